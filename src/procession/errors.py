@@ -1,0 +1,69 @@
+"""Errors: each class says who must act.
+
+The one rule: an error carries its fields, a sentence for the person who reads it and, where there is one, a next step;
+and it pickles, because it crosses process borders (Spark's workers, the driver, the supervisor). Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ProcessionError(Exception):
+    """The root. `sentence` is what a user reads; `next_step` is what they do about it."""
+
+    def __init__(self, sentence: str, *, next_step: str = "", **fields: Any) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.next_step = next_step
+        self.fields = fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.sentence, self.next_step, self.fields)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when ordinary lookup fails; `fields` may be missing while unpickling.
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def explain(self) -> str:
+        """The sentence and the next step, as one text for a terminal."""
+        return f"{self.sentence}\n  Next: {self.next_step}" if self.next_step else self.sentence
+
+
+def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields: dict[str, Any]) -> ProcessionError:
+    return kind(sentence, next_step=next_step, **fields)
+
+
+class LocalProtocolError(ProcessionError):
+    """We tried to do what the protocol forbids: a bug of ours."""
+
+
+class RemoteProtocolError(ProcessionError):
+    """The peer broke the protocol. `sentence` is the short reason that goes into the ERROR frame."""
+
+
+class StorageError(ProcessionError):
+    """A disk or file is not as it must be: the operator acts."""
+
+
+class ConfigError(ProcessionError):
+    """The settings cannot work: the operator acts."""
+
+
+class PlanError(ProcessionError):
+    """The pipeline as written cannot keep its promise: the user acts. Names the stage and the way out."""
+
+
+class RecordError(ProcessionError):
+    """A user's function raised on a record: the user acts. Fields: stage, stream_id, message_id, trace."""
+
+
+class RoundError(ProcessionError):
+    """A round failed and the epoch is run again: nobody acts."""
+
+
+class FencedError(ProcessionError):
+    """A later driver has taken over: this one must stop and touch nothing more."""
