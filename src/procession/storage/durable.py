@@ -1,0 +1,91 @@
+"""Durable files: what it takes for bytes to survive the machine, in four functions.
+
+The one rule: when a function here returns, its bytes are where it says; when it cannot, it raises a StorageError that
+names the file and what the operator does about it. Before it on the walk: journal, segment and log, the snapshots and
+the round records. After it: the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from procession.errors import StorageError
+
+_NEXT_STEPS = {
+    errno.ENOSPC: "Free space on the disk that holds it, then start again; nothing acknowledged is lost.",
+    errno.EDQUOT: "Raise the quota or free space, then start again; nothing acknowledged is lost.",
+    errno.EFBIG: "Raise the file-size limit (ulimit -f), then start again; nothing acknowledged is lost.",
+    errno.EACCES: "Let this user read and write it, then start again.",
+    errno.EPERM: "Let this user read and write it, then start again.",
+    errno.EROFS: "Mount its file system writable, then start again.",
+}
+
+
+def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
+    """The StorageError for an OSError that met us while `doing` (a verb) something to `path`."""
+    return StorageError(
+        f"Cannot {doing} {path}: {error.strerror or error}.",
+        next_step=_NEXT_STEPS.get(error.errno or 0, "Check the disk and the file system that hold it."),
+        path=str(path),
+        errno=error.errno,
+    )
+
+
+def write_all(descriptor: int, data: bytes | memoryview, position: int) -> None:
+    """Write every byte of `data` at `position`; raises the plain OSError, possibly after a part was written."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, position)
+        rest, position = rest[written:], position + written
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a directory durable: a new or renamed file exists for sure only after this."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(path, "sync the directory", error) from error
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace the file at `path` by `data`, so that any crash leaves the old content or the new, whole."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(descriptor, data, 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise storage_error(path, "write", error) from error
+    fsync_dir(path.parent)
+
+
+def lock_directory(path: Path) -> int:
+    """Make `path` if need be and hold it for this process alone; closing the returned descriptor lets it go."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise storage_error(path, "open the directory", error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StorageError(
+            f"Another process holds {path}.",
+            next_step="Stop that process, or give this one a directory of its own.",
+            path=str(path),
+            errno=error.errno,
+        ) from error
+    return descriptor

@@ -1,0 +1,127 @@
+"""The journal: an append-only text file of small facts, one a line, each with its own checksum.
+
+A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a newline.
+
+The one rule: an entry is there, whole, once `append` has returned; a crash can only leave a strict prefix of the last
+line behind, which `open` cuts off. Any other damage is a StorageError, never a guess: a lost vote is lost data.
+Before it on the walk: sdk/txnlog. After it: storage/durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from procession.errors import StorageError
+from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
+
+__all__ = ["ENTRY_BYTES_MAX", "Entry", "Journal", "encode", "fsync_dir", "read_journal", "write_durably"]
+
+ENTRY_BYTES_MAX = 16 * 1024 * 1024
+
+Entry = dict[str, Any]
+
+
+class Journal:
+    """The writer's side. After a failed append it takes nothing more until it is opened again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._end = 0
+
+    def open(self) -> list[Entry]:
+        """Recover: every whole entry, oldest first; a torn tail is gone from the file afterwards."""
+        entries = []
+        self._end = 0
+        for entry, end in _scan(self.path):
+            entries.append(entry)
+            self._end = end
+        try:
+            is_new = not self.path.exists()
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._descriptor, self._end)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise storage_error(self.path, "open", error) from error
+        if is_new:
+            fsync_dir(self.path.parent)
+        return entries
+
+    def append(self, entry: Entry, *, sync: bool = True) -> None:
+        """Write one entry at the end; with `sync`, it and all before it are on disk on return."""
+        line = encode(entry)
+        if self._descriptor is None:
+            raise StorageError(
+                f"The journal {self.path} is closed, or an earlier write to it failed.",
+                next_step="Start the program again, so that it recovers the journal.",
+                path=str(self.path),
+            )
+        try:
+            write_all(self._descriptor, line, self._end)
+            if sync:
+                os.fdatasync(self._descriptor)
+        except OSError as error:
+            # What is on disk now is not known, and a second fsync would not tell either.
+            self.close()
+            raise storage_error(self.path, "write", error) from error
+        self._end += len(line)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_journal(path: Path) -> Iterator[Entry]:
+    """Every whole entry of a journal that somebody else may be writing; changes nothing."""
+    return (entry for entry, _ in _scan(path))
+
+
+def encode(entry: Entry) -> bytes:
+    """The line of an entry."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    if len(text) + 10 > ENTRY_BYTES_MAX:
+        raise ValueError(f"A journal entry of {len(text)} bytes is over the limit of {ENTRY_BYTES_MAX}.")
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
+    """Each whole entry and the position of its end, up to the torn tail if there is one."""
+    try:
+        with open(path, "rb") as file:
+            yield from _scan_file(file, path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
+
+
+def _scan_file(file: BinaryIO, path: Path) -> Iterator[tuple[Entry, int]]:
+    position = 0
+    while line := file.readline(ENTRY_BYTES_MAX):
+        if not _is_whole(line):
+            if _is_torn(line):
+                return
+            raise StorageError(
+                f"The journal {path} is damaged at byte {position}: the entry there does not match its checksum.",
+                next_step="Restore the file from a copy; it holds decisions that cannot be guessed.",
+                path=str(path),
+                position=position,
+            )
+        position += len(line)
+        yield json.loads(line[9:]), position
+
+
+def _is_whole(line: bytes) -> bool:
+    return line[-1:] == b"\n" and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
+
+
+def _is_torn(line: bytes) -> bool:
+    # Written in one piece, newline last: a crash leaves a line without one. A full line whose newline alone is wrong
+    # was whole once, and maybe promised.
+    return line[-1:] != b"\n" and not _is_whole(line[:-1] + b"\n")

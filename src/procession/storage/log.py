@@ -1,0 +1,284 @@
+"""The ingress log: every record that came in, in the order of its sequence number, in segment files.
+
+The one rule: only what `sync` has put on disk is offered (`durable_end`), and a sequence number that was offered
+means the same record for ever. Everything else about the log (its index, its ends) is derived from its files at open.
+Before it on the walk: gateway/state decides what is appended. After it: spark/reader reads contiguous ranges through
+a LogReader; a commit trims whole segments away.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import StorageError
+from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
+from procession.storage.segment import (
+    HEADER_BYTES,
+    INGRESS_SCHEMA,
+    KIND_EOS,
+    KIND_RECORD,
+    SUFFIX,
+    Entry,
+    SegmentIndex,
+    SegmentReader,
+    damaged,
+    encode_entry,
+    encode_header,
+    recover,
+    segment_name,
+)
+
+__all__ = ["INGRESS_SCHEMA", "KIND_EOS", "KIND_RECORD", "SEGMENT_BYTES_MAX", "IngressLog", "LogReader"]
+
+SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+# What a row costs beside its key and payload: kind, three numbers, two Arrow offsets.
+ROW_BYTES = 33
+
+
+class LogReader:
+    """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._readers: dict[int, SegmentReader] = {}
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), cut exactly, as batches that lie in the mapped files."""
+        bases = segment_bases(self.directory)
+        self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
+        for number, base in enumerate(bases):
+            if start >= end:
+                return
+            upper = bases[number + 1] if number + 1 < len(bases) else end
+            if base <= start < upper:
+                upper = min(upper, end)
+                yield from self._segment(base, upper).read(start, upper)
+                start = upper
+        if start < end:
+            raise missing(self.directory, start, end)
+
+    def _segment(self, base: int, end: int) -> SegmentReader:
+        if base not in self._readers:
+            self._readers[base] = SegmentReader(self.directory / segment_name(base), base)
+        reader = self._readers[base]
+        reader.extend(end)
+        if reader.index.end < end:
+            raise missing(self.directory, reader.index.end, end)
+        return reader
+
+
+class IngressLog:
+    """The one writer of a log. `sync` may run in a thread beside the others; all else belongs to one thread."""
+
+    def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX, committed_end: int = 0) -> None:
+        """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there."""
+        self.directory = directory
+        self.segment_bytes_max = segment_bytes_max
+        self._lock = lock_directory(directory)
+        self._sync_lock = threading.Lock()
+        self._failure: StorageError | None = None
+        self._reader = LogReader(directory)
+        self._segments = self._recover()
+        if not self._segments or self.next_sequence < committed_end:
+            self._remove(self._segments)
+            self._segments = [self._create(committed_end)]
+        self._descriptor = self._open_last()
+        self.durable_end = self.next_sequence
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def start_sequence(self) -> int:
+        return self._segments[0].base
+
+    @property
+    def next_sequence(self) -> int:
+        return self._segments[-1].end
+
+    def append(self, batch: pa.RecordBatch) -> int:
+        """Write a batch of INGRESS_SCHEMA at the end; returns its first row's sequence. Not durable before `sync`."""
+        self._check_usable()
+        first = self.next_sequence
+        if not batch.num_rows:
+            return first
+        data = encode_entry(batch, first, self.durable_end)
+        last = self._segments[-1]
+        if last.end > last.base and last.position_end + len(data) > self.segment_bytes_max:
+            self._roll()
+            last = self._segments[-1]
+        path = self._path(last)
+        try:
+            write_all(self._descriptor, data, last.position_end)
+        except OSError as error:
+            # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
+            os.ftruncate(self._descriptor, last.position_end)
+            raise storage_error(path, "write", error) from error
+        position_end = last.position_end + len(data)
+        last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
+        return first
+
+    def sync(self) -> int:
+        """Put all that is appended on disk; returns the durable end."""
+        with self._sync_lock:
+            self._check_usable()
+            end, path = self.next_sequence, self._path(self._segments[-1])
+            if end > self.durable_end:
+                try:
+                    os.fdatasync(self._descriptor)
+                except OSError as error:
+                    # After a failed fsync the kernel may have dropped the pages: only recovery knows what is there.
+                    self._failure = storage_error(path, "sync", error)
+                    raise self._failure from error
+                self.durable_end = end
+            return self.durable_end
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), cut exactly."""
+        return self._reader.read(start, end)
+
+    def end_for(self, start: int, records_max: int, bytes_max: int) -> int:
+        """The end of the largest durable range from `start` within both limits; one record at least, if there is one.
+
+        Whole entries count with their bytes in the file, the rows of a cut one with their own.
+        """
+        end = min(self.durable_end, start + max(1, records_max))
+        if start >= end:
+            return start
+        reach, bytes_left = start, bytes_max
+        while reach < end:
+            following, cost = self._segment_of(reach).whole_within(reach, bytes_left)
+            if following == reach:
+                following, cost = self._rows_within(reach, bytes_left)
+            if following == reach:
+                break
+            reach, bytes_left = following, bytes_left - cost
+        return min(end, max(reach, start + 1))
+
+    def lag_bytes(self, start: int) -> int:
+        """Bytes in the files from the entry that holds `start` to the end."""
+        if start >= self.next_sequence:
+            return 0
+        start = max(start, self.start_sequence)
+        lag = 0
+        for segment in self._segments:
+            if segment.base > start:
+                lag += segment.position_end - HEADER_BYTES
+            elif segment.end > start:
+                lag += segment.position_end - segment.at(start)[1]
+        return lag
+
+    def trim(self, before_sequence: int) -> None:
+        """Delete the segments that hold only sequences below `before_sequence`; never the last one."""
+        gone = [segment for segment in self._segments[:-1] if segment.end <= before_sequence]
+        self._remove(gone)
+        self._segments = self._segments[len(gone) :]
+
+    def close(self) -> None:
+        """Let go of the files. What was not synced is as after a crash of this process."""
+        os.close(self._descriptor)
+        os.close(self._lock)
+
+    def _segment_of(self, sequence: int) -> SegmentIndex:
+        number = bisect_right(self._segments, sequence, key=lambda segment: segment.base) - 1
+        if number < 0:
+            raise missing(self.directory, sequence, self.start_sequence)
+        return self._segments[number]
+
+    def _rows_within(self, sequence: int, bytes_max: int) -> tuple[int, int]:
+        """How far the rows of one entry, from `sequence` on, reach within `bytes_max`, and their bytes."""
+        rows = next(self.read(sequence, self._segment_of(sequence).end))
+        lengths = [pc.binary_length(rows.column(name)).to_numpy() for name in ("key", "payload")]
+        bytes_to = np.cumsum(sum(lengths, np.full(rows.num_rows, ROW_BYTES, np.int64)))
+        count = int(np.searchsorted(bytes_to, bytes_max, side="right"))
+        return sequence + count, int(bytes_to[count - 1]) if count else 0
+
+    def _recover(self) -> list[SegmentIndex]:
+        bases = segment_bases(self.directory)
+        segments: list[SegmentIndex] = []
+        for base in bases:
+            path = self.directory / segment_name(base)
+            is_last = base == bases[-1]
+            if segments and base != segments[-1].end:
+                raise missing(self.directory, segments[-1].end, base)
+            if is_last and path.stat().st_size < HEADER_BYTES:
+                # Died while it made the file: nothing was ever in it.
+                segments.append(self._create(base))
+                continue
+            segment = recover(path, base)
+            if not is_last and segment.position_end != path.stat().st_size:
+                raise damaged(path, segment.position_end)
+            segments.append(segment)
+        return segments
+
+    def _create(self, base: int) -> SegmentIndex:
+        write_durably(self.directory / segment_name(base), encode_header(base))
+        return SegmentIndex(base)
+
+    def _open_last(self) -> int:
+        """Open the last segment for writing, without its torn tail, and with all the rest of it on disk."""
+        path = self._path(self._segments[-1])
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+            os.ftruncate(descriptor, self._segments[-1].position_end)
+            os.fsync(descriptor)
+        except OSError as error:
+            raise storage_error(path, "open", error) from error
+        return descriptor
+
+    def _roll(self) -> None:
+        self.sync()
+        following = self._create(self.next_sequence)
+        with self._sync_lock:
+            os.close(self._descriptor)
+            self._segments.append(following)
+            self._descriptor = self._open_last()
+
+    def _remove(self, segments: list[SegmentIndex]) -> None:
+        for segment in segments:
+            try:
+                self._path(segment).unlink()
+            except OSError as error:
+                raise storage_error(self._path(segment), "delete", error) from error
+        if segments:
+            fsync_dir(self.directory)
+
+    def _path(self, segment: SegmentIndex) -> Path:
+        return self.directory / segment_name(segment.base)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def segment_bases(directory: Path) -> list[int]:
+    """The base sequences of the segments in a directory, ascending."""
+    try:
+        return sorted(int(path.stem) for path in directory.iterdir() if path.suffix == SUFFIX)
+    except OSError as error:
+        raise storage_error(directory, "read", error) from error
+
+
+def missing(directory: Path, start: int, end: int) -> StorageError:
+    return StorageError(
+        f"The ingress log in {directory} has no records {start} to {end}.",
+        next_step="Check that this is the pipeline's own log, and that no file of it was removed by hand.",
+        path=str(directory),
+        start=start,
+        end=end,
+    )

@@ -1,0 +1,212 @@
+"""A segment: one file of the ingress log, a header and then entries, each an Arrow record batch with its checksum.
+
+    file   magic "PRSG", u32 version, u64 base sequence, u32 crc32 of these, u32 zero
+    entry  magic "PREN", u32 crc32 of what follows, u64 first sequence, u64 durable end, u32 count, u32 length, batch
+
+Little-endian; everything starts at a multiple of eight, so a mapped batch is used in place, uncopied. A row's
+sequence is its entry's first sequence plus the row's number. `durable end` says how far the log was on disk when the
+entry was written: with it, recovery tells a hole left by a power cut (never promised to anyone: cut off) from damage
+to what was promised (an error).
+
+The one rule: nothing read from disk is trusted before its checksum, and the index is always derived. Before it on the
+walk: storage/log. After it: storage/durable, and the mapped file that spark/reader slices.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.storage.durable import storage_error
+
+INGRESS_SCHEMA = pa.schema(
+    [
+        ("kind", pa.uint8()),
+        ("stream_id", pa.uint64()),
+        ("message_id", pa.uint64()),
+        ("event_time", pa.int64()),
+        ("key", pa.binary()),
+        ("payload", pa.binary()),
+    ]
+)
+KIND_RECORD = 0
+KIND_EOS = 1
+
+ENTRY_BYTES_MAX = 1024 * 1024 * 1024
+FILE_MAGIC = b"PRSG"
+ENTRY_MAGIC = b"PREN"
+VERSION = 1
+SUFFIX = ".segment"
+
+_FILE = struct.Struct("<4sIQ")
+_ENTRY = struct.Struct("<4sIQQII")
+_CHECKED_FROM = 8  # the entry's checksum covers what follows it
+HEADER_BYTES = _FILE.size + 8
+
+
+class Entry(NamedTuple):
+    """One entry's place: rows [first, end) in bytes [position, position_end) of the file."""
+
+    first: int
+    end: int
+    position: int
+    position_end: int
+    durable_end: int
+
+
+class SegmentIndex:
+    """Where each sequence of one segment is. Grows at its end only."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.end = base
+        self.position_end = HEADER_BYTES
+        self._firsts: list[int] = []
+        self._positions: list[int] = []
+
+    def add(self, entry: Entry) -> None:
+        self._firsts.append(entry.first)
+        self._positions.append(entry.position)
+        self.end = entry.end
+        self.position_end = entry.position_end
+
+    def at(self, sequence: int) -> tuple[int, int]:
+        """The first sequence and the position of the entry that holds `sequence`."""
+        number = bisect_right(self._firsts, sequence) - 1
+        return self._firsts[number], self._positions[number]
+
+    def whole_within(self, sequence: int, bytes_max: int) -> tuple[int, int]:
+        """How far the whole entries from `sequence` on reach within `bytes_max`, and their bytes."""
+        first, position = self.at(sequence)
+        if first != sequence:
+            return sequence, 0
+        if position + bytes_max >= self.position_end:
+            return self.end, self.position_end - position
+        number = bisect_right(self._positions, position + bytes_max) - 1
+        return self._firsts[number], self._positions[number] - position
+
+
+class SegmentReader:
+    """A mapped segment that may still grow: looks at no byte beyond what it is asked for."""
+
+    def __init__(self, path: Path, base: int) -> None:
+        self.path = path
+        self.index = SegmentIndex(base)
+        self._data = _map(path)
+        check_header(self._data, base, path)
+
+    def extend(self, end: int) -> None:
+        """Index the entries up to sequence `end`, as far as they are there."""
+        if self.index.end >= end:
+            return
+        self._data = _map(self.path)
+        while self.index.end < end:
+            entry = entry_at(self._data, self.index.position_end, self.index.end)
+            if entry is None:
+                return
+            self.index.add(entry)
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), which must be indexed, as slices of the mapped file."""
+        while start < end:
+            first, position = self.index.at(start)
+            entry = entry_at(self._data, position, first)
+            if entry is None or not is_intact(self._data, entry):
+                raise damaged(self.path, position)
+            batch = batch_at(self._data, entry)
+            yield batch.slice(start - first, min(end, entry.end) - start)
+            start = entry.end
+
+
+def segment_name(base: int) -> str:
+    """Zero-padded, so that names sort as numbers do."""
+    return f"{base:020d}{SUFFIX}"
+
+
+def encode_header(base: int) -> bytes:
+    checked = _FILE.pack(FILE_MAGIC, VERSION, base)
+    return checked + struct.pack("<II", zlib.crc32(checked), 0)
+
+
+def check_header(data: pa.Buffer, base: int, path: Path) -> None:
+    """A StorageError unless the file begins as the segment of `base` does."""
+    if bytes(data[:HEADER_BYTES]) != encode_header(base):
+        raise damaged(path, 0)
+
+
+def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> bytes:
+    body = batch.serialize()
+    if body.size > ENTRY_BYTES_MAX:
+        raise ValueError(f"A batch of {body.size} bytes is over the limit of {ENTRY_BYTES_MAX} for one entry.")
+    header = _ENTRY.pack(ENTRY_MAGIC, 0, first, durable_end, batch.num_rows, body.size)
+    crc = zlib.crc32(body, zlib.crc32(header[_CHECKED_FROM:]))
+    return b"".join((_ENTRY.pack(ENTRY_MAGIC, crc, first, durable_end, batch.num_rows, body.size), body))
+
+
+def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> Entry | None:
+    """The entry that begins at `position` with sequence `first` (any, if None), or None where no whole one does."""
+    if position + _ENTRY.size > data.size:
+        return None
+    magic, _, found, durable_end, count, length = _ENTRY.unpack_from(data, position)
+    position_end = position + _ENTRY.size + length
+    if magic != ENTRY_MAGIC or first not in (None, found) or not count or position_end > data.size:
+        return None
+    return Entry(found, found + count, position, position_end, durable_end)
+
+
+def is_intact(data: pa.Buffer, entry: Entry) -> bool:
+    (crc,) = struct.unpack_from("<I", data, entry.position + 4)
+    begin = entry.position + _CHECKED_FROM
+    return bool(zlib.crc32(data[begin : entry.position_end]) == crc)
+
+
+def batch_at(data: pa.Buffer, entry: Entry) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], INGRESS_SCHEMA)
+
+
+def recover(path: Path, base: int) -> SegmentIndex:
+    """Verify every entry; the index ends where the good ones do. Damage below what was durable is a StorageError."""
+    data = _map(path)
+    check_header(data, base, path)
+    index = SegmentIndex(base)
+    while (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
+        index.add(entry)
+    if any(later.durable_end > index.end for later in _intact_after(data, index.position_end)):
+        raise damaged(path, index.position_end)
+    return index
+
+
+def _intact_after(data: pa.Buffer, position: int) -> Iterator[Entry]:
+    """The intact entries beyond a bad one, found by their magic: the bad one's length cannot be trusted."""
+    rest = memoryview(data).tobytes() if position < data.size else b""
+    while (position := rest.find(ENTRY_MAGIC, position)) >= 0:
+        entry = entry_at(data, position)
+        if entry and is_intact(data, entry):
+            yield entry
+        position += 1
+
+
+def damaged(path: Path, position: int) -> StorageError:
+    return StorageError(
+        f"The ingress log is damaged: {path.name} at byte {position} does not match its checksum.",
+        next_step=f"Restore {path} from a copy, or reset the pipeline and let its sources send again.",
+        path=str(path),
+        position=position,
+    )
+
+
+def _map(path: Path) -> pa.Buffer:
+    try:
+        if path.stat().st_size == 0:
+            return pa.py_buffer(b"")
+        with pa.memory_map(str(path)) as file:
+            return file.read_buffer()
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
