@@ -1,0 +1,186 @@
+"""Version 3 of the connector protocol: each frame to bytes, and back.
+
+The one rule: `encode(decode(body))` is `body` again, and a body that is not a frame is the peer's error. Before it
+stands `codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.wire import codec
+from procession.wire.codec import Reader
+from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Message, Notify, NotifyAck, Ok, Restart
+
+SOURCE_VERSION = "0.0.1"
+"""What existing sources say in HELLO."""
+
+SINK_VERSION = "v0.0.1"
+"""What existing sinks expect a worker to say in HELLO."""
+
+VERSIONS = frozenset({SOURCE_VERSION, SINK_VERSION})
+
+MESSAGE_TAG = 5
+
+Integers = Sequence[int] | npt.NDArray[Any]
+"""A column of numbers; an Arrow array serves as well."""
+
+
+def _hello(reader: Reader) -> Frame:
+    return Hello(reader.short_text(), reader.short_bytes(), reader.short_text(), reader.short_text())
+
+
+def _ok(reader: Reader) -> Frame:
+    return Ok(reader.u32())
+
+
+def _error(reader: Reader) -> Frame:
+    return Error(reader.short_text())
+
+
+def _notify(reader: Reader) -> Frame:
+    return Notify(reader.u64(), reader.short_text(), reader.u64())
+
+
+def _notify_ack(reader: Reader) -> Frame:
+    return NotifyAck(reader.boolean(), reader.u64(), reader.u64())
+
+
+def _message(reader: Reader) -> Frame:
+    return Message(reader.u64(), reader.u64(), reader.i64(), reader.short_bytes(), reader.rest())
+
+
+def _ack(reader: Reader) -> Frame:
+    return Ack(reader.u32(), tuple((reader.u64(), reader.u64()) for _ in range(reader.count(16))))
+
+
+def _restart(reader: Reader) -> Frame:
+    # The text shows a RESTART without a body; peers send a u32 length.
+    length = reader.u32() if reader.remaining else 0
+    return Restart(codec.text(reader.bytes_of(length)) or None)
+
+
+def _eos(reader: Reader) -> Frame:
+    return Eos(reader.u64(), reader.u64() if reader.remaining else None)
+
+
+_DECODERS: dict[int, Callable[[Reader], Frame]] = {
+    0: _hello,
+    1: _ok,
+    2: _error,
+    3: _notify,
+    4: _notify_ack,
+    MESSAGE_TAG: _message,
+    6: _ack,
+    7: _restart,
+    8: _eos,
+}
+
+
+def decode(body: bytes) -> Frame:
+    """The frame that these bytes (tag and fields) say."""
+    reader = Reader(body)
+    tag = reader.u8()
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise RemoteProtocolError(f"unknown frame tag {tag}")
+    frame = decoder(reader)
+    reader.finish()
+    return frame
+
+
+def encode(frame: Frame) -> bytes:
+    """The whole frame, length word included."""
+    return codec.frame(_body(frame))
+
+
+def _body(frame: Frame) -> bytes:
+    u32, u64 = codec.u32, codec.u64
+    match frame:
+        case Hello(version, cookie, program, instance):
+            names = codec.short_text(program) + codec.short_text(instance)
+            return b"\x00" + codec.short_text(version) + codec.short_bytes(cookie) + names
+        case Ok(credits):
+            return b"\x01" + u32(credits)
+        case Error(reason):
+            return b"\x02" + codec.short_text(reason)
+        case Notify(stream_id, name, point):
+            return b"\x03" + u64(stream_id) + codec.short_text(name) + u64(point)
+        case NotifyAck(success, stream_id, point):
+            return b"\x04" + codec.u8(success) + u64(stream_id) + u64(point)
+        case Message(stream_id, message_id, event_time, key, payload):
+            ids = u64(stream_id) + u64(message_id) + codec.i64(event_time)
+            return b"\x05" + ids + codec.short_bytes(key) + payload
+        case Ack(credits, positions):
+            pairs = b"".join(u64(stream_id) + u64(point) for stream_id, point in positions)
+            return b"\x06" + u32(credits) + u32(len(positions)) + pairs
+        case Restart(address):
+            where = (address or "").encode()
+            return b"\x07" + u32(len(where)) + where
+        case Eos(stream_id, message_id):
+            return b"\x08" + u64(stream_id) + (b"" if message_id is None else u64(message_id))
+
+
+_MESSAGE_HEADER = np.dtype(
+    [
+        ("length", ">u4"),
+        ("tag", "u1"),
+        ("stream_id", ">u8"),
+        ("message_id", ">u8"),
+        ("event_time", ">i8"),
+        ("key_length", ">u2"),
+    ]
+)
+_LENGTH_BYTES = 4
+
+
+def encode_messages(
+    stream_id: int,
+    message_ids: Integers,
+    event_times: Integers,
+    keys: pa.Array | None,
+    payloads: pa.Array,
+    frame_bytes_max: int = codec.FRAME_BYTES_MAX,
+) -> pa.Buffer:
+    """Many MESSAGE frames of one stream, back to back, by column operations: no step is taken per record.
+
+    `keys` and `payloads` are binary (or large binary) arrays without nulls; no `keys` means that every key is empty.
+    """
+    count = len(payloads)
+    payload_lengths = _lengths(payloads, "payload")
+    key_lengths = np.zeros(count, dtype=np.int64) if keys is None else _lengths(keys, "key")
+    if not len(message_ids) == len(event_times) == len(key_lengths) == count:
+        raise LocalProtocolError("columns of different lengths")
+    if count == 0:
+        return pa.py_buffer(b"")
+    if int(key_lengths.max()) > codec.SHORT_BYTES_MAX:
+        raise LocalProtocolError(f"a key of {int(key_lengths.max())} bytes, the limit is {codec.SHORT_BYTES_MAX}")
+    body_lengths = _MESSAGE_HEADER.itemsize - _LENGTH_BYTES + key_lengths + payload_lengths
+    if int(body_lengths.max()) > frame_bytes_max:
+        raise LocalProtocolError(f"a frame of {int(body_lengths.max())} bytes, the limit is {frame_bytes_max}")
+    header = np.empty(count, dtype=_MESSAGE_HEADER)
+    header["length"] = body_lengths
+    header["tag"] = MESSAGE_TAG
+    header["stream_id"] = stream_id
+    header["message_id"] = message_ids
+    header["event_time"] = event_times
+    header["key_length"] = key_lengths
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(header.itemsize), count, [None, pa.py_buffer(header)])
+    # The join of the parts of each record, laid end to end in one data buffer, is what goes on the wire.
+    wide = pa.large_binary()
+    parts = [fixed.cast(wide)] + ([] if keys is None else [keys.cast(wide)]) + [payloads.cast(wide)]
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", wide))
+    return joined.buffers()[2].slice(0, int(body_lengths.sum()) + count * _LENGTH_BYTES)
+
+
+def _lengths(array: pa.Array, noun: str) -> npt.NDArray[np.int64]:
+    if array.null_count:
+        raise LocalProtocolError(f"a {noun} that is null")
+    return np.asarray(pc.binary_length(array)).astype(np.int64, copy=False)
