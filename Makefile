@@ -1,0 +1,36 @@
+# Every target makes the environment first, if it must: `make run` is enough on a new machine.
+.DEFAULT_GOAL := help
+SHELL := bash
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help setup run test check format bench clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing and leave the command at .venv/bin/procession
+	@scripts/setup
+
+run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --crash")
+	@$(BIN)/procession demo $(ARGS)
+
+test: setup ## all tests (ARGS="tests/wire -x")
+	@$(BIN)/pytest $(ARGS)
+
+check: setup ## format, lint, types, house rules
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/test_house.py
+
+format: setup ## format the code and mend what the linter can
+	@$(BIN)/ruff check --quiet --fix
+	@$(BIN)/ruff format --quiet
+
+bench: setup ## measure: throughput, epoch time, recovery
+	@$(BIN)/python -m bench $(ARGS)
+
+clean: ## remove the environment and everything that was made here
+	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
