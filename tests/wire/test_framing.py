@@ -1,0 +1,43 @@
+"""Framing: however the bytes are cut on the way, the same frames come out; a bad length never costs memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.errors import RemoteProtocolError
+from procession.wire import codec
+from procession.wire.codec import Framer
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1))
+def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(map(codec.frame, bodies))
+    framer, found, position, turn = Framer(), [], 0, 0
+    while position < len(data):
+        size = cuts[turn % len(cuts)]
+        found += framer.feed(data[position : position + size])
+        position, turn = position + size, turn + 1
+    assert found == bodies
+
+
+@pytest.mark.parametrize("length", [101, 2**32 - 1], ids=["one over", "4 GiB"])
+def test_a_length_over_the_limit_is_the_peers_error_at_its_length_word(length: int) -> None:
+    framer = Framer(frame_bytes_max=100)
+    assert framer.feed(codec.frame(b"x" * 100)) == [b"x" * 100]
+    with pytest.raises(RemoteProtocolError, match="limit is 100"):
+        framer.feed(codec.u32(length))
+
+
+def test_an_empty_frame_is_the_peers_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="empty frame"):
+        Framer().feed(codec.u32(0))
+
+
+def test_frames_before_a_bad_length_are_handed_out_first() -> None:
+    framer = Framer(frame_bytes_max=100)
+    assert framer.feed(codec.frame(b"a") + codec.u32(101)) == [b"a"]
+    assert framer.is_broken
+    with pytest.raises(RemoteProtocolError):
+        framer.feed(b"")
