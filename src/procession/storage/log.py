@@ -12,6 +12,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,8 +55,7 @@ class LogReader:
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows [start, end), cut exactly, as batches that lie in the mapped files."""
-        bases = segment_bases(self.directory)
-        self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
+        bases = self.refresh()
         for number, base in enumerate(bases):
             if start >= end:
                 return
@@ -66,6 +66,16 @@ class LogReader:
                 start = upper
         if start < end:
             raise missing(self.directory, start, end)
+
+    def refresh(self) -> list[int]:
+        """The segments there are; lets go of those that are not, whose space a mapping would keep from being freed."""
+        bases = segment_bases(self.directory)
+        self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
+        return bases
+
+    def close(self) -> None:
+        """Let go of the mappings; batches already read keep theirs."""
+        self._readers.clear()
 
     def _segment(self, base: int, end: int) -> SegmentReader:
         if base not in self._readers:
@@ -88,11 +98,15 @@ class IngressLog:
         self._sync_lock = threading.Lock()
         self._failure: StorageError | None = None
         self._reader = LogReader(directory)
-        self._segments = self._recover()
-        if not self._segments or self.next_sequence < committed_end:
-            self._remove(self._segments)
-            self._segments = [self._create(committed_end)]
-        self._descriptor = self._open_last()
+        try:
+            self._segments = self._recover()
+            if not self._segments or self.next_sequence < committed_end:
+                self._remove(self._segments)
+                self._segments = [self._create(committed_end)]
+            self._descriptor = self._open_last()
+        except BaseException:
+            os.close(self._lock)
+            raise
         self.durable_end = self.next_sequence
 
     def __enter__(self) -> Self:
@@ -127,7 +141,8 @@ class IngressLog:
             write_all(self._descriptor, data, last.position_end)
         except OSError as error:
             # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
-            os.ftruncate(self._descriptor, last.position_end)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, last.position_end)
             raise storage_error(path, "write", error) from error
         position_end = last.position_end + len(data)
         last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
@@ -188,9 +203,11 @@ class IngressLog:
         gone = [segment for segment in self._segments[:-1] if segment.end <= before_sequence]
         self._remove(gone)
         self._segments = self._segments[len(gone) :]
+        self._reader.refresh()
 
     def close(self) -> None:
         """Let go of the files. What was not synced is as after a crash of this process."""
+        self._reader.close()
         os.close(self._descriptor)
         os.close(self._lock)
 

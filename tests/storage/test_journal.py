@@ -1,0 +1,175 @@
+"""The journal: what was appended is there, a torn tail is cut, every other damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procession.errors import StorageError
+from procession.storage.journal import ENTRY_BYTES_MAX, Journal, encode, read_journal, write_durably
+from tests.storage.disks import file_size_limit, tiny_disk
+
+ENTRIES: list[dict[str, object]] = [
+    {"op": "phase1", "txn": "a:c_id=1", "start": 0, "end": 42},
+    {"n": None},
+    {"text": "zwölf\n\u0000 {}"},
+]
+
+
+def written(path: Path, entries: list[dict[str, object]]) -> bytes:
+    journal = Journal(path)
+    journal.open()
+    for entry in entries:
+        journal.append(entry)
+    journal.close()
+    return path.read_bytes()
+
+
+def reopened(path: Path) -> list[dict[str, object]]:
+    journal = Journal(path)
+    try:
+        return journal.open()
+    finally:
+        journal.close()
+
+
+def test_a_journal_gives_back_its_entries_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, ENTRIES)
+    assert reopened(path) == ENTRIES == list(read_journal(path))
+
+
+def test_a_journal_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert list(read_journal(tmp_path / "none")) == []
+    assert reopened(tmp_path / "none") == []
+
+
+def test_a_journal_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    data = written(path, ENTRIES)
+    ends = [0]
+    for entry in ENTRIES:
+        ends.append(ends[-1] + len(encode(entry)))
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        whole = sum(end <= cut for end in ends) - 1
+        assert list(read_journal(path)) == ENTRIES[:whole]
+        assert path.stat().st_size == cut, "reading changes nothing"
+        journal = Journal(path)
+        assert journal.open() == ENTRIES[:whole]
+        journal.append({"after": cut})
+        journal.close()
+        assert reopened(path) == [*ENTRIES[:whole], {"after": cut}]
+
+
+def test_zeros_that_a_power_cut_left_behind_the_last_entry_are_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    data = written(path, ENTRIES)
+    path.write_bytes(data + encode(ENTRIES[0])[:12] + bytes(500))
+    assert reopened(path) == ENTRIES
+    assert path.read_bytes() == data
+
+
+def test_every_flipped_bit_is_found_and_its_place_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    data = written(path, ENTRIES)
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(StorageError, match="damaged at byte") as caught:
+                reopened(path)
+            assert str(path) in caught.value.sentence
+            assert caught.value.position <= position
+            assert path.read_bytes() == flipped, "a damaged journal is left as it is"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.dictionaries(st.text(), json_values, max_size=4), max_size=4), max_size=4))
+def test_a_journal_is_a_list_however_often_it_is_opened(
+    tmp_path_factory: pytest.TempPathFactory, sessions: list[list[dict[str, object]]]
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    expected: list[dict[str, object]] = []
+    for session in sessions:
+        assert reopened(path) == expected
+        journal = Journal(path)
+        journal.open()
+        for entry in session:
+            journal.append(entry, sync=False)
+        journal.close()
+        expected += session
+    assert list(read_journal(path)) == expected
+
+
+def test_a_failed_append_is_a_storage_error_and_the_journal_recovers_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.open()
+    journal.append(ENTRIES[0])
+    with file_size_limit(path.stat().st_size + 5), pytest.raises(StorageError, match=str(path)) as caught:
+        journal.append(ENTRIES[1])
+    assert caught.value.next_step
+    with pytest.raises(StorageError, match="closed"):
+        journal.append(ENTRIES[1])
+    assert reopened(path) == ENTRIES[:1]
+
+
+def fill(journal: Journal, appended: list[dict[str, object]]) -> None:
+    while True:
+        entry: dict[str, object] = {"filler": "x" * 1000, "number": len(appended)}
+        journal.append(entry)
+        appended.append(entry)
+
+
+def test_a_full_disk_is_a_storage_error_that_says_what_to_do() -> None:
+    with tiny_disk() as disk:
+        path = disk / "journal"
+        journal = Journal(path)
+        journal.open()
+        appended: list[dict[str, object]] = []
+        with pytest.raises(StorageError, match="No space left") as caught:
+            fill(journal, appended)
+        assert "Free space" in caught.value.next_step
+        assert reopened(path) == appended
+        with pytest.raises(StorageError, match="No space left"):
+            write_durably(disk / "snapshot", bytes(1 << 20))
+        assert [entry.name for entry in disk.iterdir()] == ["journal"]
+
+
+def test_an_entry_over_the_limit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.open()
+    with pytest.raises(ValueError, match="over the limit"):
+        journal.append({"text": "x" * ENTRY_BYTES_MAX})
+    journal.append(ENTRIES[0])
+    journal.close()
+    assert reopened(path) == ENTRIES[:1]
+
+
+def test_a_journal_that_cannot_be_made_says_which(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere"):
+        Journal(tmp_path / "nowhere" / "journal").open()
+
+
+def test_write_durably_replaces_the_whole_file_or_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    write_durably(path, b"old")
+    with file_size_limit(10), pytest.raises(StorageError, match="snapshot"):
+        write_durably(path, b"new" * 100)
+    assert path.read_bytes() == b"old"
+    write_durably(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
