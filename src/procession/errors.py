@@ -6,6 +6,7 @@ and it pickles, because it crosses process borders (Spark's workers, the driver,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -31,6 +32,19 @@ class ProcessionError(Exception):
     def explain(self) -> str:
         """The sentence and the next step, as one text for a terminal."""
         return f"{self.sentence}\n  Next: {self.next_step}" if self.next_step else self.sentence
+
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error as JSON can carry it: between a task, the driver and the supervisor."""
+        kind = type(self).__name__
+        return {"kind": kind, "sentence": self.sentence, "next_step": self.next_step, "fields": self.fields}
+
+    @staticmethod
+    def from_dict(told: Mapping[str, Any]) -> ProcessionError:
+        """The error again. A kind that is not known is the root."""
+        kinds = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
+        kind = kinds.get(told["kind"], ProcessionError)
+        return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
 
 
 def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields: dict[str, Any]) -> ProcessionError:

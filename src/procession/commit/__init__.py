@@ -1,0 +1,1 @@
+"""The commit room: one round of two-phase commit for each epoch, decided by Spark's commit log."""

@@ -1,0 +1,386 @@
+"""The coordinator: one round of two-phase commit for each epoch. Pure: events in, actions out.
+
+The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until `commits/N`
+is found or the query has ended; nothing is committed or aborted at a sink in between. Before it `storage/runs` (an epoch
+is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from procession.commit.events import (
+    Acknowledge,
+    Action,
+    CommitFound,
+    DropRuns,
+    Emit,
+    EpochReady,
+    Event,
+    FinishEpoch,
+    Phase2,
+    Phase2Confirmed,
+    QueryEnded,
+    Reconnect,
+    RecordWritten,
+    SinkConnected,
+    SinkLost,
+    Stop,
+    VoteReceived,
+    Warn,
+    WriteRecord,
+)
+from procession.commit.rounds import ROUNDS_KEPT, Part, Round
+from procession.commit.transaction import Transaction
+from procession.errors import ConfigError, FencedError, LocalProtocolError, RoundError, StorageError
+
+REFUSALS_MAX = 8
+"""So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""
+
+SETTLE_MAX = 8
+"""So often a sink may list again what it was told to abort."""
+
+STORY_MAX = 64
+
+
+class Standing(Enum):
+    """A sink, as the round sees it."""
+
+    DOWN = "down"
+    READY = "ready"
+    SENDING = "sending"
+    VOTED = "voted"
+
+
+class Phase(Enum):
+    """An open round."""
+
+    EMITTING = "emitting"
+    RECORDING = "recording"
+    IN_DOUBT = "in doubt"
+
+
+@dataclass
+class Sink:
+    """What we hold of a sink: how far its output is decided, the vote it gave us, what it has yet to confirm."""
+
+    position: int
+    standing: Standing = Standing.DOWN
+    txn: str | None = None
+    vote: Part | None = None
+    unconfirmed: Part | None = None
+    settlings: int = 0
+
+
+@dataclass
+class OpenRound:
+    ready: EpochReady
+    phase: Phase = Phase.EMITTING
+    refusals: int = 0
+
+
+class Coordinator:
+    """`handle(event)` is the only door. `rounds` and `committed` are what the checkpoint held at the start."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        checkpoint: str,
+        fence: int,
+        fingerprint: str,
+        sinks: Iterable[str],
+        rounds: Mapping[int, Round],
+        committed: int,
+    ) -> None:
+        self.pipeline = pipeline
+        self.checkpoint = checkpoint
+        self.fence = fence
+        self.fingerprint = fingerprint
+        self.committed = committed
+        self.rounds = {epoch: record for epoch, record in rounds.items() if epoch <= committed}
+        self.open: OpenRound | None = None
+        self.attempt = 0
+        self.story: deque[str] = deque(maxlen=STORY_MAX)
+        last = self.rounds.get(committed)
+        if committed >= 0 and last is None:
+            raise StorageError(
+                f"the checkpoint has epoch {committed} committed, but no round record of it",
+                next_step="restore the checkpoint directory from a copy",
+            )
+        self.sinks = {name: _recovered(name, last) for name in sinks}
+
+    def handle(self, event: Event) -> list[Action]:
+        """What is to be done now that this has happened."""
+        self.story.append(f"< {event}")
+        actions = self._handle(event)
+        self.story.extend(f"> {action}" for action in actions)
+        return actions
+
+    def _handle(self, event: Event) -> list[Action]:
+        match event:
+            case SinkConnected():
+                return self._connected(event)
+            case SinkLost():
+                return self._lost(event)
+            case EpochReady():
+                return self._ready(event)
+            case VoteReceived():
+                return self._voted(event)
+            case RecordWritten():
+                return self._recorded(event)
+            case CommitFound():
+                return self._found(event)
+            case QueryEnded():
+                return self._ended()
+            case Phase2Confirmed(name, txn):
+                sink = self.sinks[name]
+                return self._confirm(sink) if sink.unconfirmed is not None and sink.unconfirmed.txn == txn else []
+
+    # Sinks come and go
+
+    def _connected(self, event: SinkConnected) -> list[Action]:
+        name, sink = event.sink, self.sinks[event.sink]
+        commits: list[Action] = []
+        aborts: list[Action] = []
+        is_held = False
+        for text in event.listed:
+            decision = self._decide(name, text)
+            if isinstance(decision, Stop):
+                return [decision]
+            is_held = is_held or decision is None
+            if decision is not None:
+                (commits if decision else aborts).append(Phase2(name, text, decision))
+        if (stop := self._missing(event, bool(commits), is_held)) is not None:
+            return [stop]
+        confirmed = self._confirm(sink) if not commits else []
+        if aborts:
+            # The sink drops what was aborted when it is greeted again; only a clean list is gone on from.
+            sink.settlings += 1
+            if sink.settlings > SETTLE_MAX:
+                return [Stop(_unsettled(name, event.listed))]
+            foreign = [
+                Warn(f"sink {name!r} held transaction {text!r}, which this checkpoint did not make; it is aborted")
+                for text in event.listed
+                if not self._is_ours(name, Transaction.parse(text))
+            ]
+            return [*foreign, *confirmed, *commits, *aborts, Reconnect(name)]
+        sink.settlings = 0
+        sink.standing = Standing.VOTED if is_held else Standing.READY
+        return [*confirmed, *commits, *self._emit(name)]
+
+    def _decide(self, name: str, text: str) -> bool | Stop | None:
+        """Commit, abort, or neither yet (None: it is this round's, and in our hands)."""
+        transaction = Transaction.parse(text)
+        if transaction is None or not self._is_ours(name, transaction):
+            return False
+        if transaction.fence > self.fence:
+            return Stop(fenced(self.fence, transaction.fence))
+        if transaction.epoch <= self.committed:
+            record = self.rounds.get(transaction.epoch)
+            if record is None:
+                return Stop(
+                    StorageError(
+                        f"sink {name!r} lists {text!r}, an epoch that it had confirmed and whose record is gone",
+                        next_step="the sink was set back to an old state: restore it, or begin with a new output",
+                    )
+                )
+            return record.parts[name].txn == text
+        vote = self.sinks[name].vote
+        return None if vote is not None and vote.txn == text else False
+
+    def _is_ours(self, name: str, transaction: Transaction | None) -> bool:
+        return transaction is not None and (transaction.checkpoint, transaction.sink) == (self.checkpoint, name)
+
+    def _missing(self, event: SinkConnected, is_committing: bool, is_held: bool) -> Stop | None:
+        """A sink that has less than it had promised, or more than we gave it, stops the pipeline."""
+        sink = self.sinks[event.sink]
+        if sink.vote is not None and not is_held:
+            if self.open is None or self.open.phase is not Phase.EMITTING:
+                return Stop(_lost_prepared(event.sink, sink.vote))
+            sink.vote = sink.txn = None
+        if event.position is None:
+            return None
+        expected = sink.unconfirmed.start if is_committing and sink.unconfirmed is not None else sink.position
+        if event.position < expected:
+            return Stop(_set_back(event.sink, event.position, expected))
+        if event.position > expected:
+            return Stop(_another_output(event.sink, event.position, expected))
+        return None
+
+    def _lost(self, event: SinkLost) -> list[Action]:
+        sink = self.sinks[event.sink]
+        sink.standing = Standing.DOWN
+        if sink.vote is None:
+            sink.txn = None
+        if event.hung and self.open is not None:
+            return self._refused(event.sink, "did not vote in time")
+        return []
+
+    def _refused(self, name: str, why: str) -> list[Action]:
+        assert self.open is not None
+        self.open.refusals += 1
+        if self.open.refusals < REFUSALS_MAX:
+            return []
+        epoch = self.open.ready.epoch
+        return [
+            Stop(
+                RoundError(
+                    f"sink {name!r} {why}; epoch {epoch} was refused {self.open.refusals} times",
+                    next_step="look into that sink's log; nothing of the epoch is committed, and it is run again when"
+                    " you start again",
+                    sink=name,
+                    epoch=epoch,
+                )
+            )
+        ]
+
+    # The round
+
+    def _ready(self, event: EpochReady) -> list[Action]:
+        if self.open is not None or event.epoch != self.committed + 1:
+            return [
+                Stop(
+                    LocalProtocolError(
+                        f"epoch {event.epoch} came when {self.committed} was the last committed", story=list(self.story)
+                    )
+                )
+            ]
+        self.open = OpenRound(event)
+        return [action for name in self.sinks for action in self._emit(name)]
+
+    def _emit(self, name: str) -> list[Action]:
+        sink = self.sinks[name]
+        if self.open is None or self.open.phase is not Phase.EMITTING or sink.standing is not Standing.READY:
+            return []
+        ready = self.open.ready
+        self.attempt += 1
+        sink.txn = str(Transaction(ready.epoch, self.fence, self.attempt, self.checkpoint, self.pipeline, name))
+        sink.standing = Standing.SENDING
+        return [Emit(name, sink.txn, ready.epoch, sink.position, sink.position + ready.lengths[name])]
+
+    def _voted(self, event: VoteReceived) -> list[Action]:
+        sink = self.sinks[event.sink]
+        if self.open is None or sink.txn != event.txn or sink.standing is not Standing.SENDING:
+            return []
+        # A vote on this epoch says that phase 2 of the one before has arrived.
+        actions = self._confirm(sink)
+        sink.standing = Standing.VOTED
+        if not event.commit:
+            return [*actions, *self._abort_all(delay_s=0.05 * 2**self.open.refusals), *self._refused(event.sink, "voted abort")]
+        ready = self.open.ready
+        sink.vote = Part(event.txn, sink.position, sink.position + ready.lengths[event.sink])
+        parts = {name: other.vote for name, other in self.sinks.items() if other.vote is not None}
+        if len(parts) < len(self.sinks):
+            return actions
+        self.open.phase = Phase.RECORDING
+        return [*actions, WriteRecord(self._record(ready, parts))]
+
+    def _record(self, ready: EpochReady, parts: Mapping[str, Part]) -> Round:
+        return Round(
+            epoch=ready.epoch,
+            fence=self.fence,
+            fingerprint=self.fingerprint,
+            first=ready.first,
+            last=ready.last,
+            parts=dict(parts),
+            positions=ready.positions,
+            counters=ready.counters,
+        )
+
+    def _abort_all(self, delay_s: float = 0.0) -> list[Action]:
+        """Take back what this attempt brought to any sink. To discard what is not prepared, a sink is greeted again."""
+        actions: list[Action] = []
+        for name, sink in self.sinks.items():
+            if sink.standing is Standing.VOTED and sink.txn is not None:
+                actions.append(Phase2(name, sink.txn, False))
+            if sink.standing in (Standing.VOTED, Standing.SENDING):
+                actions.append(Reconnect(name, delay_s))
+                sink.standing = Standing.DOWN
+            sink.vote = sink.txn = None
+        return actions
+
+    def _recorded(self, event: RecordWritten) -> list[Action]:
+        assert self.open is not None and self.open.ready.epoch == event.epoch
+        self.open.phase = Phase.IN_DOUBT
+        return [FinishEpoch(event.epoch)]
+
+    def _found(self, event: CommitFound) -> list[Action]:
+        assert self.open is not None and self.open.ready.epoch == event.epoch
+        parts = {name: sink.vote for name, sink in self.sinks.items() if sink.vote is not None}
+        assert self.open.phase is Phase.IN_DOUBT and len(parts) == len(self.sinks)
+        record = self._record(self.open.ready, parts)
+        self.rounds[event.epoch] = record
+        self.rounds.pop(event.epoch - ROUNDS_KEPT, None)
+        self.committed = event.epoch
+        self.open = None
+        actions: list[Action] = []
+        for name, sink in self.sinks.items():
+            part = parts[name]
+            sink.position, sink.unconfirmed, sink.vote, sink.txn = part.end, part, None, None
+            if sink.standing is Standing.VOTED:
+                actions.append(Phase2(name, part.txn, True))
+                sink.standing = Standing.READY
+        return [*actions, Acknowledge(record)]
+
+    def _ended(self) -> list[Action]:
+        actions = self._abort_all()
+        self.open = None
+        return actions
+
+    def _confirm(self, sink: Sink) -> list[Action]:
+        if sink.unconfirmed is None:
+            return []
+        sink.unconfirmed = None
+        others = [other for other in self.sinks.values() if other.unconfirmed is not None]
+        return [] if others else [DropRuns(self.committed)]
+
+
+def _recovered(name: str, last: Round | None) -> Sink:
+    if last is None:
+        return Sink(position=0)
+    part = last.parts[name]
+    return Sink(position=part.end, unconfirmed=part)
+
+
+def fenced(own: int, later: int) -> FencedError:
+    return FencedError(
+        f"driver {own} was replaced by driver {later} and stops",
+        next_step="nothing to do: the later driver goes on with the work",
+    )
+
+
+def _lost_prepared(name: str, part: Part) -> StorageError:
+    return StorageError(
+        f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
+        f" {part.end})",
+        next_step="restore the sink's directory; its disk does not keep what it was told to sync",
+        sink=name,
+    )
+
+
+def _set_back(name: str, position: int, expected: int) -> StorageError:
+    return StorageError(
+        f"sink {name!r} has {position} bytes of output, but {expected} were committed to it",
+        next_step="restore the sink's directory from a copy; the missing output cannot be made again",
+        sink=name,
+    )
+
+
+def _another_output(name: str, position: int, expected: int) -> ConfigError:
+    return ConfigError(
+        f"sink {name!r} already has {position} bytes of output, but this checkpoint has committed {expected}",
+        next_step="give the sink an empty directory, or the pipeline the checkpoint directory that wrote this output",
+        sink=name,
+    )
+
+
+def _unsettled(name: str, listed: tuple[str, ...]) -> StorageError:
+    return StorageError(
+        f"sink {name!r} lists {listed[0]!r} again, however often it is aborted",
+        next_step="look into that sink's transaction log",
+        sink=name,
+    )

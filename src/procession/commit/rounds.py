@@ -1,0 +1,92 @@
+"""The round record: what an epoch would commit, on disk before Spark is let to decide.
+
+The one rule: a transaction commits if and only if `commits/N` exists and `rounds/N` names it. So a record is fsynced
+before `foreachBatch` returns, and kept at least until every sink has confirmed the epoch. Before it the votes of
+`commit/coordinator`; after it Spark's commit log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.errors import StorageError
+from procession.storage.durable import write_durably
+
+ROUNDS_KEPT = 100
+"""As many as Spark keeps of its own commits."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sink's share of a round: its transaction, and the positions of its output that the transaction covers."""
+
+    txn: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """The record of one epoch's round."""
+
+    epoch: int
+    fence: int
+    fingerprint: str
+    first: int
+    last: int
+    parts: Mapping[str, Part]
+    positions: Mapping[int, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Round:
+        fields: dict[str, Any] = json.loads(data)
+        fields["parts"] = {sink: Part(**part) for sink, part in fields["parts"].items()}
+        fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
+        return cls(**fields)
+
+
+class Rounds:
+    """The records of a checkpoint, one file an epoch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, record: Round) -> None:
+        """Durable when this returns."""
+        self.directory.mkdir(exist_ok=True)
+        write_durably(self._path(record.epoch), record.to_json())
+
+    def read(self, epoch: int) -> Round | None:
+        path = self._path(epoch)
+        try:
+            return Round.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageError(
+                f"round record {path} is damaged: {error}",
+                next_step="restore the checkpoint directory from a copy; without this record epoch"
+                f" {epoch} cannot be decided",
+                path=str(path),
+            ) from error
+
+    def read_all(self) -> dict[int, Round]:
+        epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
+        return {epoch: record for epoch in epochs if (record := self.read(epoch)) is not None}
+
+    def drop_before(self, epoch: int) -> None:
+        """Forget the records that are older than ROUNDS_KEPT and confirmed."""
+        for path in self.directory.glob("[0-9]*"):
+            if path.name.isdigit() and int(path.name) < epoch - ROUNDS_KEPT:
+                path.unlink(missing_ok=True)
+
+    def _path(self, epoch: int) -> Path:
+        return self.directory / f"{epoch:020d}"

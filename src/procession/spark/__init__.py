@@ -1,0 +1,1 @@
+"""The Spark room: the only one that imports pyspark."""

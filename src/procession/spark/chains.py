@@ -1,0 +1,103 @@
+"""A chain's task: read a range of the log, run the chain, keep its runs, publish the manifest.
+
+The one rule: the same range gives the same manifest however often the task is tried. What the user or the operator must
+act on goes back as the manifest's failure, because trying again would not help; anything else fails the task, and Spark
+tries it again. Runs in Spark's Python workers; before it `storage/log`, after it `storage/runs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import ProcessionError
+from procession.plan.chain import Chain
+from procession.plan.graph import Graph
+from procession.storage.log import KIND_RECORD, LogReader
+from procession.storage.runs import Manifest, RunStore
+
+TIMES = 33
+"""How many quantiles of the event times a manifest carries."""
+
+FIRST_STAGE = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs to know to run the first chain on any range."""
+
+    graph: Graph
+    log_directory: Path
+    runs_directory: Path
+
+    def run(self, epoch: int, partition: int, first: int, last: int, task_attempt: int) -> Manifest:
+        """The manifest of the records with sequence numbers in [first, last)."""
+        store = RunStore(self.runs_directory)
+        empty = Manifest(epoch, FIRST_STAGE, partition, first, last)
+        try:
+            published = store.published(epoch, FIRST_STAGE, partition)
+            if published is not None and (published.first, published.last) == (first, last):
+                return published
+            writer = store.writer(epoch, FIRST_STAGE, partition, task_attempt)
+            chain = Chain(self.graph)
+            summary = Summary()
+            for batch in _reader(self.log_directory).read(first, last):
+                records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
+                summary.add(records)
+                for outputs in chain.run(records):
+                    for sink, payload in outputs.items():
+                        writer.add(sink, payload)
+            return writer.publish(
+                Manifest(
+                    epoch,
+                    FIRST_STAGE,
+                    partition,
+                    first,
+                    last,
+                    records=summary.records,
+                    positions=summary.positions,
+                    times=summary.quantiles(),
+                )
+            )
+        except ProcessionError as error:
+            return Manifest(**{**vars(empty), "failure": error.as_dict()})
+
+
+@dataclass
+class Summary:
+    """What the records of a range had in common: how many, the last message id of each stream, when they were made."""
+
+    records: int = 0
+    positions: dict[int, int] = field(default_factory=dict)
+    times: list[Any] = field(default_factory=list)
+
+    def add(self, records: pa.RecordBatch) -> None:
+        self.records += records.num_rows
+        if not records.num_rows:
+            return
+        streams = records.column("stream_id").to_numpy()[::-1]
+        ids = records.column("message_id").to_numpy()[::-1]
+        names, lasts = np.unique(streams, return_index=True)
+        self.positions.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
+        times = records.column("event_time").to_numpy()
+        self.times.append(times[times > 0])
+
+    def quantiles(self) -> tuple[int, ...]:
+        times = np.concatenate(self.times) if self.times else np.empty(0, np.int64)
+        if not len(times):
+            return ()
+        ranks = np.linspace(0, len(times) - 1, TIMES).round().astype(np.int64)
+        return tuple(np.sort(times)[ranks].tolist())
+
+
+_readers: dict[Path, LogReader] = {}
+
+
+def _reader(directory: Path) -> LogReader:
+    # A worker lives for many tasks, and a reader keeps what it has indexed.
+    return _readers.setdefault(directory, LogReader(directory))

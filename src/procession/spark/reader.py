@@ -1,0 +1,97 @@
+"""The reader: the ingress log as a Spark stream of manifests.
+
+The one rule: offsets are sequence numbers, and only what the gateway has on disk is offered; partitions are contiguous
+ranges in order, so partition order is record order and nothing has to be merged. `latestOffset` and `partitions` live in
+one helper process of the driver, `read` in the workers. Before it the gateway, after it `spark/query`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from procession.spark.chains import Task
+
+FORMAT = "procession"
+GATEWAY = "gateway-0"
+BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+class Feed(Protocol):
+    """What offers records: the gateway, seen from Spark's helper process. It limits what one epoch takes."""
+
+    def next_end(self, start: int) -> int:
+        """The end of the next epoch that starts at this sequence number; `start` itself if there is nothing."""
+
+
+class Ranges(DataSourceStreamReader):
+    """Deals contiguous ranges of sequence numbers to partitions."""
+
+    def __init__(self, task: Task, feed: Feed, parallelism: int) -> None:
+        self._task = task
+        self._feed = feed
+        self._parallelism = parallelism
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {GATEWAY: 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {GATEWAY: self._feed.next_end(start[GATEWAY])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return deal(start[GATEWAY], end[GATEWAY], self._parallelism)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        context = TaskContext.get()
+        assert context is not None
+        epoch = int(context.getLocalProperty(BATCH_PROPERTY) or 0)
+        manifest = self._task.run(
+            epoch, partition.number, partition.first, partition.last, context.taskAttemptId()
+        )
+        # Spark collects garbage after every task; what lives as long as the worker need not be looked at again.
+        gc.freeze()
+        yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})
+
+
+@dataclass
+class Range(InputPartition):
+    """The records with sequence numbers in [first, last)."""
+
+    number: int
+    first: int
+    last: int
+
+
+def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
+    """At most `parallelism` contiguous ranges of nearly one size, none of them empty."""
+    count = min(parallelism, end - start)
+    edges = [start + (end - start) * number // count for number in range(count + 1)] if count else []
+    return [Range(number, edges[number], edges[number + 1]) for number in range(count)]
+
+
+class IngressSource(DataSource):
+    """The data source. `bound` makes the class that a session registers, with what its workers need inside."""
+
+    ranges: ClassVar[tuple[Task, Feed, int]]
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    @classmethod
+    def bound(cls, task: Task, feed: Feed, parallelism: int) -> type[IngressSource]:
+        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism)})
+
+    def schema(self) -> str:
+        return "partition int, manifest string"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return Ranges(*self.ranges)

@@ -1,0 +1,120 @@
+"""The session: Spark as we start it, each setting with its reason.
+
+The one rule: every setting that differs from Spark's default stands in SETTINGS with why, and `bench/epoch_time.py`
+measures what they buy together. Records do not pass through the JVM, only manifests, so it is tuned for many small jobs
+and a quick start rather than for peak speed. After it `spark/query`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import py4j
+import pyspark
+from pyspark.sql import SparkSession
+
+SETTINGS: tuple[tuple[str, str, str], ...] = (
+    (
+        "spark.sql.streaming.checkpointFileManagerClass",
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        "the default forks and execs a program for each checkpoint file",
+    ),
+    ("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem", "no .crc beside each checkpoint file"),
+    ("spark.python.unix.domain.socket.enabled", "true", "loopback TCP to the Python workers stalls for 40 ms"),
+    ("spark.sql.adaptive.enabled", "false", "it merges partitions; ours are counted"),
+    ("spark.speculation", "false", "a second copy of a task would burn time only to be thrown away"),
+    ("spark.sql.shuffle.partitions", "2", "the default of 200 makes 200 tasks of nothing"),
+    ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "an epoch without records decides nothing"),
+    ("spark.sql.streaming.metricsEnabled", "false", "we count ourselves"),
+    ("spark.sql.streaming.numRecentProgressUpdates", "4", "the default keeps a hundred in memory"),
+    ("spark.sql.streaming.minBatchesToRetain", "100", "so many round records are kept, too"),
+    ("spark.sql.streaming.stopTimeout", "20s", "a stop that hangs must say so"),
+    ("spark.sql.ui.retainedExecutions", "1", "no user interface reads them"),
+    ("spark.ui.enabled", "false", "it costs a second at the start and a little in each epoch"),
+    ("spark.ui.showConsoleProgress", "false", "we show progress ourselves"),
+    ("spark.ui.retainedJobs", "10", "kept in memory even without the user interface"),
+    ("spark.ui.retainedStages", "10", "kept in memory even without the user interface"),
+    ("spark.ui.retainedTasks", "100", "kept in memory even without the user interface"),
+    ("spark.driver.host", "127.0.0.1", "listen on loopback unless told otherwise"),
+    ("spark.driver.bindAddress", "127.0.0.1", "listen on loopback unless told otherwise"),
+    ("spark.driver.memory", "1g", "manifests are small"),
+)
+
+JAVA_OPTIONS = (
+    "-Xss4m",  # Spark matches whole Python traces with one regular expression, and overflows the default stack
+    "-XX:TieredStopAtLevel=1",  # the JVM moves manifests only: compile quickly rather than well
+    "-XX:+UseSerialGC",  # a small heap on few cores
+    "-Xshare:auto",
+)
+
+TASK_FAILURES_MAX = 4
+"""A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
+
+
+def open_session(name: str, parallelism: int, *, master: str | None = None, log_file: Path | None = None) -> SparkSession:
+    """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_HOME"] = str(spark_home())
+    options = [*JAVA_OPTIONS, *archive_options(), f"-Dlog4j2.configurationFile={_log_settings(log_file)}"]
+    builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
+    for key, value, _ in SETTINGS:
+        builder = builder.config(key, value)
+    return builder.config("spark.driver.extraJavaOptions", " ".join(options)).getOrCreate()
+
+
+def spark_home() -> Path:
+    """A Spark home whose Python path is the installed package. Spark would put its own zip first, which holds no
+    compiled modules and costs each worker most of a second."""
+    package = Path(pyspark.__file__).parent
+    home = cache_directory() / f"spark-home-{pyspark.__version__}"
+    library = home / "python" / "lib"
+    library.mkdir(parents=True, exist_ok=True)
+    _link(home / "bin", package / "bin")
+    _link(home / "jars", package / "jars")
+    _link(library / "pyspark.zip", package.parent)
+    for archive in (package / "python" / "lib").glob("py4j-*-src.zip"):
+        _link(library / archive.name, Path(py4j.__file__).parent.parent)
+    return home
+
+
+def archive_options() -> list[str]:
+    """The class-data-sharing archive, if `procession warm` has made one for this Java and this Spark."""
+    archive = archive_path()
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
+
+
+def archive_path() -> Path:
+    version = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr
+    key = hashlib.sha256(f"{version}{pyspark.__version__}".encode()).hexdigest()[:12]
+    return cache_directory() / f"classes-{key}.jsa"
+
+
+def cache_directory() -> Path:
+    """Where what is derived from the installation is kept: in the environment itself, so that it goes with it."""
+    return Path(sys.prefix) / "var" / "procession"
+
+
+def java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def _link(name: Path, target: Path) -> None:
+    if name.is_symlink() and name.readlink() == target:
+        return
+    draft = name.with_name(f"{name.name}.{os.getpid()}")
+    draft.symlink_to(target)
+    draft.replace(name)
+
+
+def _log_settings(log_file: Path | None) -> Path:
+    """Spark's own log: warnings, into a file that rolls over, or errors to the standard error stream."""
+    name = "log4j2-file.properties" if log_file else "log4j2-console.properties"
+    if log_file:
+        os.environ["PROCESSION_SPARK_LOG"] = str(log_file)
+    return Path(__file__).with_name(name)

@@ -1,0 +1,157 @@
+"""The run store: what a chain made of one range, kept in files until its epoch is confirmed.
+
+The one rule: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition); a
+second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs are
+not fsynced: they can be made again from the log. Before it `plan/chain`; after it `commit/emitter`, which draws the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.storage.durable import storage_error
+
+RUN_SCHEMA = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of one path for one sink, in order."""
+
+    file: str
+    count: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What Spark moves instead of records: where a task's runs are, and what the range held.
+
+    `times` are evenly spaced quantiles of the records' event times; `failure` is set instead of runs when the task must
+    not be tried again (a user's function raised, a disk is full).
+    """
+
+    epoch: int
+    stage: int
+    partition: int
+    first: int
+    last: int
+    records: int = 0
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    positions: Mapping[int, int] = field(default_factory=dict)
+    times: tuple[int, ...] = ()
+    failure: Mapping[str, Any] | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        fields = json.loads(text)
+        fields["runs"] = {sink: Run(**run) for sink, run in fields["runs"].items()}
+        fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
+        fields["times"] = tuple(fields["times"])
+        return cls(**fields)
+
+
+class RunStore:
+    """The runs of one driver's incarnation: a directory with one folder an epoch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def writer(self, epoch: int, stage: int, partition: int, task_attempt: int) -> RunWriter:
+        folder = self._folder(epoch)
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunWriter(folder, f"{stage:04d}-{partition:06d}", task_attempt)
+
+    def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
+        """The manifest of this task, if an attempt has published one."""
+        try:
+            return Manifest.from_json((self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest").read_text())
+        except FileNotFoundError:
+            return None
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.Array]:
+        """The payloads of a run, batch by batch, mapped rather than read."""
+        path = self._folder(epoch) / run.file
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as batches:
+                for index in range(batches.num_record_batches):
+                    yield batches.get_batch(index).column(0)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            raise StorageError(f"run {path} of epoch {epoch} is gone or torn: {error}", path=str(path)) from error
+
+    def drop(self, epoch: int) -> None:
+        """Forget an epoch: it is confirmed, or it will be run again."""
+        shutil.rmtree(self._folder(epoch), ignore_errors=True)
+
+    def clear(self) -> None:
+        """Forget everything: no run outlives the driver that ordered it."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _folder(self, epoch: int) -> Path:
+        return self.directory / f"{epoch:020d}"
+
+
+class RunWriter:
+    """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file."""
+
+    def __init__(self, folder: Path, task: str, task_attempt: int) -> None:
+        self._folder = folder
+        self._task = task
+        self._task_attempt = task_attempt
+        self._files: dict[str, tuple[pa.OSFile, pa.RecordBatchFileWriter]] = {}
+        self._runs: dict[str, Run] = {}
+
+    def add(self, sink: str, payload: pa.Array) -> None:
+        """Put these payloads at the end of the sink's run."""
+        if not len(payload):
+            return
+        try:
+            if sink not in self._files:
+                name = f"{self._task}-{self._task_attempt}-{sink}.arrow"
+                file = pa.OSFile(str(self._folder / name), "wb")
+                self._files[sink] = file, pa.ipc.new_file(file, RUN_SCHEMA)
+                self._runs[sink] = Run(name, 0, 0)
+            self._files[sink][1].write_batch(pa.record_batch([payload], schema=RUN_SCHEMA))
+        except OSError as error:
+            raise storage_error(self._folder, "write runs in", error) from error
+        run = self._runs[sink]
+        self._runs[sink] = Run(run.file, run.count + len(payload), run.payload_bytes + _payload_bytes(payload))
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Close the runs and publish the manifest with them; the one published first counts."""
+        published = self._folder / f"{self._task}.manifest"
+        draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
+        whole = Manifest(**{**vars(manifest), "runs": self._runs})
+        try:
+            for file, writer in self._files.values():
+                writer.close()
+                file.close()
+            draft.write_text(whole.to_json())
+        except OSError as error:
+            raise storage_error(self._folder, "write runs in", error) from error
+        try:
+            os.link(draft, published)
+        except FileExistsError:
+            return Manifest.from_json(published.read_text())
+        finally:
+            draft.unlink()
+        return whole
+
+
+def _payload_bytes(payload: pa.Array) -> int:
+    # The offsets buffer tells the bytes between the first and the last row without touching the data.
+    offsets = payload.buffers()[1]
+    words = memoryview(offsets).cast("i")
+    return int(words[payload.offset + len(payload)] - words[payload.offset])
