@@ -1,0 +1,62 @@
+"""Part log: what a supervised part prints, in a file of bounded size, and its last words.
+
+The one rule: the part writes to the file itself, so that no pipe can fill up or break, whatever becomes of the
+supervisor. Before it stands a child's standard output and error; after it the sentence that a user reads when the
+child has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+TAIL_BYTES_MAX = 64 * 1024
+TAIL_LINES_MAX = 20
+ERROR_PREFIX = "error: "
+
+
+class PartLog:
+    """The log file of one part over all its starts, and one older file beside it."""
+
+    def __init__(self, path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
+        self.path = path
+        self._bytes_max = bytes_max
+        self._start = 0
+
+    def open(self) -> int:
+        """A descriptor for the next start to write to, at the end of the file always; the caller closes its copy."""
+        self.trim()
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._start = os.fstat(descriptor).st_size
+        return descriptor
+
+    def trim(self) -> None:
+        """Set the file aside if it is over its limit. The part goes on writing to it: it appends, so it begins anew."""
+        if not self.path.exists() or self.path.stat().st_size <= self._bytes_max:
+            return
+        shutil.copyfile(self.path, self.path.with_suffix(".old.log"))
+        os.truncate(self.path, 0)
+
+    def last_words(self) -> str:
+        """The last thing that the newest start had to say."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                start = self._start if self._start <= size else 0
+                file.seek(max(start, size - TAIL_BYTES_MAX))
+                return last_words(file.read().decode(errors="replace"))
+        except FileNotFoundError:
+            return ""
+
+
+def last_words(text: str) -> str:
+    """The last `error: ` line with the indented lines below it, if there is one; otherwise simply the last lines."""
+    lines = text.rstrip().splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
+    if not errors:
+        return "\n".join(lines[-TAIL_LINES_MAX:])
+    first = errors[-1]
+    end = next((n for n in range(first + 1, len(lines)) if lines[n] and not lines[n][0].isspace()), len(lines))
+    return "\n".join(lines[first:end]).rstrip().removeprefix(ERROR_PREFIX)

@@ -1,0 +1,46 @@
+"""Restarts: whether a part that died is started again, and when.
+
+The one rule: the decision depends on the deaths within a window and on nothing else; time arrives as `now`. Before it
+stands the supervisor that saw a death; after it the same supervisor, which waits, or gives up and shows the last
+words.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How patient we are. A SIGKILL comes from outside, so it gets more patience than a death of the part's own."""
+
+    delay_first_s: float = 0.1
+    delay_max_s: float = 5.0
+    window_s: float = 120.0
+    deaths_max: int = 5
+    kills_max: int = 20
+
+
+class Restarts:
+    """The recent deaths of one part."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._deaths: deque[tuple[float, bool]] = deque(maxlen=policy.deaths_max + policy.kills_max)
+
+    def died(self, now: float, *, was_killed: bool) -> float | None:
+        """Note a death; the seconds to wait before the next start, or None if it has died too often."""
+        policy = self._policy
+        self._deaths.append((now, was_killed))
+        while self._deaths[0][0] <= now - policy.window_s:
+            self._deaths.popleft()
+        kills = sum(was_killed for _, was_killed in self._deaths)
+        if self.count - kills >= policy.deaths_max or kills >= policy.kills_max:
+            return None
+        return min(policy.delay_max_s, policy.delay_first_s * 2.0 ** (self.count - 1))
+
+    @property
+    def count(self) -> int:
+        """Deaths within the window, as of the last one."""
+        return len(self._deaths)

@@ -1,0 +1,128 @@
+"""Sweep: finding and killing every process that a part has left behind; and the warden, which does so when we are gone.
+
+The one rule: a process belongs to a part if its environment carries the part's mark, or if it sits in the part's
+session; who its parent is does not matter, because a killed driver leaves a JVM and Python workers that have lost
+theirs. Before it stands the supervisor that marks its children; after it nothing lives. Linux only (it reads /proc).
+Run as a script it is the *warden*: it waits for the end of its standard input, which the supervisor holds open for as
+long as it lives, however it ends, and then sweeps. (PR_SET_PDEATHSIG would reach the direct child alone.) It starts
+at once: it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "PROCESSION_PART"
+SWEEP_TIMEOUT_S = 10.0
+WARDEN_PAUSE_S = 0.1
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ZOMBIE = "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of the kernel's process table."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+
+    def carries(self, mark: str) -> bool:
+        try:
+            environment = Path(f"/proc/{self.pid}/environ").read_bytes()
+        except OSError:  # it has gone meanwhile, or is another user's
+            return False
+        return any(entry.startswith(f"{VARIABLE}={mark}".encode()) for entry in environment.split(b"\0"))
+
+
+def processes() -> Iterator[Process]:
+    """All processes that there are."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        # The command's name is in brackets and may hold anything, brackets and blanks too.
+        state, parent, _group, session = text.rpartition(")")[2].split()[:4]
+        yield Process(int(pid), state, int(parent), int(session))
+
+
+def find(mark: str, sessions: Collection[int] = ()) -> list[Process]:
+    """The processes whose mark begins with `mark`, or which sit in one of the sessions; the dead but not reaped too."""
+    return [one for one in processes() if one.pid != os.getpid() and (one.session in sessions or one.carries(mark))]
+
+
+def sweep(mark: str, sessions: Collection[int] = ()) -> int:
+    """SIGKILL what `find` finds until it finds nothing alive, and reap what is ours to reap; how many were killed."""
+    deadline = time.monotonic() + SWEEP_TIMEOUT_S
+    killed: set[int] = set()
+    while True:
+        found = find(mark, sessions)
+        living = [one.pid for one in found if one.state != _ZOMBIE]
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _wait_for_end(living, deadline)
+        # Those whose parents are dead are now our children, because we are their subreaper.
+        for one in found:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(one.pid, os.WNOHANG)
+        killed.update(living)
+        if not living or time.monotonic() > deadline:
+            return len(killed)
+
+
+def _wait_for_end(pids: list[int], deadline: float) -> None:
+    for pid in pids:
+        try:
+            ended = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            select.select([ended], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(ended)
+
+
+def adopt_orphans(is_wanted: bool) -> None:
+    """Become (or cease to be) the process that inherits its descendants' orphans, so that they can be reaped."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def start_warden(mark: str) -> subprocess.Popen[bytes]:
+    """A warden for everything under `mark`. It is out of reach of the terminal's Ctrl-C, and carries no mark itself."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name != VARIABLE},
+    )
+
+
+def main(mark: str) -> None:
+    """The warden: until the supervisor has ended, nothing; then everything."""
+    sys.stdin.buffer.read()
+    # Twice in a row nothing: a child that was between fork and exec at the first look carries its mark at the second.
+    quiet = 0
+    while quiet < 2:
+        quiet = 0 if sweep(mark) else quiet + 1
+        time.sleep(WARDEN_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
