@@ -1,0 +1,1 @@
+"""Connectors: programs at the two ends, each a small module on the SDK."""

@@ -1,0 +1,219 @@
+"""Files as source and sink: lines in, bytes out.
+
+The one rule: a record is a line, and its message id is the position of the line's first byte, so that a file needs no
+memory of how far it was read; and the output file holds each byte at the position that the round gave it, so that it
+needs none either. Before it on the walk: the input files. After it: the gateway; and at the far end
+DIR/<instance>.data, of which DIR/<instance>.txnlog says what is committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession.errors import ConfigError, StorageError
+from procession.sdk.address import Address, address_of, listening_socket, parse_address
+from procession.sdk.batch import Batch, StreamInfo
+from procession.sdk.outlet import Outlet
+from procession.sdk.program import run_program
+from procession.sdk.sink import SinkServer
+from procession.sdk.source import SourceClient, SourceOptions
+from procession.sdk.txnlog import Transaction, TxnLog
+from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
+
+CHUNK_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 16 * 1024 * 1024 - 64  # what a frame takes, less its own fields
+NEWLINE = 10
+
+
+class FileSource:
+    """Each file is a stream, each line a record without its newline. A last line without one is a record too."""
+
+    def __init__(self, paths: Sequence[Path], *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._paths: dict[int, Path] = {}
+        for path in paths:
+            if not path.is_file() or not os.access(path, os.R_OK):
+                raise ConfigError(f"Cannot read {path}.", next_step="Give the names of files that this user may read.")
+            if self._paths.setdefault(stream_id_of(path), path) is not path:
+                raise ConfigError(f"{path} is named twice.", next_step="Name each file once.")
+
+    def streams(self) -> list[StreamInfo]:
+        return [StreamInfo(stream_id, str(path)) for stream_id, path in self._paths.items()]
+
+    def read(self, stream: StreamInfo, after: int | None) -> Iterator[Batch]:
+        path = self._paths[stream.id]
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise storage_error(path, "read", error) from error
+        try:
+            if after is not None:
+                self._check_line_at(descriptor, after, path)
+            # The line at `after` is read once more, only to find its end.
+            skip = 0 if after is None else 1
+            for batch in self._lines(descriptor, after or 0, path):
+                yield batch.slice(skip, len(batch))
+                skip = 0
+        except OSError as error:
+            raise storage_error(path, "read", error) from error
+        finally:
+            os.close(descriptor)
+
+    def _lines(self, descriptor: int, position: int, path: Path) -> Iterator[Batch]:
+        wanted = self._chunk_bytes
+        while chunk := os.pread(descriptor, wanted, position):
+            is_end = len(chunk) < wanted
+            newlines = np.flatnonzero(np.frombuffer(chunk, np.uint8) == NEWLINE)
+            if is_end and chunk[-1] != NEWLINE:
+                newlines = np.append(newlines, len(chunk))
+            if len(newlines):
+                batch = _batch(chunk, newlines, position)
+                position += int(newlines[-1]) + 1
+                wanted = self._chunk_bytes
+                yield batch
+                if is_end:
+                    return
+            elif wanted > LINE_BYTES_MAX:
+                raise ConfigError(
+                    f"The line at byte {position} of {path} is longer than {LINE_BYTES_MAX} bytes.",
+                    next_step="Give a file of shorter lines.",
+                )
+            else:
+                wanted = min(wanted * 2, LINE_BYTES_MAX + 1)
+
+    def _check_line_at(self, descriptor: int, position: int, path: Path) -> None:
+        before = os.pread(descriptor, 2, position - 1) if position else b"\n" + os.pread(descriptor, 1, 0)
+        if len(before) < 2 or before[0] != NEWLINE:
+            raise StorageError(
+                f"{path} is not the file that was read before: no line begins at byte {position}.",
+                next_step="Put the file back, or give the new one another name.",
+                path=str(path),
+            )
+
+
+def stream_id_of(path: Path) -> int:
+    """64 bits of the absolute name: the same file is the same stream in every run."""
+    name = os.fsencode(os.path.abspath(path))
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
+
+
+def _batch(chunk: bytes, newlines: npt.NDArray[np.int64], position: int) -> Batch:
+    """The lines that end at `newlines`: the bytes without newlines, and where each line ends among them."""
+    count = len(newlines)
+    ends = newlines - np.arange(count)
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    text = pa.py_buffer(chunk[: newlines[-1]].replace(b"\n", b""))
+    payloads = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), text])
+    starts = np.concatenate(([0], newlines[:-1] + 1)) + position
+    return Batch(starts.astype(np.uint64), np.zeros(count, np.int64), payloads)
+
+
+def run_source(
+    paths: Sequence[Path], to: str, *, cookie: bytes = b"", rate: float | None = None, is_stamping: bool = False
+) -> bool:
+    """Send every line of every file; True when all of it is committed, False if a signal came first."""
+    options = SourceOptions("procession source file", paths[0].name, cookie, rate, is_stamping)
+    client = SourceClient(FileSource(paths), parse_address(to), options)
+    return run_program(_all_of(client)) is True
+
+
+async def _all_of(client: SourceClient) -> bool:
+    await client.run()
+    return True
+
+
+class FileOutput:
+    """An output in one file, written in place. What of it is committed, its transaction log says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise storage_error(path, "open", error) from error
+        fsync_dir(path.parent)
+
+    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
+        end = max(committed_end, *(transaction.end for transaction in prepared), 0)
+        size = os.fstat(self._descriptor).st_size
+        if size < end:
+            raise StorageError(
+                f"{self.path} has {size} bytes, but {end} were promised.",
+                next_step="Restore the file from a copy; it has lost committed output.",
+                path=str(self.path),
+            )
+        self._cut(end)
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        try:
+            write_all(self._descriptor, b"".join(payloads), position)
+        except OSError as error:
+            raise storage_error(self.path, "write", error) from error
+
+    def prepare(self, transaction: Transaction) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise storage_error(self.path, "sync", error) from error
+
+    def commit(self, transaction: Transaction) -> None:
+        """Nothing: the transaction log's entry is what makes it visible."""
+
+    def abort(self, transaction: Transaction) -> None:
+        self._cut(transaction.start)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _cut(self, end: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, end)
+        except OSError as error:
+            raise storage_error(self.path, "truncate", error) from error
+
+
+class FileSink:
+    """The outlets of one directory, which it holds for this process alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = lock_directory(directory)
+
+    def open_outlet(self, instance: str) -> Outlet:
+        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
+        txnlog.open()
+        return Outlet(FileOutput(self.directory / f"{instance}.data"), txnlog)
+
+    def previous_port(self) -> int | None:
+        """Where the sink's last life listened: workers look for it there."""
+        try:
+            return parse_address(json.loads((self.directory / "sink.json").read_bytes())["listen"]).port
+        except (OSError, ValueError, KeyError, TypeError, ConfigError):
+            return None
+
+    def announce(self, address: Address) -> None:
+        """Write down where we listen, for whoever started us."""
+        facts = {"listen": str(address), "pid": os.getpid()}
+        write_durably(self.directory / "sink.json", json.dumps(facts).encode())
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def run_sink(directory: Path, listen: str, *, cookie: bytes = b"") -> None:
+    """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
+    sink = FileSink(directory)
+    try:
+        with listening_socket(parse_address(listen), sink.previous_port()) as listener:
+            sink.announce(address_of(listener))
+            run_program(SinkServer(sink.open_outlet, cookie=cookie).serve(listener))
+    finally:
+        sink.close()

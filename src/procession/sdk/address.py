@@ -1,0 +1,60 @@
+"""Addresses: HOST:PORT as people write it, and the socket that listens there.
+
+The one rule: an address that cannot be used is a ConfigError, one sentence. A server that may choose its port takes
+its last one again where it is free, because its peers remember it. Before it on the walk: the programs' options.
+After it: sdk/sink.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import NamedTuple
+
+from procession.errors import ConfigError
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """HOST:PORT, or [HOST]:PORT where the host has colons."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address.", next_step="Write it as HOST:PORT, such as 127.0.0.1:7100.")
+    return Address(host, int(port))
+
+
+def listening_socket(address: Address, previous_port: int | None = None) -> socket.socket:
+    """A socket bound to the address. Port 0 takes `previous_port` if that is free, else any."""
+    if address.port == 0 and previous_port:
+        try:
+            return _bound(Address(address.host, previous_port))
+        except OSError:
+            pass
+    try:
+        return _bound(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"Port {address.port} on {address.host} is in use.",
+                next_step="Stop the program that listens there, or choose another port.",
+            ) from error
+        raise ConfigError(
+            f"Cannot listen on {address}: {error.strerror or error}.", next_step="Choose an address of this machine."
+        ) from error
+
+
+def address_of(listener: socket.socket) -> Address:
+    host, port = listener.getsockname()[:2]
+    return Address(host, port)
+
+
+def _bound(address: Address) -> socket.socket:
+    return socket.create_server(address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET, backlog=128)

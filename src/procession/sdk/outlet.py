@@ -1,0 +1,132 @@
+"""An outlet: one instance's output as a participant of two-phase commit. No sockets here.
+
+The one rule: a byte becomes part of the output only through a transaction that was voted for, and the vote is given
+only if every byte of it is durable, in its place, with none missing. Before it on the walk: sdk/sink, which brings
+the worker's words. After it: the author's Output keeps the bytes, sdk/txnlog the votes and decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from procession import faults
+from procession.errors import RemoteProtocolError
+from procession.sdk.txnlog import Transaction, TxnLog
+from procession.wire.messages import DATA_STREAM
+from procession.wire.twopc import Participant
+
+Where = Sequence[tuple[int, int, int]]
+
+
+class Output(Protocol):
+    """What a sink's author writes. Positions count payload bytes over the life of the output.
+
+    Every method may be called again after a crash in or after it, and must then do the same. Raise a StorageError when
+    the promise cannot be kept: the sink stops, and the worker asks again when it is back.
+    """
+
+    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
+        """Drop every byte that is neither committed nor prepared; a StorageError if one of those is missing."""
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        """Keep these bytes at `position`; they need not be durable, and must not be visible."""
+
+    def prepare(self, transaction: Transaction) -> None:
+        """Make the transaction's bytes durable: from here on only `abort` may lose them."""
+
+    def commit(self, transaction: Transaction) -> None:
+        """Make the transaction's bytes visible, for good."""
+
+    def abort(self, transaction: Transaction) -> None:
+        """Drop the transaction's bytes."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Outlet:
+    """The participant. `begin` comes first; a RemoteProtocolError is the worker's error, and the session is over."""
+
+    def __init__(self, output: Output, txnlog: TxnLog) -> None:
+        self._output = output
+        self._txnlog = txnlog
+        self._participant = Participant()
+        self._end = 0
+        self._has_gap = False
+
+    @property
+    def committed_end(self) -> int:
+        return self._txnlog.committed_end
+
+    @property
+    def uncommitted(self) -> tuple[str, ...]:
+        return tuple(transaction.txn_id for transaction in self._txnlog.prepared)
+
+    def begin(self) -> None:
+        """A new session: what is neither committed nor prepared is dropped; what is prepared waits for its decision."""
+        prepared = self._txnlog.prepared
+        self._output.recover(self.committed_end, prepared)
+        self._end = max((transaction.end for transaction in prepared), default=self.committed_end)
+        self._has_gap = False
+        self._participant = Participant(self.uncommitted)
+
+    def append(self, message_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Take messages of the data stream. After a gap the rest is dropped: the vote can only be abort."""
+        self._participant.data()
+        end, count = self._end, 0
+        for message_id, payload in zip(message_ids, payloads, strict=True):
+            if message_id != end:
+                break
+            end += len(payload)
+            count += 1
+        if count and not self._has_gap:
+            self._output.append(self._end, payloads[:count])
+            self._end = end
+        if count < len(message_ids):
+            if message_ids[count] < self._end:
+                raise RemoteProtocolError(f"message id {message_ids[count]} is below the position {self._end}")
+            self._has_gap = True
+
+    def phase1(self, txn_id: str, where: Where) -> bool:
+        """The vote."""
+        self._participant.phase1(txn_id)
+        transaction = Transaction(txn_id, self.committed_end, self._end)
+        commit = not self._has_gap and self._is_here(where)
+        if commit:
+            self._output.prepare(transaction)
+        faults.point("sink:before-vote")
+        self._txnlog.vote(transaction, commit)
+        self._participant.vote(commit)
+        faults.point("sink:after-vote-before-reply")
+        return commit
+
+    def phase2(self, txn_id: str, commit: bool) -> None:
+        """The decision. To abort what is not open here changes nothing: it was never voted for, or is gone already."""
+        if not commit and txn_id not in self._participant.open_txn_ids:
+            return
+        self._participant.phase2(txn_id, commit)
+        faults.point("sink:before-commit")
+        transaction = self._open_transaction(txn_id)
+        if commit:
+            # Output first: if we die between the two the transaction is listed again, and committed again.
+            self._output.commit(transaction)
+            self._txnlog.decide(txn_id, commit)
+        else:
+            self._txnlog.decide(txn_id, commit)
+            self._output.abort(transaction)
+            self._end, self._has_gap = transaction.start, False
+        faults.point("sink:after-commit")
+
+    def close(self) -> None:
+        self._output.close()
+        self._txnlog.close()
+
+    def _is_here(self, where: Where) -> bool:
+        """The worker's range is what came since the last commit; no range at all is said of no bytes."""
+        start = self.committed_end
+        return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
+
+    def _open_transaction(self, txn_id: str) -> Transaction:
+        prepared = {transaction.txn_id: transaction for transaction in self._txnlog.prepared}
+        return prepared.get(txn_id, Transaction(txn_id, self.committed_end, self._end))

@@ -1,0 +1,235 @@
+"""The sink's server: takes workers' sessions and lets each instance's outlet decide.
+
+The one rule: an instance has one session, the latest. A new HELLO of the same name ends the older session, and
+nothing that the older one still says is heard. What a peer says can end its session, never the server; a failing
+Output or log does that, because then a promise may be at stake and recovery has to look. Before it on the walk:
+commit/emitter, over the wire. After it: sdk/outlet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Protocol
+
+import structlog
+
+from procession.errors import RemoteProtocolError
+from procession.sdk.outlet import Outlet
+from procession.wire import twopc
+from procession.wire.codec import FRAME_BYTES_MAX
+from procession.wire.connection import Connection, Event, Violation
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    DATA_STREAM,
+    TWOPC_STREAM,
+    Error,
+    Frame,
+    Hello,
+    ListUncommitted,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    TwoPhase,
+)
+from procession.wire.v3 import VERSIONS
+
+SESSIONS_MAX = 1024
+HANDSHAKE_TIMEOUT_S = 10.0
+READ_BYTES_MAX = 1024 * 1024
+WRITE_BYTES_MAX = 64 * 1024
+# Sinks leave the flow to TCP: this only has to be enough for peers that count.
+CREDITS = 2**31 - 1
+
+_INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
+
+log = structlog.get_logger()
+
+
+class OpenOutlet(Protocol):
+    """Makes the outlet of an instance, recovered from what its earlier lives left."""
+
+    def __call__(self, instance: str) -> Outlet: ...
+
+
+class SinkServer:
+    """Serves any number of instances. `serve` ends by cancellation, or with the error that stopped the sink."""
+
+    def __init__(
+        self,
+        open_outlet: OpenOutlet,
+        *,
+        cookie: bytes = b"",
+        sessions_max: int = SESSIONS_MAX,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.cookie = cookie
+        self.handshake_timeout_s = handshake_timeout_s
+        self.frame_bytes_max = frame_bytes_max
+        self._open_outlet = open_outlet
+        self._sessions_max = sessions_max
+        self._sessions: set[Session] = set()
+        self._instances: dict[str, Instance] = {}
+        self._failure: asyncio.Future[None] | None = None
+
+    async def serve(self, listener: socket.socket) -> None:
+        self._failure = asyncio.get_running_loop().create_future()
+        server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
+        try:
+            await self._failure
+        finally:
+            server.close()
+            for session in list(self._sessions):
+                session.close()
+            for instance in self._instances.values():
+                async with instance.lock:
+                    instance.outlet.close()
+
+    def instance(self, name: str) -> Instance:
+        if name not in self._instances:
+            self._instances[name] = Instance(self._open_outlet(name))
+        return self._instances[name]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = Session(self, reader, writer)
+        self._sessions.add(session)
+        try:
+            if len(self._sessions) > self._sessions_max:
+                session.refuse("too many sessions")
+            else:
+                await session.run()
+        except Exception as error:  # a promise may be at stake, whatever the author's Output raised
+            session.refuse("the sink failed")
+            if self._failure and not self._failure.done():
+                self._failure.set_exception(error)
+        finally:
+            self._sessions.discard(session)
+            session.close()
+
+
+class Instance:
+    """One outlet and the session that may use it, one event at a time."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+        self.lock = asyncio.Lock()
+        self.session: Session | None = None
+
+
+class Session:
+    """One worker's connection."""
+
+    def __init__(self, server: SinkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._connection = Connection(Side.ACCEPTOR, Role.SINK, server.frame_bytes_max)
+        self._instance: Instance | None = None
+        self._deadline = asyncio.timeout(server.handshake_timeout_s)
+        writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
+
+    async def run(self) -> None:
+        """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
+        try:
+            async with self._deadline:
+                while data := await self._reader.read(READ_BYTES_MAX):
+                    for event in self._connection.receive(data):
+                        await self._take(event)
+                    await self._writer.drain()
+        except RemoteProtocolError as error:
+            self.refuse(error.sentence)
+        except TimeoutError:
+            self.refuse("no HELLO in time")
+        except OSError as error:
+            log.debug("= lost", error=str(error))
+
+    def refuse(self, reason: str) -> None:
+        """Say why, and close."""
+        log.info("! session refused", reason=reason)
+        if not self._writer.is_closing():
+            self._writer.write(self._connection.error_frame(reason))
+        self.close()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def _take(self, event: Event) -> None:
+        match event:
+            case Violation(reason):
+                raise RemoteProtocolError(reason)
+            case Error(reason):
+                log.warning("! worker", reason=reason)
+                self.close()
+            case Hello():
+                await self._begin(event)
+            case _ if self._instance:
+                async with self._instance.lock:
+                    if self._instance.session is self:
+                        await self._use(self._instance.outlet, event)
+
+    async def _begin(self, hello: Hello) -> None:
+        if hello.version not in VERSIONS:
+            raise RemoteProtocolError(f"version {hello.version!r} is not known here")
+        if not hmac.compare_digest(hello.cookie, self._server.cookie):
+            raise RemoteProtocolError("the cookie does not match")
+        if not _INSTANCE.fullmatch(hello.instance):
+            raise RemoteProtocolError("the instance's name cannot name a file")
+        self._deadline.reschedule(None)
+        self._instance = instance = self._server.instance(hello.instance)
+        async with instance.lock:
+            if instance.session:
+                instance.session.close()
+            instance.session = self
+            await asyncio.to_thread(instance.outlet.begin)
+        log.info("= session", instance=hello.instance, committed=instance.outlet.committed_end)
+        self._send(Ok(CREDITS))
+
+    async def _use(self, outlet: Outlet, event: Event) -> None:
+        match event:
+            case Notify(stream_id):
+                self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
+            case Messages():
+                for stream_id, message_ids, payloads in _by_stream(event):
+                    if stream_id == TWOPC_STREAM:
+                        for payload in payloads:
+                            await self._decide(outlet, twopc.decode(payload))
+                    else:
+                        outlet.append(message_ids, payloads)
+
+    async def _decide(self, outlet: Outlet, message: TwoPhase) -> None:
+        # Threads, because these wait for the disk: the other instances go on meanwhile.
+        log.debug("< 2pc", message=message)
+        match message:
+            case ListUncommitted(rtag):
+                self._send(twopc.wrap(ReplyUncommitted(rtag, outlet.uncommitted)))
+            case Phase1(txn_id, where):
+                vote = await asyncio.to_thread(outlet.phase1, txn_id, where)
+                self._send(twopc.wrap(Reply(txn_id, vote)))
+            case Phase2(txn_id, commit):
+                await asyncio.to_thread(outlet.phase2, txn_id, commit)
+                self._send(twopc.wrap(Reply(txn_id, commit)))
+            case ReplyUncommitted() | Reply():
+                raise RemoteProtocolError("a participant's message from the coordinator")
+
+    def _send(self, frame: Frame) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(self._connection.send(frame))
+
+
+def _by_stream(messages: Messages) -> Iterator[tuple[int, Sequence[int], Sequence[bytes]]]:
+    """Stream id, message ids and payloads, cut where the stream changes."""
+    start = 0
+    for stream_id, run in groupby(messages.stream_ids):
+        end = start + sum(1 for _ in run)
+        yield stream_id, messages.message_ids[start:end], messages.payloads[start:end]
+        start = end

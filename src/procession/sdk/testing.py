@@ -1,0 +1,234 @@
+"""Doubles for connectors' tests: a source and an output in memory, and scripted peers on real sockets.
+
+The one rule: a double does what the real one may do, down to crashing on a marker; it has no behaviour of its own.
+Before and after it on the walk: nothing; these stand in for the gateway, the worker, the input and the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from procession.sdk.address import Address
+from procession.sdk.batch import Batch, StreamInfo
+from procession.sdk.txnlog import Transaction
+from procession.wire import twopc
+from procession.wire.connection import Connection, Event
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    DATA_STREAM,
+    Frame,
+    Hello,
+    ListUncommitted,
+    Message,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    TwoPhase,
+)
+from procession.wire.v3 import SINK_VERSION
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+class Crashed(Exception):
+    """A crash marker was reached."""
+
+
+class Crash:
+    """In a ListSource's records: reading raises here, the first time."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def reach(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            raise Crashed
+
+
+class ListSource:
+    """Streams of records in memory, numbered 0, 1, 2 …; a Crash among them takes no number."""
+
+    def __init__(self, streams: dict[StreamInfo, Sequence[bytes | Crash]], batch_records: int = 3) -> None:
+        self._streams = streams
+        self._batch_records = batch_records
+
+    def streams(self) -> list[StreamInfo]:
+        return list(self._streams)
+
+    def read(self, stream: StreamInfo, after: int | None) -> Iterator[Batch]:
+        message_ids: list[int] = []
+        payloads: list[bytes] = []
+        following = 0
+        for record in self._streams[stream]:
+            if isinstance(record, Crash):
+                yield from _numbered(message_ids, payloads)
+                message_ids, payloads = [], []
+                record.reach()
+                continue
+            if after is None or following > after:
+                message_ids.append(following)
+                payloads.append(record)
+            following += 1
+            if len(payloads) == self._batch_records:
+                yield from _numbered(message_ids, payloads)
+                message_ids, payloads = [], []
+        yield from _numbered(message_ids, payloads)
+
+
+def _numbered(message_ids: list[int], payloads: list[bytes]) -> Iterator[Batch]:
+    if payloads:
+        times = np.zeros(len(payloads), np.int64)
+        yield Batch(np.array(message_ids, np.uint64), times, pa.array(payloads, pa.binary()))
+
+
+class MemoryOutput:
+    """An output in memory. `visible` is what its readers would see."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.visible = b""
+
+    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
+        del self.data[max(committed_end, *(transaction.end for transaction in prepared), 0) :]
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        self.data[position:] = b"".join(payloads)
+
+    def prepare(self, transaction: Transaction) -> None:
+        assert len(self.data) >= transaction.end
+
+    def commit(self, transaction: Transaction) -> None:
+        self.visible = bytes(self.data[: transaction.end])
+
+    def abort(self, transaction: Transaction) -> None:
+        del self.data[transaction.start :]
+
+    def close(self) -> None:
+        pass
+
+
+class Peer:
+    """One end of a real connection, moved by hand: send a frame, wait for the next event."""
+
+    def __init__(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection = connection
+        self._reader = reader
+        self._writer = writer
+        self._events: list[Event] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(self, *frames: Frame) -> None:
+        self._writer.write(b"".join(self.connection.send(frame) for frame in frames))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Anything at all, past the protocol."""
+        self._writer.write(data)
+
+    async def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Event | None:
+        """The next event; None when the other end has closed."""
+        async with asyncio.timeout(timeout_s):
+            while not self._events:
+                try:
+                    data = await self._reader.read(1 << 20)
+                except ConnectionError:
+                    data = b""
+                if not data:
+                    return None
+                self._events = self.connection.receive(data)
+        return self._events.pop(0)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Worker(Peer):
+    """Stands in for the worker at a sink's door."""
+
+    @classmethod
+    async def connect(cls, address: Address) -> Self:
+        return cls(Connection(Side.INITIATOR, Role.SINK), *await asyncio.open_connection(*address))
+
+    async def hello(self, instance: str = "out", cookie: bytes = b"") -> tuple[int, tuple[str, ...]]:
+        """The whole greeting; the sink's committed end and its uncommitted transactions."""
+        self.send(
+            Hello(SINK_VERSION, cookie, "test", instance),
+            Notify(DATA_STREAM, "out", 0),
+            twopc.wrap(ListUncommitted(7)),
+        )
+        ok, notify_ack = await self.receive(), await self.receive()
+        assert isinstance(ok, Ok), ok
+        assert isinstance(notify_ack, NotifyAck), notify_ack
+        assert notify_ack.success
+        answer = await self.answer()
+        assert isinstance(answer, ReplyUncommitted), answer
+        return notify_ack.point_of_reference, answer.txn_ids
+
+    def data(self, position: int, *payloads: bytes) -> None:
+        for payload in payloads:
+            self.send(Message(DATA_STREAM, position, 0, b"", payload))
+            position += len(payload)
+
+    async def phase1(self, txn_id: str, start: int, end: int) -> bool:
+        """The sink's vote."""
+        self.send(twopc.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
+        answer = await self.answer()
+        assert isinstance(answer, Reply), answer
+        assert answer.txn_id == txn_id
+        return answer.commit
+
+    async def phase2(self, txn_id: str, commit: bool) -> None:
+        self.send(twopc.wrap(Phase2(txn_id, commit)))
+        assert await self.answer() == Reply(txn_id, commit)
+
+    async def answer(self) -> TwoPhase:
+        messages = await self.receive()
+        assert isinstance(messages, Messages), messages
+        assert len(messages) == 1
+        return twopc.decode(messages.payloads[0])
+
+
+class Gateway:
+    """Stands in for the gateway: accepts sources one after the other, for a test to talk to."""
+
+    def __init__(self) -> None:
+        self._arrivals: asyncio.Queue[Peer] = asyncio.Queue()
+        self._server: asyncio.Server | None = None
+        self.address = Address("127.0.0.1", 0)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, *self.address)
+        self.address = Address(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server
+        self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._arrivals.put(Peer(Connection(Side.ACCEPTOR, Role.SOURCE), reader, writer))
+
+    async def session(self) -> Peer:
+        """The next source that comes."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await self._arrivals.get()
