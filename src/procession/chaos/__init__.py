@@ -1,0 +1,1 @@
+"""Chaos: breaking things on purpose, and judging what came out."""

@@ -1,0 +1,301 @@
+"""The house rules of the source tree: floors, purity and habits, read from the code itself.
+
+The one rule: nothing is exempt in silence; an exception stands in a table here with its reason, and goes when nobody
+uses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "procession"
+
+FLOORS: tuple[frozenset[str], ...] = (
+    frozenset({"record", "errors", "metrics", "faults"}),
+    frozenset({"wire", "storage", "plan", "merge"}),
+    frozenset({"gateway", "commit", "spark", "sdk", "sos"}),
+    frozenset({"connectors"}),
+    frozenset({"chaos", "ops"}),
+)
+FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+
+# (module, what it imports): why it may, against the floors. A `*` stands for any part of a name.
+INTRODUCTIONS: dict[tuple[str, str], str] = {
+    ("ops.*", "chaos.*"): "two rooms that must meet are introduced by ops",
+}
+
+PURE = (
+    "wire.*",
+    "plan.*",
+    "merge.*",
+    "gateway.registry",
+    "gateway.cluster",
+    "gateway.state",
+    "commit.coordinator",
+    "chaos.scenario",
+    "chaos.simulator",
+    "chaos.verifier",
+    "ops.restarts",
+)
+# Clocks, disks, sockets, chance and Spark: what a module that only decides has no business with.
+IMPURE_IMPORTS = frozenset(
+    {"asyncio", "multiprocessing", "os", "pyspark", "py4j", "random", "secrets", "selectors", "signal", "socket"}
+    | {"subprocess", "threading", "time", "uvloop"}
+)
+
+ROOMS_WITH_PYSPARK = frozenset({"spark"})
+NAMES_THAT_SAY_NOTHING = frozenset({"utils", "util", "helpers", "helper", "common", "manager"})
+LINES_MAX = 400
+
+# Where only somebody's machine has files, and hosts that packages come from: a clone must work without naming either.
+MACHINE_PATHS = re.compile(r"(?<![\w.$}~-])/(?:home|root|Users|work|opt|mnt|tmp/scratch)/")
+REGISTRY_HOSTS = re.compile(
+    r"\b(?:pypi\.(?:org|python\.org)|files\.pythonhosted\.org|deb\.debian\.org|archive\.ubuntu\.com|repo1?\.maven\.org"
+    r"|registry\.npmjs\.org|crates\.io|proxy\.golang\.org|astral\.sh)\b"
+)
+TEXT_SUFFIXES = frozenset({".py", ".toml", ".md", ".txt", ".cfg", ".ini", ".yml", ".yaml", ".sh", ".json", ""})
+FOLDERS_OF_OURS = ("src", "tests", "examples", "bench", "docs", "scripts", ".ci")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file, with its name below `procession` (empty for the front door, `__init__` left out)."""
+
+    path: Path
+    name: str
+    text: str
+
+    @property
+    def room(self) -> str:
+        return self.name.partition(".")[0]
+
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, str(self.path))
+
+    def imports(self) -> Iterator[str]:
+        """Every absolute dotted name imported anywhere in the file, in functions and type-checking blocks too."""
+        package = self.name.split(".") if self.path.name == "__init__.py" else self.name.split(".")[:-1]
+        for node in ast.walk(self.tree()):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                above = ["procession", *filter(None, package)]
+                base = above[: len(above) - node.level + 1] if node.level else []
+                yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+    def imports_of_ours(self) -> Iterator[str]:
+        """The same, of our own modules only, each as a name below `procession`."""
+        yield from (name.partition(".")[2] for name in self.imports() if name.split(".")[0] == "procession")
+
+
+def read_modules(source: Path) -> list[Module]:
+    return [
+        Module(
+            path, ".".join(part for part in path.relative_to(source).with_suffix("").parts if part != "__init__"), text
+        )
+        for path in sorted(source.rglob("*.py"))
+        for text in [path.read_text()]
+    ]
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) or f"{name}.*" == pattern for pattern in patterns)
+
+
+def is_introduced(module: str, imported: str) -> bool:
+    return any(matches(module, (one,)) and matches(imported, (other,)) for one, other in INTRODUCTIONS)
+
+
+def floor_breaches(modules: list[Module]) -> list[str]:
+    """Imports that do not go down. The front door (`procession/__init__`) imports any room, and no room imports it."""
+    breaches = []
+    for module in modules:
+        if not module.name:
+            continue
+        if module.room not in FLOOR_OF:
+            breaches.append(f"{module.name}: the room {module.room} stands on no floor")
+            continue
+        for imported in module.imports_of_ours():
+            room = imported.partition(".")[0]
+            if room not in FLOOR_OF:
+                breaches.append(f"{module.name} imports {imported or 'procession'}, which stands on no floor")
+            elif room == module.room or FLOOR_OF[room] < FLOOR_OF[module.room]:
+                continue
+            elif not is_introduced(module.name, imported):
+                breaches.append(f"{module.name} imports {imported}: not downwards")
+    return breaches
+
+
+def purity_breaches(modules: list[Module]) -> list[str]:
+    """What a pure module imports that is not pure, of ours too, so that nothing impure comes in by a side door."""
+    words = ("record", "errors", "metrics")
+    names = {module.name for module in modules}
+    breaches = []
+    for module in modules:
+        if not matches(module.name, PURE):
+            continue
+        impure = [name for name in module.imports() if name.split(".")[0] in IMPURE_IMPORTS]
+        for imported in module.imports_of_ours():
+            owner = imported if imported in names else imported.rpartition(".")[0]
+            if not matches(owner, PURE) and owner.partition(".")[0] not in words:
+                impure.append(f"procession.{imported}")
+        breaches += [f"{module.name} is pure and imports {name}" for name in impure]
+    return breaches
+
+
+def spark_breaches(modules: list[Module]) -> list[str]:
+    return [
+        f"{module.name} imports {name}: only {', '.join(ROOMS_WITH_PYSPARK)} may"
+        for module in modules
+        for name in module.imports()
+        if name.split(".")[0] in {"pyspark", "py4j"} and module.room not in ROOMS_WITH_PYSPARK
+    ]
+
+
+def habit_breaches(modules: list[Module]) -> list[str]:
+    breaches = []
+    for module in modules:
+        shown = module.name or module.path.name
+        if NAMES_THAT_SAY_NOTHING & set(re.split(r"[._]", module.name)):
+            breaches.append(f"{shown}: a module is about one noun, and this name says none")
+        if (lines := module.text.count("\n")) > LINES_MAX:
+            breaches.append(f"{shown}: {lines} lines, more than {LINES_MAX}")
+        if not ast.get_docstring(module.tree()):
+            breaches.append(f"{shown}: no docstring that says what it is")
+    return breaches
+
+
+def text_breaches(name: str, text: str) -> list[str]:
+    return [
+        f"{name}:{number}: {what} {found.group()}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for what, pattern in (("a path of one machine:", MACHINE_PATHS), ("a registry's host:", REGISTRY_HOSTS))
+        if (found := pattern.search(line))
+    ]
+
+
+def our_texts() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    for folder in FOLDERS_OF_OURS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts:
+                yield path
+
+
+MODULES = read_modules(SOURCE)
+
+
+def test_imports_go_down_the_floors_never_sideways() -> None:
+    assert floor_breaches(MODULES) == []
+
+
+def test_pure_modules_know_no_clock_disk_socket_chance_or_spark() -> None:
+    assert purity_breaches(MODULES) == []
+
+
+def test_only_the_spark_room_imports_pyspark() -> None:
+    assert spark_breaches(MODULES) == []
+
+
+def test_every_module_is_one_noun_of_readable_length_with_a_docstring() -> None:
+    assert habit_breaches(MODULES) == []
+
+
+def test_no_text_names_one_machine_or_a_registry() -> None:
+    breaches = [
+        breach
+        for path in our_texts()
+        if path != Path(__file__).resolve()
+        for breach in text_breaches(str(path.relative_to(ROOT)), path.read_text(errors="replace"))
+    ]
+    assert breaches == []
+
+
+def test_every_introduction_is_still_used() -> None:
+    used = {
+        (one, other)
+        for module in MODULES
+        for imported in module.imports_of_ours()
+        for one, other in INTRODUCTIONS
+        if matches(module.name, (one,)) and matches(imported, (other,))
+    }
+    assert used == set(INTRODUCTIONS)
+
+
+def planted(name: str, text: str) -> list[Module]:
+    return [Module(SOURCE / Path(*name.split(".")).with_suffix(".py"), name, f'"""A module."""\n{text}\n')]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wire.codec", "from procession.gateway.state import GatewayState"),
+        ("wire.codec", "import procession.storage.log"),
+        ("wire.codec", "from ..storage import log"),
+        ("wire.codec", "def late():\n    from procession.storage import log"),
+        ("gateway.server", "from procession import Pipeline"),
+        ("errors", "from procession.wire import codec"),
+        ("chaos.proxy", "from procession.ops import supervise"),
+        ("newroom.thing", ""),
+    ],
+)
+def test_a_planted_import_that_does_not_go_down_is_found(name: str, text: str) -> None:
+    assert floor_breaches(planted(name, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gateway.server", "from procession.wire.connection import Connection"),
+        ("gateway.server", "from .state import GatewayState"),
+        ("ops.verify", "from procession.chaos.verifier import compare"),
+        ("sdk", "from procession.wire import v3"),
+    ],
+)
+def test_an_import_that_goes_down_is_left_alone(name: str, text: str) -> None:
+    assert floor_breaches(planted(name, text)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wire.codec", "import time"),
+        ("plan.planner", "from os import path"),
+        ("gateway.state", "import asyncio.subprocess"),
+        ("gateway.state", "from procession.storage.log import IngressLog"),
+        ("commit.coordinator", "from procession import faults"),
+    ],
+)
+def test_a_planted_impure_import_is_found(name: str, text: str) -> None:
+    assert purity_breaches(planted(name, text))
+
+
+def test_a_planted_pyspark_import_is_found() -> None:
+    assert spark_breaches(planted("commit.emitter", "from pyspark.sql import SparkSession"))
+    assert not spark_breaches(planted("spark.session", "from pyspark.sql import SparkSession"))
+
+
+def test_a_planted_bad_habit_is_found() -> None:
+    assert habit_breaches(planted("wire.utils", ""))
+    assert habit_breaches(planted("wire.codec", "\n" * LINES_MAX))
+    assert habit_breaches([Module(SOURCE / "wire" / "codec.py", "wire.codec", "import struct\n")])
+    assert not habit_breaches(planted("wire.codec", ""))
+
+
+def test_a_planted_machine_path_or_registry_is_found() -> None:
+    assert text_breaches("a.py", 'LOG = "/home/somebody/log"')
+    assert text_breaches("a.md", "curl https://pypi.org/simple")
+    assert not text_breaches("a.py", 'CURRENT = f"{home}/work/log"  # and /tmp, /proc/self/home')
+
+
+def test_the_tree_was_really_read() -> None:
+    assert {"errors", "wire.codec"} <= {module.name for module in MODULES}
+    assert any(name.startswith("wire.") for module in MODULES for name in module.imports_of_ours())
