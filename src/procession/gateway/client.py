@@ -1,0 +1,131 @@
+"""The driver's hand on a gateway's side door: blocking calls that outlive a gateway's restart.
+
+The one rule: a call returns the gateway's answer or raises who must act; a gateway that is away is asked again, with
+back-off, until `timeout_s` has passed. Every request may be repeated, so asking again is safe. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from procession.errors import ProcessionError, RoundError
+from procession.gateway.address import addresses, parse_address
+from procession.gateway.refusal import KINDS
+
+DELAY_S_MIN = 0.02
+DELAY_S_MAX = 1.0
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+
+_ERRORS = {kind: error for error, kind in KINDS.items()}
+
+
+class Offer(NamedTuple):
+    end: int
+    start_sequence: int
+
+
+class Fence(NamedTuple):
+    committed_end: int
+    next_sequence: int
+
+
+class ControlClient:
+    """Asks the gateway at an address, or that of a directory: then it is found again if it moves to another port."""
+
+    def __init__(self, at: str | Path, cookie: bytes = b"", timeout_s: float = 30.0) -> None:
+        self._at = at
+        self._cookie = cookie
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+
+    def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> Offer:
+        """How far the driver may read from `start` on; all of it is on disk."""
+        reply = self._ask("offer", fence=fence, start=start, records_max=records_max, bytes_max=bytes_max)
+        return Offer(reply["end"], reply["start_sequence"])
+
+    def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
+        """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
+        named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
+        self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named)
+
+    def fence(self, fence: int) -> Fence:
+        """From now on no driver before this one is heard."""
+        reply = self._ask("fence", fence=fence)
+        return Fence(reply["committed_end"], reply["next_sequence"])
+
+    def status(self) -> dict[str, Any]:
+        return self._ask("status")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        line = json.dumps({"op": op, "cookie": self._cookie.hex(), **fields}).encode() + b"\n"
+        deadline = time.monotonic() + self._timeout_s
+        delay_s = DELAY_S_MIN
+        while True:
+            try:
+                return _checked(self._exchange(line, deadline))
+            except (OSError, ValueError) as error:
+                self.close()
+                if time.monotonic() + delay_s > deadline:
+                    raise RoundError(
+                        f"The gateway at {self._at} does not answer: {error}.",
+                        next_step="Start it, or look at its log; what it was asked is asked again.",
+                    ) from error
+            time.sleep(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(2 * delay_s, DELAY_S_MAX)
+
+    def _exchange(self, line: bytes, deadline: float) -> dict[str, Any]:
+        if self._socket is None:
+            self._socket = socket.create_connection(self._address(), timeout=_left(deadline))
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(line)
+        reply = bytearray()
+        while not reply.endswith(b"\n"):
+            self._socket.settimeout(_left(deadline))
+            part = self._socket.recv(65536)
+            if not part or len(reply) > REPLY_BYTES_MAX:
+                raise ConnectionError("it closed the connection")
+            reply += part
+        answer = json.loads(reply)
+        if not isinstance(answer, dict):
+            raise ValueError("its answer is not an object")
+        return answer
+
+    def _address(self) -> tuple[str, int]:
+        if isinstance(self._at, str):
+            return parse_address(self._at)
+        found = addresses(self._at).get("control")
+        if found is None:
+            raise ConnectionError("it was never started")
+        return parse_address(found)
+
+
+def _left(deadline: float) -> float:
+    """The seconds left, and never none: a socket takes 0 for "do not wait"."""
+    return max(0.001, deadline - time.monotonic())
+
+
+def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+    if not reply.pop("ok"):
+        kind = _ERRORS.get(str(reply.get("kind")), ProcessionError)
+        raise kind(str(reply["error"]), next_step=str(reply.get("next_step", "")))
+    return reply

@@ -1,0 +1,50 @@
+"""What can be set about a gateway. The one rule: every buffer's limit has a name here, with its unit last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.wire.codec import FRAME_BYTES_MAX
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the decisions depend on; the pure half of the settings."""
+
+    cookie: bytes = b""
+    credits_max: int = 16384
+    sessions_max: int = 256
+    streams_max: int = 65536
+    lag_bytes_max: int = 1024 * MIB
+    """Credits are withheld while more than this is appended and not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    directory: Path
+    listen: str = "127.0.0.1:7100"
+    control: str = "127.0.0.1:7101"
+    limits: Limits = Limits()
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    segment_bytes_max: int = 64 * MIB
+    append_bytes_max: int = MIB
+    """Received records are written together: when they are this many bytes, or after `append_delay_s`."""
+    append_delay_s: float = 0.002
+    write_bytes_max: int = 4 * MIB
+    """A peer that leaves this much unread is dropped."""
+    request_bytes_max: int = 16 * MIB
+    controls_max: int = 64
+    handshake_timeout_s: float = 10.0
+    ack_interval_s: float = 1.0
+    linger_s: float = 1.0
+    """How long a peer has to read our last word before the connection is cut."""
+    silence_s: float = 30.0
+    """How long a peer's machine may be unreachable before its streams are free for another session."""
+
+    @property
+    def log_directory(self) -> Path:
+        return self.directory / "log"

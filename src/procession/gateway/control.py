@@ -1,0 +1,140 @@
+"""The gateway's side door: JSON lines over TCP, for the driver and the operator.
+
+The one rule: one request object a line, one reply object a line, `{"ok": true, ...}` or `{"ok": false, "error": ...,
+"kind": ...}`; every request may be sent again. Before it: `client`. After it: `core`.
+
+    offer   fence, start, records_max, bytes_max      -> end, start_sequence
+    commit  fence, epoch, end, positions              ->
+    fence   fence                                     -> committed_end, next_sequence
+    status                                            -> see `Gateway.status`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import socket
+from typing import Any
+
+import structlog
+
+from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
+from procession.gateway.core import Gateway
+from procession.gateway.events import Committed
+from procession.gateway.refusal import KINDS
+
+Request = dict[str, Any]
+Reply = dict[str, Any]
+
+log = structlog.get_logger("gateway")
+
+
+class ControlServer:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._config = gateway.config
+        self._server: asyncio.Server | None = None
+        self._talks: set[asyncio.Task[Any]] = set()
+
+    async def start(self, listening: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._talk, sock=listening, limit=self._config.request_bytes_max)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._talks:
+            task.cancel()
+        if self._talks:
+            await asyncio.wait(self._talks)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._talks.add(task)
+        try:
+            while line := await self._line(reader):
+                reply = await self._answer(line)
+                writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+                await writer.drain()
+        except (OSError, asyncio.CancelledError):
+            # The other side is gone, or we are: either way the request may be sent again.
+            pass
+        finally:
+            self._talks.discard(task)
+            writer.close()
+
+    async def _line(self, reader: asyncio.StreamReader) -> bytes:
+        """The next request; nothing when the peer is done, or says too much."""
+        try:
+            if len(self._talks) <= self._config.controls_max:
+                return await reader.readline()
+            log.warning("!", control="too many connections", controls_max=self._config.controls_max)
+        except ValueError:
+            log.warning("!", control="request too long", request_bytes_max=self._config.request_bytes_max)
+        return b""
+
+    async def _answer(self, line: bytes) -> Reply:
+        try:
+            request = _parse(line)
+            self._check_cookie(request)
+            return {"ok": True, **await self._do(request)}
+        except ProcessionError as error:
+            kind = KINDS.get(type(error), "invalid")
+            return {"ok": False, "error": error.sentence, "next_step": error.next_step, "kind": kind}
+
+    def _check_cookie(self, request: Request) -> None:
+        given = str(request.get("cookie", "")).encode()
+        if not hmac.compare_digest(given, self._config.limits.cookie.hex().encode()):
+            raise ConfigError(
+                "The gateway was asked with a wrong cookie, or none.", next_step="Give both the same cookie file."
+            )
+
+    async def _do(self, request: Request) -> Reply:
+        gateway = self._gateway
+        match request.get("op"):
+            case "offer":
+                fence, start, records_max, bytes_max = _integers(request, "fence", "start", "records_max", "bytes_max")
+                end = await gateway.offer(fence, start, records_max, bytes_max)
+                return {"end": end, "start_sequence": gateway.log.start_sequence}
+            case "commit":
+                fence, epoch, end = _integers(request, "fence", "epoch", "end")
+                await gateway.commit(Committed(fence, epoch, end, _positions(request)))
+                return {}
+            case "fence":
+                await gateway.fence(*_integers(request, "fence"))
+                end_sequence = gateway.state.snapshot.end_sequence
+                return {"committed_end": end_sequence, "next_sequence": gateway.state.next_sequence}
+            case "status":
+                return gateway.status()
+            case other:
+                raise RemoteProtocolError(f"unknown op {str(other)[:40]!r}")
+
+
+def _parse(line: bytes) -> Request:
+    try:
+        request = json.loads(line)
+    except ValueError:
+        raise RemoteProtocolError("a request that is not JSON") from None
+    if not isinstance(request, dict):
+        raise RemoteProtocolError("a request that is not an object")
+    return request
+
+
+def _integers(request: Request, *names: str) -> list[int]:
+    values = []
+    for name in names:
+        value = request.get(name)
+        if not isinstance(value, int) or not 0 <= value < 2**64:
+            raise RemoteProtocolError(f"{name} must be a whole number")
+        values.append(value)
+    return values
+
+
+def _positions(request: Request) -> dict[int, int]:
+    positions = request.get("positions")
+    if not isinstance(positions, dict):
+        raise RemoteProtocolError("positions must be an object")
+    if not all(stream_id.isdecimal() and isinstance(at, int) and at >= 0 for stream_id, at in positions.items()):
+        raise RemoteProtocolError("positions must map stream ids to message ids")
+    return {int(stream_id): at for stream_id, at in positions.items()}

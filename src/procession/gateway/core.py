@@ -1,0 +1,212 @@
+"""The gateway's hands: it performs what `state` decides, on the log, the snapshot file and the sessions.
+
+The one rule: actions are performed in the order in which they were decided; rows are in the log before anything that
+counts on them, and a snapshot is on disk before its ACKs, which go out before the trim. Before it: `server` and
+`control` bring events. After it: `storage.log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from procession import faults
+from procession.errors import StorageError
+from procession.gateway import snapshot as snapshots
+from procession.gateway.config import GatewayConfig
+from procession.gateway.events import (
+    Action,
+    Append,
+    Appended,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Send,
+    SessionOpened,
+    SnapshotWritten,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.state import GatewayState
+from procession.storage.log import IngressLog
+from procession.wire.messages import Frame
+
+STATUS_STREAMS_MAX = 1000
+"""A status names so many streams; of the others it says only how many there are."""
+
+
+class Peer(Protocol):
+    """A session's socket, as far as the gateway's decisions go."""
+
+    def send(self, frame: Frame) -> None: ...
+
+    def close(self, reason: str | None) -> None: ...
+
+
+class Gateway:
+    """One gateway, recovered from its directory. Lives in one event loop; only fsyncs leave it."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        found = snapshots.load(config.directory)
+        self.log = IngressLog(
+            config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=found.end_sequence
+        )
+        tail = self.log.read(found.end_sequence, self.log.next_sequence)
+        lag_bytes = self.log.lag_bytes(found.end_sequence)
+        self.state = GatewayState(config.limits, found, tail, self.log.next_sequence, lag_bytes)
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the gateway cannot go on: a disk that is full, or broken."""
+        self._peers: dict[int, Peer] = {}
+        self._numbers = itertools.count(1)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._commit_lock = asyncio.Lock()
+
+    # Sessions
+
+    def join(self, peer: Peer) -> int:
+        """Give a new peer its session number; numbers are never used again."""
+        session = next(self._numbers)
+        self._peers[session] = peer
+        self.handle(SessionOpened(session))
+        return session
+
+    def leave(self, session: int) -> None:
+        self._peers.pop(session, None)
+
+    def handle(self, event: Event) -> None:
+        for action in self.state.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Append(batch=batch):
+                self._append(batch)
+            case Send(session, frame):
+                if session in self._peers:
+                    self._peers[session].send(frame)
+            case Close(session, reason):
+                if session in self._peers:
+                    self._peers[session].close(reason)
+            case Trim(before_sequence):
+                self.log.trim(before_sequence)
+            case WriteSnapshot():
+                raise AssertionError("only a commit writes a snapshot, and it waits for it")
+
+    # The log
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        """Rows wait for others, so that many are one entry of the log; never long, and never many bytes."""
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= self.config.append_bytes_max:
+            self.flush()
+        elif self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(self.config.append_delay_s, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits. A disk that does not take it ends the gateway: nothing of it was acknowledged."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if not self._waiting or self.failure.done():
+            return
+        batch = pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        faults.point("gateway:before-append")
+        try:
+            self.log.append(batch)
+        except StorageError as error:
+            self.failure.set_exception(error)
+            return
+        faults.point("gateway:after-append")
+        self.handle(Appended(self.log.next_sequence))
+
+    async def _durably(self, *call: Any) -> None:
+        """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, *call)
+        except StorageError as error:
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            raise
+
+    # What the driver asks for
+
+    async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
+        """The end of what the driver may read from `start` on: on disk, and within its limits."""
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        self.flush()
+        await self._durably(self.log.sync)
+        return self.log.end_for(start, records_max, bytes_max)
+
+    async def fence(self, fence: int) -> None:
+        """From now on, also after a restart, no driver before this one is heard."""
+        async with self._commit_lock:
+            await self._raise_to(fence)
+
+    async def commit(self, commit: Committed) -> None:
+        """Make it durable, acknowledge it, let go of its rows; in this order."""
+        async with self._commit_lock:
+            await self._write_snapshot(self.state.handle(commit))
+
+    async def _raise_to(self, fence: int) -> None:
+        self.state.check_fence(fence)
+        if fence > self.state.snapshot.fence:
+            await self._write_snapshot(self.state.handle(FenceRaised(fence)))
+
+    async def _write_snapshot(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert isinstance(action, WriteSnapshot)
+            faults.point("gateway:before-snapshot")
+            await self._durably(snapshots.save, self.config.directory, action.snapshot)
+            faults.point("gateway:before-ack")
+            followers = self.state.handle(SnapshotWritten(action.snapshot))
+            for follower in followers:
+                if isinstance(follower, Trim):
+                    faults.point("gateway:after-ack-before-trim")
+                self._perform(follower)
+
+    def status(self) -> dict[str, Any]:
+        """What an operator or a test wants to know, as plain values."""
+        state = self.state
+        streams = [
+            {
+                "id": stream.stream_id,
+                "name": stream.name,
+                "state": stream.state,
+                "committed": stream.committed,
+                "seen": stream.seen,
+            }
+            for stream in itertools.islice(state.registry, STATUS_STREAMS_MAX)
+        ]
+        return {
+            "next_sequence": state.next_sequence,
+            "start_sequence": self.log.start_sequence,
+            "durable_end": self.log.durable_end,
+            "committed_end": state.snapshot.end_sequence,
+            "epoch": state.snapshot.epoch,
+            "fence": state.snapshot.fence,
+            "records_in": state.records_in,
+            "duplicates": state.duplicates,
+            "sessions": len(state.sessions),
+            "streams": streams,
+            "streams_total": len(state.registry),
+            "lag_bytes": state.lag.bytes,
+            "credits_owed": sum(session.owed for session in state.sessions.values()),
+        }
+
+    async def close(self) -> None:
+        """Put on disk what is here, and let go of the files."""
+        try:
+            self.flush()
+            await self._durably(self.log.sync)
+        finally:
+            self.log.close()

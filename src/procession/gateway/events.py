@@ -1,0 +1,105 @@
+"""What happens to a gateway, and what it does about it: the words between `state`, which decides, and `core`.
+
+The one rule: values only. A session is a number that the rim gives out; the result of an action comes back as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from procession.gateway.snapshot import Snapshot
+from procession.wire import connection
+from procession.wire.messages import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The protocol let this frame (or these messages, or this violation) pass."""
+
+    session: int
+    what: connection.Event
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The log has all rows below this sequence."""
+
+    end_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """An interval has passed in which every session should have had an ACK."""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRaised:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The driver of this fence has committed an epoch, which ends below `end_sequence`."""
+
+    fence: int
+    epoch: int
+    end_sequence: int
+    positions: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    snapshot: Snapshot
+
+
+Event = SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRaised | Committed | SnapshotWritten
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    session: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Send ERROR with this reason, if there is one, then close. To `state` the session is gone already."""
+
+    session: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write these rows at the end of the log, soon and in order; `Appended` follows."""
+
+    first_sequence: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """Make this durable before anything else that follows from it; `SnapshotWritten` follows."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    before_sequence: int
+
+
+Action = Send | Close | Append | WriteSnapshot | Trim

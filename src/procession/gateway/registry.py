@@ -1,0 +1,149 @@
+"""The registry: every stream that the gateway knows, its two positions and who holds it. Pure.
+
+The one rule: it is the one owner of both positions. *committed* is in the last complete checkpoint and is all that
+producers are told; *seen* is in the log and decides what is a duplicate. `state` asks it about every NOTIFY, MESSAGE,
+EOS and commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from procession.errors import RemoteProtocolError
+from procession.gateway.rows import Ids, Tail
+from procession.gateway.snapshot import Position
+from procession.wire.messages import NOTHING_COMMITTED
+
+STREAM_NAME_CHARS_MAX = 256
+"""Names are for people; of a longer one the beginning is kept."""
+
+
+@dataclass(slots=True)
+class Stream:
+    stream_id: int
+    name: str = ""
+    committed: int | None = None
+    seen: int | None = None
+    session: int | None = None
+    """Who may send on it, or sent its end and waits for the last ACK."""
+    eos_sequence: int | None = None
+    """Its end is in the log; until a commit covers it, nobody may open the stream."""
+    fresh_from: int = 0
+    """The first id that was new when this session opened the stream: below it are the duplicates of a reconnect."""
+
+    @property
+    def is_free(self) -> bool:
+        return self.session is None and self.eos_sequence is None
+
+    @property
+    def state(self) -> str:
+        if self.eos_sequence is not None:
+            return "ending"
+        return "closed" if self.session is None else "open"
+
+    @property
+    def point_of_reference(self) -> int:
+        return NOTHING_COMMITTED if self.committed is None else self.committed
+
+    def open(self, session: int, name: str) -> None:
+        self.name = name[:STREAM_NAME_CHARS_MAX]
+        self.session = session
+        self.fresh_from = _after(self.seen)
+
+    def fresh(self, message_ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these ids are new. Those that are must go up: an id that goes back is the peer's error."""
+        mask = message_ids >= max(self.fresh_from, _after(self.committed))
+        new = message_ids[mask]
+        if new.size:
+            if int(new[0]) < _after(self.seen) or bool((new[1:] <= new[:-1]).any()):
+                raise RemoteProtocolError(f"message id goes back on stream {self.stream_id}")
+            if int(new[-1]) == NOTHING_COMMITTED:
+                raise RemoteProtocolError(f"message id 2^64-1 on stream {self.stream_id} is reserved")
+        return mask
+
+    def commit(self, message_id: int) -> bool:
+        """Take a committed id; false if it is not news."""
+        if self.committed is not None and message_id <= self.committed:
+            return False
+        self.committed = message_id
+        self.seen = message_id if self.seen is None else max(self.seen, message_id)
+        return True
+
+
+class Registry:
+    def __init__(self, positions: Mapping[int, Position], tail: Tail) -> None:
+        """As a restarted gateway knows them: the snapshot, and what the log has beyond it."""
+        self._streams: dict[int, Stream] = {}
+        for stream_id, position in positions.items():
+            self._streams[stream_id] = Stream(stream_id, position.name, position.committed, position.committed)
+        for stream_id, message_id in tail.seen.items():
+            self.get_or_add(stream_id).seen = message_id
+        for stream_id, sequence in tail.eos_sequences.items():
+            self.get_or_add(stream_id).eos_sequence = sequence
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def __getitem__(self, stream_id: int) -> Stream:
+        return self._streams[stream_id]
+
+    def get_or_add(self, stream_id: int) -> Stream:
+        return self._streams.setdefault(stream_id, Stream(stream_id))
+
+    def leave(self, session: int) -> None:
+        """A session is gone: its streams are free, but for those whose end waits for a commit."""
+        for stream in [stream for stream in self if stream.session == session]:
+            stream.session = None
+            self._forget_unused(stream)
+
+    def positions(self, changes: Mapping[int, int]) -> dict[int, Position]:
+        """What a snapshot says once `changes` are committed."""
+        known = {
+            stream.stream_id: Position(stream.name, stream.committed) for stream in self if stream.committed is not None
+        }
+        for stream_id, message_id in changes.items():
+            name = self[stream_id].name if stream_id in self else ""
+            before = known.get(stream_id)
+            known[stream_id] = Position(name, message_id if before is None else max(before.committed, message_id))
+        return known
+
+    def commit(self, end_sequence: int, positions: Mapping[int, Position]) -> dict[int, list[tuple[int, int]]]:
+        """Take what is committed. Returns, per session, the pairs (stream id, committed id) of its streams with news.
+
+        A stream whose end is below `end_sequence` is released, and that is news even if its position is not.
+        """
+        news: dict[int, list[tuple[int, int]]] = {}
+        for stream_id in positions:
+            self.get_or_add(stream_id)
+        for stream in list(self):
+            position = positions.get(stream.stream_id)
+            is_news = position is not None and stream.commit(position.committed)
+            is_released = stream.eos_sequence is not None and stream.eos_sequence < end_sequence
+            if stream.session is not None and (is_news or is_released):
+                pairs = news.setdefault(stream.session, [])
+                # A point of reference that says "nothing" would make the producer go back.
+                if stream.committed is not None:
+                    pairs.append((stream.stream_id, stream.committed))
+            if is_released:
+                stream.eos_sequence = stream.session = None
+                self._forget_unused(stream)
+        return news
+
+    def _forget_unused(self, stream: Stream) -> None:
+        """A stream on which nothing ever came leaves nothing to remember."""
+        if stream.is_free and stream.seen is None:
+            del self._streams[stream.stream_id]
+
+
+def _after(message_id: int | None) -> int:
+    return 0 if message_id is None else message_id + 1

@@ -1,0 +1,68 @@
+"""Rows of the ingress log: made of what a session sent, and read again when a gateway recovers. Pure.
+
+The one rule: the rows say all that a restarted gateway must know of what is not committed: ids seen, streams ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD
+from procession.wire.messages import NOTHING_COMMITTED
+
+Ids = npt.NDArray[np.uint64]
+
+
+def record_rows(
+    stream_ids: Ids,
+    message_ids: Ids,
+    event_times: npt.NDArray[np.int64],
+    keys: Sequence[bytes],
+    payloads: Sequence[bytes],
+) -> pa.RecordBatch:
+    """Columns of records as a batch of the log's schema."""
+    columns: list[Any] = [np.full(len(payloads), KIND_RECORD, np.uint8), stream_ids, message_ids, event_times]
+    arrays = [pa.array(column) for column in columns]
+    arrays += [pa.array(keys, pa.binary()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, schema=INGRESS_SCHEMA)
+
+
+def eos_row(stream_id: int, last_id: int | None) -> pa.RecordBatch:
+    """The end of a stream: a row of its own, so that it has a sequence and causes an epoch even on a quiet stream."""
+    message_id = NOTHING_COMMITTED if last_id is None else last_id
+    values = [[KIND_EOS], [stream_id], [message_id], [0], [b""], [b""]]
+    arrays = [pa.array(value, kind) for value, kind in zip(values, INGRESS_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=INGRESS_SCHEMA)
+
+
+@dataclass(slots=True)
+class Tail:
+    """What the uncommitted end of a log says of each stream."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+    """Stream id to the last message id."""
+    eos_sequences: dict[int, int] = field(default_factory=dict)
+    """Stream id to the sequence of its end."""
+
+
+def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> Tail:
+    """Read rows that begin with sequence `start`."""
+    tail = Tail()
+    for batch in batches:
+        kinds = batch.column("kind").to_numpy()
+        for row in np.flatnonzero(kinds == KIND_EOS).tolist():
+            tail.eos_sequences[batch.column("stream_id")[row].as_py()] = start + row
+        records = pa.Table.from_batches([batch]).filter(pc.field("kind") == KIND_RECORD)
+        last = records.group_by("stream_id").aggregate([("message_id", "max")])
+        pairs = zip(last["stream_id"].to_pylist(), last["message_id_max"].to_pylist(), strict=True)
+        # Ids of a stream only grow along the log, so a later batch has the later id.
+        tail.seen.update(pairs)
+        start += batch.num_rows
+    return tail

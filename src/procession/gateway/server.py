@@ -1,0 +1,209 @@
+"""The gateway's front door: a TCP server for producers, and `serve`, which runs the whole process.
+
+The one rule: a session does three things: feed bytes to its connection, hand the events on, write whole frames. No
+input from the network ends the process, and no peer makes it hold more than `write_bytes_max`. Before it: the socket.
+After it: `core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import structlog
+import uvloop
+
+from procession.gateway.address import ADDRESS_FILE, addresses, bind, format_address
+from procession.gateway.config import GatewayConfig
+from procession.gateway.control import ControlServer
+from procession.gateway.core import Gateway
+from procession.gateway.events import Received, SessionClosed, Ticked
+from procession.storage.durable import write_durably
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side, State
+from procession.wire.messages import Frame, Messages, Restart
+
+WRITE_BYTES_HIGH = 64 * 1024
+"""With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
+
+log = structlog.get_logger("gateway")
+
+
+class Session(asyncio.Protocol):
+    """One producer's socket."""
+
+    def __init__(self, gateway: Gateway, sessions: set[Session]) -> None:
+        self._gateway = gateway
+        self._config = gateway.config
+        self._sessions = sessions
+        self._connection = Connection(Side.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._transport: asyncio.Transport
+        self._number = 0
+        self.gone = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+        _notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
+        self._sessions.add(self)
+        self._after(self._config.handshake_timeout_s, self._give_up_handshake)
+        self._number = self._gateway.join(self)
+        log.debug("=", session=self._number, peer=self._transport.get_extra_info("peername"))
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._connection.receive(data):
+            log.debug("<", session=self._number, frame=len(event) if isinstance(event, Messages) else event)
+            self._gateway.handle(Received(self._number, event))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._sessions.discard(self)
+        self._gateway.leave(self._number)
+        self._gateway.handle(SessionClosed(self._number))
+        log.debug("=", session=self._number, closed=str(error or ""))
+        self.gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def send(self, frame: Frame) -> None:
+        if self._connection.is_over or self._transport.is_closing():
+            return
+        log.debug(">", session=self._number, frame=frame)
+        self._transport.write(self._connection.send(frame))
+        if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
+            log.warning("!", session=self._number, reason="does not read what it is sent")
+            self._transport.abort()
+
+    def close(self, reason: str | None) -> None:
+        """Say why, then close."""
+        if reason is not None:
+            log.warning("!", session=self._number, reason=reason)
+            self._transport.write(self._connection.error_frame(reason))
+        self._linger()
+
+    def restart(self) -> None:
+        """Ask the producer to come again, then close."""
+        if self._connection.state is not State.STREAMING:
+            self.close("the gateway is stopping")
+            return
+        self.send(Restart())
+        self._linger()
+
+    def _linger(self) -> None:
+        # A socket that is closed with unread bytes resets, and the peer loses our last word. So we only end our half,
+        # go on reading (the connection discards it), and cut when the peer closes or has had its time.
+        if self._transport.is_closing():
+            return
+        self._transport.write_eof()
+        self._after(self._config.linger_s, self._transport.abort)
+
+    def _give_up_handshake(self) -> None:
+        if self._connection.state in (State.CONNECTED, State.HANDSHAKE):
+            self._gateway.handle(SessionClosed(self._number))
+            self.close("no HELLO in time")
+
+    def _after(self, delay_s: float, call: Callable[[], object]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, call))
+
+
+def _notice_silence(sock: socket.socket, silence_s: float) -> None:
+    """Let the kernel end a connection whose other machine is gone, or its streams would stay taken for ever."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(silence_s / 3))),
+        ("TCP_KEEPINTVL", max(1, int(silence_s / 3))),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class GatewayServer:
+    """A gateway with its two doors open: producers at `listen`, the driver and the operator at `control`."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.gateway = Gateway(config)
+        self.listen = ""
+        self.control = ""
+        self._config = config
+        self._sessions: set[Session] = set()
+        self._control = ControlServer(self.gateway)
+        self._ticker: asyncio.Task[None] | None = None
+        self._door: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Open both doors, and write down where they are."""
+        loop = asyncio.get_running_loop()
+        previous = addresses(self._config.directory)
+        listening = bind(self._config.listen, previous.get("listen"))
+        controlling = bind(self._config.control, previous.get("control"))
+        self.listen = format_address(*listening.getsockname()[:2])
+        self.control = format_address(*controlling.getsockname()[:2])
+        self._door = await loop.create_server(lambda: Session(self.gateway, self._sessions), sock=listening)
+        await self._control.start(controlling)
+        self._ticker = loop.create_task(self._tick())
+        document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}
+        write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
+        log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.ack_interval_s)
+            self.gateway.handle(Ticked())
+
+    async def stop(self) -> None:
+        """Send the producers away with a RESTART, close the doors, and put what is here on disk."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._door is not None:
+            self._door.close()
+        for session in list(self._sessions):
+            session.restart()
+        if self._sessions:
+            await asyncio.wait([session.gone for session in self._sessions], timeout=2 * self._config.linger_s)
+        await self._control.stop()
+        await self.gateway.close()
+
+
+async def _serve(config: GatewayConfig) -> None:
+    server = GatewayServer(config)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    waiter = loop.create_task(stopped.wait())
+    try:
+        await server.start()
+        endings: list[asyncio.Future[Any]] = [waiter, server.gateway.failure]
+        await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiter.cancel()
+        await server.stop()
+    if server.gateway.failure.done():
+        server.gateway.failure.result()
+
+
+def serve(config: GatewayConfig) -> None:
+    """Run a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or go on."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+    uvloop.run(_serve(config))

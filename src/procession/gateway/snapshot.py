@@ -1,0 +1,70 @@
+"""The snapshot: what a gateway must know beside its log, in one small file that is replaced as a whole.
+
+The one rule: it is on disk before anything that it says is told to a producer, or trimmed from the log. Before it:
+`state` makes it. After it: a restarted gateway is this snapshot plus the surviving log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procession.errors import StorageError
+from procession.storage.durable import storage_error, write_durably
+
+FILE_NAME = "positions.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    name: str
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    fence: int = 0
+    epoch: int = -1
+    end_sequence: int = 0
+    next_sequence: int = 0
+    streams: dict[int, Position] = field(default_factory=dict)
+
+
+def save(directory: Path, snapshot: Snapshot) -> None:
+    streams = {str(key): {"name": at.name, "committed": at.committed} for key, at in snapshot.streams.items()}
+    document = {
+        "fence": snapshot.fence,
+        "epoch": snapshot.epoch,
+        "end_sequence": snapshot.end_sequence,
+        "next_sequence": snapshot.next_sequence,
+        "streams": streams,
+    }
+    write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
+
+
+def load(directory: Path) -> Snapshot:
+    """The last snapshot, or the first one there is: nothing committed."""
+    path = directory / FILE_NAME
+    try:
+        document = json.loads(path.read_bytes())
+        return Snapshot(
+            fence=int(document["fence"]),
+            epoch=int(document["epoch"]),
+            end_sequence=int(document["end_sequence"]),
+            next_sequence=int(document["next_sequence"]),
+            streams={
+                int(stream_id): Position(str(at["name"]), int(at["committed"]))
+                for stream_id, at in document["streams"].items()
+            },
+        )
+    except FileNotFoundError:
+        return Snapshot()
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError(
+            f"The snapshot {path} cannot be read: {error!r}.",
+            next_step="Restore the file from a copy; without it the gateway cannot know what is committed.",
+            path=str(path),
+        ) from error

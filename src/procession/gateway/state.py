@@ -1,0 +1,285 @@
+"""What the gateway decides: whose stream it is, what is a duplicate, who gets which sequence, who may send more. Pure.
+
+The one rule: `handle(event) -> actions` is the only door, and a step that is not allowed changes nothing. Before it on
+the walk: `wire.connection`, which lets only well-formed sessions through. After it: `core`, which appends, writes and
+sends.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession.errors import FencedError, RemoteProtocolError, StorageError
+from procession.gateway.config import Limits
+from procession.gateway.events import (
+    Action,
+    Append,
+    Appended,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    Ticked,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.lag import Lag
+from procession.gateway.registry import Registry
+from procession.gateway.rows import Ids, eos_row, read_tail, record_rows
+from procession.gateway.snapshot import Snapshot
+from procession.wire import connection, v3
+from procession.wire.connection import Violation
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Hello, Messages, Notify, NotifyAck, Ok
+
+
+@dataclass(slots=True)
+class Session:
+    is_streaming: bool = False
+    owed: int = 0
+    """Credits that it spent, and that were not given back."""
+    was_acked: bool = False
+    """Since the last tick."""
+
+
+class Unappended(NamedTuple):
+    """Rows on their way to the log."""
+
+    end_sequence: int
+    size_bytes: int
+    session: int
+    frames: int
+
+
+class GatewayState:
+    """All that a gateway knows. `snapshot` and the log's rows from its end on are all that it needs to begin."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        snapshot: Snapshot | None = None,
+        tail: Iterable[pa.RecordBatch] = (),
+        next_sequence: int = 0,
+        lag_bytes: int = 0,
+    ) -> None:
+        self.limits = limits
+        self.snapshot = snapshot or Snapshot()
+        self.registry = Registry(self.snapshot.streams, read_tail(self.snapshot.end_sequence, tail))
+        self.next_sequence = next_sequence
+        self.sessions: dict[int, Session] = {}
+        self.lag = Lag(next_sequence, lag_bytes)
+        self.records_in = 0
+        self.duplicates = 0
+        self._unappended: deque[Unappended] = deque()
+
+    def handle(self, event: Event) -> list[Action]:
+        match event:
+            case Received(session, what):
+                return self._received(session, what)
+            case Appended(end_sequence):
+                return self._appended(end_sequence)
+            case SessionOpened(session):
+                return self._opened(session)
+            case SessionClosed(session):
+                self.sessions.pop(session, None)
+                self.registry.leave(session)
+                return []
+            case Ticked():
+                return self._ticked()
+            case FenceRaised(fence):
+                return self._raise_fence(fence)
+            case Committed():
+                return self._committed(event)
+            case SnapshotWritten(snapshot):
+                return self._snapshot_written(snapshot)
+
+    # Sessions
+
+    def _opened(self, session: int) -> list[Action]:
+        self.sessions[session] = Session()
+        if len(self.sessions) > self.limits.sessions_max:
+            return self._close(session, f"more than {self.limits.sessions_max} sessions")
+        return []
+
+    def _received(self, session: int, what: connection.Event) -> list[Action]:
+        if session not in self.sessions:
+            return []
+        try:
+            match what:
+                case Messages():
+                    return self._messages(session, what)
+                case Hello():
+                    return self._hello(session, what)
+                case Notify():
+                    return self._notify(session, what)
+                case Eos(stream_id=stream_id):
+                    return self._ended(session, stream_id)
+                case Violation(reason=reason):
+                    return self._close(session, reason)
+                case Error():
+                    return self._close(session, None)
+                case _:
+                    raise RemoteProtocolError(f"{type(what).__name__} is not for a gateway")
+        except RemoteProtocolError as error:
+            return self._close(session, error.sentence)
+
+    def _close(self, session: int, reason: str | None) -> list[Action]:
+        # From here on the session is nobody: its streams are free at once, and what still comes from it is not heard.
+        return [*self.handle(SessionClosed(session)), Close(session, reason)]
+
+    def _hello(self, session: int, hello: Hello) -> list[Action]:
+        if hello.version not in v3.VERSIONS:
+            raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
+        if bool(hello.cookie) != bool(self.limits.cookie):
+            raise RemoteProtocolError("a cookie is needed here" if self.limits.cookie else "no cookie is expected here")
+        if not hmac.compare_digest(hello.cookie, self.limits.cookie):
+            raise RemoteProtocolError("bad cookie")
+        self.sessions[session].is_streaming = True
+        return [Send(session, Ok(self.limits.credits_max))]
+
+    # Streams
+
+    def _notify(self, session: int, notify: Notify) -> list[Action]:
+        if notify.stream_id not in self.registry and len(self.registry) >= self.limits.streams_max:
+            raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
+        stream = self.registry.get_or_add(notify.stream_id)
+        answer = NotifyAck(False, notify.stream_id, notify.point_of_reference)
+        if stream.is_free:
+            stream.open(session, notify.stream_name)
+            answer = NotifyAck(True, notify.stream_id, stream.point_of_reference)
+        return [Send(session, answer), *self._give_back(session, 1)]
+
+    def _messages(self, session: int, messages: Messages) -> list[Action]:
+        stream_ids = np.array(messages.stream_ids, np.uint64)
+        message_ids = np.array(messages.message_ids, np.uint64)
+        mask, last_ids = self._fresh(stream_ids, message_ids)
+        for stream_id, last_id in last_ids.items():
+            self.registry[stream_id].seen = last_id
+        event_times = np.array(messages.event_times, np.int64)
+        keys, payloads = messages.keys, messages.payloads
+        fresh = int(mask.sum())
+        self.records_in += fresh
+        self.duplicates += len(messages) - fresh
+        if fresh < len(messages):
+            stream_ids, message_ids, event_times = stream_ids[mask], message_ids[mask], event_times[mask]
+            keys, payloads = list(itertools.compress(keys, mask)), list(itertools.compress(payloads, mask))
+        if not fresh:
+            return self._give_back(session, len(messages))
+        return self._append(session, record_rows(stream_ids, message_ids, event_times, keys, payloads), len(messages))
+
+    def _fresh(self, stream_ids: Ids, message_ids: Ids) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
+        """Which records are new, and the last new id of each stream. Asked of all streams before any of them moves."""
+        distinct = np.unique(stream_ids).tolist()
+        mask = np.zeros(len(stream_ids), np.bool_)
+        last_ids: dict[int, int] = {}
+        for stream_id in distinct:
+            rows = slice(None) if len(distinct) == 1 else stream_ids == stream_id
+            fresh = self.registry[stream_id].fresh(message_ids[rows])
+            mask[rows] = fresh
+            if fresh.any():
+                last_ids[stream_id] = int(message_ids[rows][fresh][-1])
+        return mask, last_ids
+
+    def _ended(self, session: int, stream_id: int) -> list[Action]:
+        stream = self.registry[stream_id]
+        stream.eos_sequence = self.next_sequence
+        return self._append(session, eos_row(stream_id, stream.seen), 1)
+
+    # The log, and credits
+
+    def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[Action]:
+        first = self.next_sequence
+        self.next_sequence += batch.num_rows
+        self._unappended.append(Unappended(self.next_sequence, batch.nbytes, session, frames))
+        return [Append(first, batch)]
+
+    def _appended(self, end_sequence: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._unappended and self._unappended[0].end_sequence <= end_sequence:
+            rows = self._unappended.popleft()
+            self.lag.add(rows.end_sequence, rows.size_bytes)
+            actions += self._give_back(rows.session, rows.frames)
+        return actions
+
+    def _give_back(self, session: int, credits_spent: int) -> list[Action]:
+        """Owe the session what it spent; pay a quarter of its window at once, less with the next ACK."""
+        if session not in self.sessions:
+            return []
+        self.sessions[session].owed += credits_spent
+        is_due = self.sessions[session].owed * 4 >= self.limits.credits_max
+        return self._ack(session) if is_due and not self._is_behind else []
+
+    def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
+        to = self.sessions[session]
+        granted = 0 if self._is_behind else to.owed
+        to.owed -= granted
+        to.was_acked = True
+        return [Send(session, Ack(granted, tuple(positions)))]
+
+    @property
+    def _is_behind(self) -> bool:
+        return self.lag.bytes > self.limits.lag_bytes_max
+
+    def _ticked(self) -> list[Action]:
+        """An ACK for every session that had none: existing clients retry a refused NOTIFY only when one comes."""
+        actions: list[Action] = []
+        for number, session in self.sessions.items():
+            if session.is_streaming and not session.was_acked:
+                actions += self._ack(number)
+            session.was_acked = False
+        return actions
+
+    # Commits. One at a time: the rim waits for the snapshot before it brings the next.
+
+    def _raise_fence(self, fence: int) -> list[Action]:
+        self.check_fence(fence)
+        return [WriteSnapshot(self._snapshot(fence, self.snapshot.epoch, self.snapshot.end_sequence, {}))]
+
+    def _committed(self, commit: Committed) -> list[Action]:
+        self.check_fence(commit.fence)
+        if commit.end_sequence > self.next_sequence:
+            raise StorageError(
+                f"Epoch {commit.epoch} ends at {commit.end_sequence}, but the log ends at {self.next_sequence}.",
+                next_step="Check that driver and gateway belong to the same pipeline.",
+            )
+        # A commit that is told again, or late, changes nothing: every part of a snapshot only grows.
+        epoch = max(commit.epoch, self.snapshot.epoch)
+        end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
+        positions = {stream_id: at for stream_id, at in commit.positions.items() if at != NOTHING_COMMITTED}
+        return [WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
+
+    def check_fence(self, fence: int) -> None:
+        """Only the latest driver is heard."""
+        if fence < self.snapshot.fence:
+            raise FencedError(
+                f"Driver {fence} was replaced by driver {self.snapshot.fence}.", fence=fence, latest=self.snapshot.fence
+            )
+
+    def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
+        return Snapshot(fence, epoch, end_sequence, self.next_sequence, self.registry.positions(positions))
+
+    def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
+        """Only now is it true: tell the producers, let go of the rows, and give back what was withheld."""
+        was_behind = self._is_behind
+        self.snapshot = snapshot
+        self.lag.commit(snapshot.end_sequence)
+        news = self.registry.commit(snapshot.end_sequence, snapshot.streams)
+        if was_behind and not self._is_behind:
+            news = {number: [] for number, session in self.sessions.items() if session.owed} | news
+        actions: list[Action] = []
+        for session, positions in news.items():
+            actions += self._ack(session, positions)
+        return [*actions, Trim(snapshot.end_sequence)]
