@@ -1,8 +1,9 @@
 """The coordinator: one round of two-phase commit for each epoch. Pure: events in, actions out.
 
-The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until `commits/N`
-is found or the query has ended; nothing is committed or aborted at a sink in between. Before it `storage/runs` (an epoch
-is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that acknowledges.
+The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until
+`commits/N` is found or the query has ended; nothing is committed or aborted at a sink in between. Before it
+`storage/runs` (an epoch is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that
+acknowledges.
 """
 
 from __future__ import annotations
@@ -270,7 +271,11 @@ class Coordinator:
         actions = self._confirm(sink)
         sink.standing = Standing.VOTED
         if not event.commit:
-            return [*actions, *self._abort_all(delay_s=0.05 * 2**self.open.refusals), *self._refused(event.sink, "voted abort")]
+            return [
+                *actions,
+                *self._abort_all(delay_s=0.05 * 2**self.open.refusals),
+                *self._refused(event.sink, "voted abort"),
+            ]
         ready = self.open.ready
         sink.vote = Part(event.txn, sink.position, sink.position + ready.lengths[event.sink])
         parts = {name: other.vote for name, other in self.sinks.items() if other.vote is not None}
@@ -304,15 +309,15 @@ class Coordinator:
         return actions
 
     def _recorded(self, event: RecordWritten) -> list[Action]:
-        assert self.open is not None and self.open.ready.epoch == event.epoch
-        self.open.phase = Phase.IN_DOUBT
+        opened = self._opened(event.epoch)
+        opened.phase = Phase.IN_DOUBT
         return [FinishEpoch(event.epoch)]
 
     def _found(self, event: CommitFound) -> list[Action]:
-        assert self.open is not None and self.open.ready.epoch == event.epoch
+        opened = self._opened(event.epoch)
         parts = {name: sink.vote for name, sink in self.sinks.items() if sink.vote is not None}
-        assert self.open.phase is Phase.IN_DOUBT and len(parts) == len(self.sinks)
-        record = self._record(self.open.ready, parts)
+        assert opened.phase is Phase.IN_DOUBT
+        record = self._record(opened.ready, parts)
         self.rounds[event.epoch] = record
         self.rounds.pop(event.epoch - ROUNDS_KEPT, None)
         self.committed = event.epoch
@@ -325,6 +330,11 @@ class Coordinator:
                 actions.append(Phase2(name, part.txn, True))
                 sink.standing = Standing.READY
         return [*actions, Acknowledge(record)]
+
+    def _opened(self, epoch: int) -> OpenRound:
+        assert self.open is not None
+        assert self.open.ready.epoch == epoch
+        return self.open
 
     def _ended(self) -> list[Action]:
         actions = self._abort_all()

@@ -75,14 +75,7 @@ class Phase2Confirmed:
 
 
 Event = (
-    SinkConnected
-    | SinkLost
-    | EpochReady
-    | VoteReceived
-    | RecordWritten
-    | CommitFound
-    | QueryEnded
-    | Phase2Confirmed
+    SinkConnected | SinkLost | EpochReady | VoteReceived | RecordWritten | CommitFound | QueryEnded | Phase2Confirmed
 )
 
 # Actions: what is to be done

@@ -1,7 +1,7 @@
 """The transaction: its name says whose it is, and can be read back.
 
-The one rule: a name is used for one content only. It carries the pipeline's id, the fence of the driver and the attempt,
-so that none of them can repeat one; then `:c_id=<epoch>`, the shape that existing sinks know. Pure.
+The one rule: a name is used for one content only. It carries the pipeline's id, the fence of the driver and the
+attempt, so that none of them can repeat one; then `:c_id=<epoch>`, the shape that existing sinks know. Pure.
 """
 
 from __future__ import annotations

@@ -130,6 +130,10 @@ class Supervisor:
         self._signals.append(number)
         os.eventfd_write(self._wake, 1)
 
+    def is_done(self, name: str) -> bool:
+        """Whether a part has ended for good."""
+        return self._children[name].state is State.ENDED
+
     @property
     def is_asked_to_stop(self) -> bool:
         return bool(self._signals)

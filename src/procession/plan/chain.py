@@ -145,8 +145,8 @@ class _Pass:
         pieces = list(self._bisect(stage, function, table, origins))
         if not pieces:
             return Flow(pa.array([], pa.binary()), np.empty(0, np.int64))
-        values, origins = zip(*pieces, strict=True)
-        return Flow(pa.concat_arrays(values), np.concatenate(origins))
+        values, rows = zip(*pieces, strict=True)
+        return Flow(pa.concat_arrays(values), np.concatenate(rows))
 
     def _bisect(
         self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, origins: Any
@@ -203,7 +203,7 @@ class _Pass:
         if self.graph.on_error is OnError.STOP:
             raise RecordError(
                 f"stage {name!r} raised on message {row['message_id']} of stream {row['stream_id']}: {told}",
-                next_step="mend the function, or give the Pipeline dead_letter=\"file:DIR\" to set such records aside;"
+                next_step='mend the function, or give the Pipeline dead_letter="file:DIR" to set such records aside;'
                 " nothing of this epoch was committed, and it is run again when you start again",
                 stage=name,
                 stream_id=row["stream_id"],

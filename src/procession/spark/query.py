@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from procession import faults
 from procession.spark.chains import Task
 from procession.spark.reader import FORMAT, Feed, IngressSource
 from procession.storage.runs import Manifest
@@ -35,6 +36,7 @@ def start_query(
     """Start the query on this checkpoint; it runs until it is stopped or `on_epoch` raises."""
 
     def each(rows: DataFrame, epoch: int) -> None:
+        faults.point("driver:after-offsets")
         manifests = [Manifest.from_json(row["manifest"]) for row in rows.collect()]
         on_epoch(epoch, sorted(manifests, key=lambda manifest: manifest.partition))
 
@@ -52,4 +54,4 @@ def start_query(
 def ship_by_value(module: ModuleType) -> None:
     """Let workers get the user's functions inside the plan: they cannot import the user's file."""
     sys.modules.setdefault(module.__name__, module)
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

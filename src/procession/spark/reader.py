@@ -1,8 +1,9 @@
 """The reader: the ingress log as a Spark stream of manifests.
 
-The one rule: offsets are sequence numbers, and only what the gateway has on disk is offered; partitions are contiguous
-ranges in order, so partition order is record order and nothing has to be merged. `latestOffset` and `partitions` live in
-one helper process of the driver, `read` in the workers. Before it the gateway, after it `spark/query`.
+The one rule: offsets are sequence numbers, and only what the gateway has on disk is offered; partitions are
+contiguous ranges in order, so partition order is record order and nothing has to be merged. `latestOffset` and
+`partitions` live in one helper process of the driver, `read` in the workers. Before it the gateway, after it
+`spark/query`.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ class Ranges(DataSourceStreamReader):
         context = TaskContext.get()
         assert context is not None
         epoch = int(context.getLocalProperty(BATCH_PROPERTY) or 0)
-        manifest = self._task.run(
-            epoch, partition.number, partition.first, partition.last, context.taskAttemptId()
-        )
+        manifest = self._task.run(epoch, partition.number, partition.first, partition.last, context.taskAttemptId())
         # Spark collects garbage after every task; what lives as long as the worker need not be looked at again.
         gc.freeze()
         yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})

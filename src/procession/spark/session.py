@@ -11,6 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import py4j
@@ -55,12 +56,23 @@ TASK_FAILURES_MAX = 4
 """A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
 
 
-def open_session(name: str, parallelism: int, *, master: str | None = None, log_file: Path | None = None) -> SparkSession:
+def open_session(
+    name: str,
+    parallelism: int,
+    *,
+    master: str | None = None,
+    log_file: Path | None = None,
+    java_options: Sequence[str] | None = None,
+) -> SparkSession:
     """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(spark_home())
-    options = [*JAVA_OPTIONS, *archive_options(), f"-Dlog4j2.configurationFile={_log_settings(log_file)}"]
+    options = [
+        *JAVA_OPTIONS,
+        *(archive_options() if java_options is None else java_options),
+        f"-Dlog4j2.configurationFile={_log_settings(log_file)}",
+    ]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     for key, value, _ in SETTINGS:
         builder = builder.config(key, value)

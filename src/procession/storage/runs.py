@@ -1,8 +1,9 @@
 """The run store: what a chain made of one range, kept in files until its epoch is confirmed.
 
 The one rule: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition); a
-second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs are
-not fsynced: they can be made again from the log. Before it `plan/chain`; after it `commit/emitter`, which draws the runs.
+second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs
+are not fsynced: they can be made again from the log. Before it `plan/chain`; after it `commit/emitter`, which draws
+the runs.
 """
 
 from __future__ import annotations

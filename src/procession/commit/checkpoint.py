@@ -1,0 +1,155 @@
+"""The checkpoint: Spark's directory, one copy for each driver, and the fence that says whose counts.
+
+The one rule: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies
+offsets, commits and rounds, in this order, then decides; whoever decides reads `CURRENT` again after `commits/N` and
+before phase 2. So what a driver that was replaced still writes goes into a copy that nobody reads. Beside it
+`commit/sparklog`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.commit.coordinator import fenced
+from procession.commit.rounds import Rounds
+from procession.commit.sparklog import SparkLog
+from procession.errors import ConfigError, PlanError, StorageError
+from procession.storage.durable import fsync_dir, storage_error, write_durably
+
+CURRENT = "CURRENT"
+PIPELINE = "pipeline.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One driver's copy. `id` names the pipeline's checkpoint for its whole life and goes into every transaction."""
+
+    root: Path
+    id: str
+    fence: int
+
+    @property
+    def directory(self) -> Path:
+        return self.root / f"{self.fence:010d}"
+
+    @property
+    def log(self) -> SparkLog:
+        return SparkLog(self.directory)
+
+    @property
+    def rounds(self) -> Rounds:
+        return Rounds(self.directory / "rounds")
+
+    def check_fence(self) -> None:
+        """Raises FencedError if a later driver has taken over."""
+        current = _current(self.root)
+        if current != self.fence:
+            raise fenced(self.fence, current)
+
+    @classmethod
+    def claim(cls, root: Path, *, name: str, fingerprint: str) -> Checkpoint:
+        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off."""
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(root, "make", error) from error
+        identity = _identity(root, name, fingerprint)
+        with open(root / "LOCK", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            checkpoint = cls(root, identity, _current(root) + 1)
+            write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
+        checkpoint._copy_last()
+        checkpoint.log.check()
+        return checkpoint
+
+    def _copy_last(self) -> None:
+        complete = sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
+        draft = self.root / f"{self.fence:010d}.draft"
+        draft.mkdir()
+        if complete:
+            last = self.root / f"{complete[-1]:010d}"
+            # Offsets before commits before rounds: a driver that still writes can only add what the later ones explain.
+            for part in ("offsets", "commits"):
+                _copy_files(last / part, draft / part)
+            committed = SparkLog(draft).committed
+            _copy_files(last / "rounds", draft / "rounds", up_to=committed)
+            _copy_file(last / "metadata", draft / "metadata")
+        try:
+            fsync_dir(draft)
+            draft.rename(self.directory)
+        except (OSError, StorageError):
+            self.check_fence()  # a successor of ours clears away drafts, this one among them
+            raise
+        fsync_dir(self.root)
+        for fence in complete[:-1]:
+            shutil.rmtree(self.root / f"{fence:010d}", ignore_errors=True)
+        for leftover in self.root.glob("*.draft"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _identity(root: Path, name: str, fingerprint: str) -> str:
+    path = root / PIPELINE
+    if not path.exists():
+        strangers = [entry.name for entry in root.iterdir() if entry.name not in (CURRENT, "LOCK")]
+        if strangers:
+            raise ConfigError(
+                f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
+                next_step="give --dir an empty or a new directory",
+            )
+        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint}
+        write_durably(path, json.dumps(made).encode())
+    try:
+        found = json.loads(path.read_text())
+        known, identity, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+        ) from error
+    if known != name:
+        raise ConfigError(
+            f"{root} is the checkpoint of pipeline {known!r}, not of {name!r}",
+            next_step=f"give {name!r} a directory of its own with --dir",
+        )
+    if shape != fingerprint:
+        raise PlanError(
+            f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with",
+            next_step="name them as before, or begin anew with another --dir (and an empty output); stages between"
+            " source and sink may change freely",
+        )
+    return identity
+
+
+def _current(root: Path) -> int:
+    try:
+        return int((root / CURRENT).read_text())
+    except FileNotFoundError:
+        return 0
+    except ValueError as error:
+        raise StorageError(f"{root / CURRENT} is damaged", next_step="restore it from a copy") from error
+
+
+def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
+    target.mkdir()
+    for path in sorted(source.glob("[0-9]*")) if source.is_dir() else []:
+        if path.name.isdigit() and (up_to is None or int(path.name) <= up_to):
+            _copy_file(path, target / path.name)
+    fsync_dir(target)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    # Spark purges its oldest files while we copy; only the newest matter.
+    with suppress(FileNotFoundError):
+        data = source.read_bytes()
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,289 @@
+"""The conductor: carries out what the coordinator decides, on sockets, disk and Spark's log.
+
+The one rule: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch`
+returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. Lives in an event loop of its
+own in the driver. Before it `spark/query` (an epoch's manifests); after it `commit/link` (the sinks) and the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from procession import faults
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.events import (
+    Acknowledge,
+    Action,
+    CommitFound,
+    DropRuns,
+    Emit,
+    EpochReady,
+    Event,
+    FinishEpoch,
+    Phase2,
+    QueryEnded,
+    Reconnect,
+    RecordWritten,
+    Stop,
+    VoteReceived,
+    Warn,
+    WriteRecord,
+)
+from procession.commit.link import Link, SinkOptions
+from procession.commit.rounds import Round
+from procession.errors import ProcessionError, RoundError, StorageError
+from procession.storage.runs import Manifest, RunStore
+
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What there is to tell about a committed epoch."""
+
+    record: Round
+    manifests: Sequence[Manifest]
+    seconds: float
+    committed_ns: int
+
+
+@dataclass(frozen=True)
+class Rim:
+    """The conductor's neighbours, introduced by the driver."""
+
+    acknowledge: Callable[[Round], Awaitable[None]]
+    """Tells the gateway; raises RoundError while it is away."""
+    observe: Callable[[Outcome], None]
+    say: Callable[[str], None]
+    fail: Callable[[ProcessionError], None]
+
+
+@dataclass
+class OpenEpoch:
+    epoch: int
+    manifests: Sequence[Manifest]
+    started: float
+    finished: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Conductor:
+    """One per driver. All methods run in its loop."""
+
+    def __init__(
+        self, coordinator: Coordinator, checkpoint: Checkpoint, runs: RunStore, sinks: Sequence[SinkOptions], rim: Rim
+    ) -> None:
+        self._coordinator = coordinator
+        self._checkpoint = checkpoint
+        self._runs = runs
+        self._rim = rim
+        self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
+        self._epoch: OpenEpoch | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._error: ProcessionError | None = None
+        self._unacknowledged: asyncio.Queue[Round] = asyncio.Queue(maxsize=1)
+
+    def start(self) -> None:
+        """Connect to the sinks, and tell the gateway what is committed: it may have missed it."""
+        for link in self._links.values():
+            self._spawn(link.run())
+        self._spawn(self._acknowledge_all())
+        last = self._coordinator.rounds.get(self._coordinator.committed)
+        if last is not None:
+            self._unacknowledged.put_nowait(last)
+
+    async def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+        """Bring an epoch to all sinks; returns when its round record is on disk."""
+        self._raise_error()
+        await self._idle.wait()  # nothing of an epoch goes out before phase 2 of the one before
+        self._raise_error()
+        for manifest in manifests:
+            if manifest.failure is not None:
+                raise ProcessionError.from_dict(manifest.failure)
+        self._checkpoint.check_fence()
+        self._checkpoint.log.sync_offsets(epoch)
+        self._idle.clear()
+        self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
+        self._handle(self._ready(epoch, manifests))
+        await self._epoch.finished
+
+    def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
+        last = self._coordinator.rounds.get(epoch - 1)
+        positions = dict(last.positions) if last is not None else {}
+        for manifest in manifests:
+            positions.update(manifest.positions)
+        runs = [run for manifest in manifests for run in manifest.runs.items()]
+        lengths = {name: sum(run.payload_bytes for sink, run in runs if sink == name) for name in self._links}
+        return EpochReady(
+            epoch=epoch,
+            lengths=lengths,
+            first=min((manifest.first for manifest in manifests), default=last.last if last else 0),
+            last=max((manifest.last for manifest in manifests), default=last.last if last else 0),
+            positions=positions,
+            counters={
+                "records_in": sum(manifest.records for manifest in manifests),
+                "records_out": sum(run.count for _, run in runs),
+            },
+        )
+
+    async def query_ended(self) -> None:
+        """Spark writes no more commits: look the open round up, and tell the sinks."""
+        opened = self._coordinator.open
+        if opened is None:
+            return
+        epoch = opened.ready.epoch
+        if opened.phase is Phase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
+            self._found(epoch)
+        else:
+            self._handle(QueryEnded())
+            self._idle.set()
+
+    async def settle(self) -> None:
+        """Returns when no round is open."""
+        await self._idle.wait()
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Let the last acknowledgement out, then close all links."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._unacknowledged.join()
+        for link in self._links.values():
+            link.reconnect(0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Doing
+
+    def _handle(self, event: Event) -> None:
+        if self._error is None:
+            if isinstance(event, VoteReceived) and event.commit:
+                faults.point("driver:between-votes")
+            self._do(self._coordinator.handle(event))
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        try:
+            for action in actions:
+                self._perform(action)
+        except ProcessionError as error:
+            self._stop(error)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Emit():
+                self._spawn(self._emit(action))
+            case Phase2(sink, txn, commit):
+                self._links[sink].phase2(txn, commit)
+                faults.point("driver:between-phase2")
+            case Reconnect(sink, delay_s):
+                self._links[sink].reconnect(delay_s)
+            case WriteRecord(record):
+                faults.point("driver:before-record")
+                self._checkpoint.check_fence()
+                self._checkpoint.rounds.write(record)
+                faults.point("driver:after-record")
+                self._do(self._coordinator.handle(RecordWritten(record.epoch)))
+            case FinishEpoch(epoch):
+                self._spawn(self._await_commit(epoch))
+                if self._epoch is not None and not self._epoch.finished.done():
+                    self._epoch.finished.set_result(None)
+            case Acknowledge(record):
+                self._committed(record)
+            case DropRuns(epoch):
+                self._runs.drop(epoch)
+                self._checkpoint.rounds.drop_before(epoch)
+            case Warn(sentence):
+                self._rim.say(sentence)
+            case Stop(error):
+                raise error
+
+    async def _emit(self, action: Emit) -> None:
+        try:
+            await self._links[action.sink].emit(action, self._payloads(action))
+        except StorageError as error:
+            self._stop(error)
+
+    def _payloads(self, action: Emit) -> Iterator[pa.Array]:
+        """The sink's runs in partition order, which is the order of the records: ranges need no merge."""
+        if self._epoch is None or self._epoch.epoch != action.epoch:
+            return
+        for manifest in self._epoch.manifests:
+            run = manifest.runs.get(action.sink)
+            if run is not None:
+                yield from self._runs.read(action.epoch, run)
+
+    async def _await_commit(self, epoch: int) -> None:
+        try:
+            await self._checkpoint.log.until_committed(epoch)
+            if self._coordinator.open is not None and self._coordinator.open.ready.epoch == epoch:
+                self._found(epoch)
+        except ProcessionError as error:
+            self._stop(error)
+
+    def _found(self, epoch: int) -> None:
+        self._checkpoint.log.sync_commit(epoch)
+        self._checkpoint.check_fence()
+        faults.point("driver:before-phase2")
+        self._handle(CommitFound(epoch))
+
+    def _committed(self, record: Round) -> None:
+        faults.point("driver:before-ack")
+        if self._unacknowledged.full():
+            # The gateway is away; a later epoch's word says all that the earlier one's would have.
+            self._unacknowledged.get_nowait()
+            self._unacknowledged.task_done()
+        self._unacknowledged.put_nowait(record)
+        if self._epoch is not None:
+            seconds = time.monotonic() - self._epoch.started
+            self._rim.observe(Outcome(record, self._epoch.manifests, seconds, time.time_ns()))
+        self._epoch = None
+        self._idle.set()
+        faults.point("driver:idle")
+
+    async def _acknowledge_all(self) -> None:
+        while True:
+            record = await self._unacknowledged.get()
+            try:
+                while self._unacknowledged.empty():
+                    try:
+                        self._checkpoint.check_fence()
+                        await self._rim.acknowledge(record)
+                        break
+                    except RoundError:
+                        await asyncio.sleep(RETRY_S)
+            except ProcessionError as error:
+                self._stop(error)
+            finally:
+                self._unacknowledged.task_done()
+
+    def _stop(self, error: ProcessionError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._idle.set()
+        if self._epoch is not None and not self._epoch.finished.done():
+            self._epoch.finished.set_exception(error)
+        self._rim.fail(error)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug of ours: say so and stop rather than hang.
+            self._stop(ProcessionError(f"the conductor failed: {error!r}", story=list(self._coordinator.story)))

@@ -1,0 +1,258 @@
+"""The link: our connection to one sink, kept up as long as the driver lives.
+
+The one rule: on each connect HELLO, NOTIFY and LIST_UNCOMMITTED go out in one breath, and no data before all three are
+answered and the coordinator has settled what was listed. A link only carries; what is sent when is the coordinator's
+decision. Before it `commit/conductor`, after it a sink, anybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession import faults
+from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.errors import RemoteProtocolError
+from procession.wire import twopc
+from procession.wire.connection import Connection, Violation
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    Error,
+    Hello,
+    ListUncommitted,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+)
+
+DATA_STREAM = 1
+CREDITS_MIN = 2
+LIST_TAG = 1
+READ_BYTES = 65_536
+WRITE_BYTES_MAX = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """How to reach a sink. `instance` is stable for the pipeline's life: sinks name their files by it.
+
+    `is_authoritative`: the position in its NOTIFY_ACK can be relied on (our own sinks); with others it is advisory."""
+
+    name: str
+    host: str
+    port: int
+    program: str
+    instance: str
+    cookie: bytes = b""
+    version: str = "v0.0.1"
+    is_authoritative: bool = True
+    answer_timeout_s: float = 30.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 2.0
+
+
+class Link:
+    """Connects, settles, carries; and connects again. `report` takes events, `say` sentences for people."""
+
+    def __init__(self, options: SinkOptions, report: Callable[[Event], None], say: Callable[[str], None]) -> None:
+        self.options = options
+        self._report = report
+        self._say = say
+        self._writer: asyncio.StreamWriter | None = None
+        self._connection: Connection | None = None
+        self._delay_s = 0.0
+        self._failures = 0
+        self._phase2_sent: set[str] = set()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_hung = False
+        self._is_leaving = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
+            try:
+                await self._session()
+            except (OSError, RemoteProtocolError, TimeoutError, asyncio.IncompleteReadError) as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        options = self.options
+        if self._failures == 0 or self._failures % 10 == 0:
+            why = getattr(error, "sentence", None) or getattr(error, "strerror", None) or str(error) or "no answer"
+            self._say(f"sink {options.name!r} at {options.host}:{options.port}: {why}; trying again")
+        self._failures += 1
+        ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
+        self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
+
+    async def _session(self) -> None:
+        options = self.options
+        connection = Connection(Side.INITIATOR, Role.SINK)
+        async with asyncio.timeout(options.answer_timeout_s):
+            reader, writer = await asyncio.open_connection(options.host, options.port)
+        writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        try:
+            hello = Hello(options.version, options.cookie, options.program, options.instance)
+            notify = Notify(DATA_STREAM, options.instance, 0)
+            listing = twopc.wrap(ListUncommitted(LIST_TAG))
+            writer.write(b"".join(connection.send(frame) for frame in (hello, notify, listing)))
+            async with asyncio.timeout(options.answer_timeout_s):
+                listed, position, rest = await self._handshake(connection, reader)
+            self._connection, self._writer = connection, writer
+            self._delay_s, self._failures = 0.0, 0
+            self._is_leaving = self._is_hung = False
+            self._report(SinkConnected(options.name, listed, position))
+            self._take(rest)
+            while data := await reader.read(READ_BYTES):
+                self._take(connection.receive(data))
+            if not self._is_leaving:
+                raise ConnectionResetError("the sink closed the connection")
+        finally:
+            if self._writer is writer:
+                self._writer = self._connection = None
+                self._disarm()
+                self._phase2_sent.clear()
+                self._report(SinkLost(options.name, self._is_hung))
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _handshake(
+        self, connection: Connection, reader: asyncio.StreamReader
+    ) -> tuple[tuple[str, ...], int | None, list[object]]:
+        """What the sink lists, where it says its output ends, and whatever came behind the three answers."""
+        granted, position, listed = None, None, None
+        pending: list[object] = []
+        while granted is None or position is None or listed is None:
+            if not pending:
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise ConnectionResetError("the sink closed the connection during the handshake")
+                pending = list(_unpacked(connection.receive(data)))
+                continue
+            match pending.pop(0):
+                case Ok(count) if count >= CREDITS_MIN:
+                    granted = count
+                case Ok(count):
+                    raise RemoteProtocolError(f"the sink grants {count} credits, {CREDITS_MIN} are needed")
+                case NotifyAck(success=True) as answer:
+                    position = answer.point_of_reference
+                case NotifyAck():
+                    raise RemoteProtocolError("the sink refuses the stream; another worker uses it")
+                case ReplyUncommitted() as answer:
+                    listed = answer.txn_ids
+                case Error(reason):
+                    raise RemoteProtocolError(f"the sink says: {reason}")
+                case Violation(reason):
+                    raise RemoteProtocolError(reason)
+        start = 0 if position == NOTHING_COMMITTED else position
+        return listed, start if self.options.is_authoritative else None, pending
+
+    def _take(self, events: Iterable[object]) -> None:
+        name = self.options.name
+        for event in _unpacked(events):
+            match event:
+                case Reply(txn_id, commit) if txn_id in self._phase2_sent:
+                    self._phase2_sent.discard(txn_id)
+                    if commit:
+                        self._report(Phase2Confirmed(name, txn_id))
+                case Reply(txn_id, commit):
+                    self._disarm()
+                    self._phase2_sent.clear()  # whoever votes has had phase 2 of the round before
+                    self._report(VoteReceived(name, txn_id, commit))
+                case Error(reason):
+                    raise RemoteProtocolError(f"the sink says: {reason}")
+                case Violation(reason):
+                    raise RemoteProtocolError(reason)
+
+    # What the conductor asks for
+
+    async def emit(self, action: Emit, payloads: Iterable[pa.Array]) -> None:
+        """Send the bytes of [start, end), then ask for the vote. Ends quietly if the connection goes meanwhile."""
+        connection, writer = self._connection, self._writer
+        if connection is None or writer is None:
+            return
+        position = action.start
+        try:
+            for payload in payloads:
+                ends = position + _ends(payload)
+                starts = np.concatenate(([position], ends[:-1]))
+                frames = connection.send_messages(
+                    DATA_STREAM, starts.astype(np.uint64), np.zeros(len(payload), np.int64), None, payload
+                )
+                writer.write(memoryview(frames))
+                position = int(ends[-1])
+                await self._drained(writer)
+            faults.point("driver:before-phase1")
+            where = ((DATA_STREAM, action.start, position),)
+            writer.write(connection.send(twopc.wrap(Phase1(action.txn, where))))
+            self._arm()
+            await self._drained(writer)
+        except OSError:
+            return
+
+    async def _drained(self, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self.options.answer_timeout_s):
+                await writer.drain()
+        except TimeoutError:
+            self._give_up()
+
+    def phase2(self, txn: str, commit: bool) -> None:
+        if self._writer is None or self._connection is None:
+            return
+        self._phase2_sent.add(txn)
+        self._writer.write(self._connection.send(twopc.wrap(Phase2(txn, commit))))
+
+    def reconnect(self, delay_s: float) -> None:
+        """Close; `run` connects again. What was written before goes out first."""
+        self._delay_s = delay_s
+        self._is_leaving = True
+        if self._writer is not None:
+            self._writer.close()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._deadline = asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._say(f"sink {self.options.name!r} did not answer within {self.options.answer_timeout_s:g} s; trying again")
+        self._is_hung = True
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+
+def _unpacked(events: Iterable[object]) -> Iterable[object]:
+    """The events, with 2PC messages taken out of the MESSAGE frames that carry them."""
+    for event in events:
+        if isinstance(event, Messages):
+            for payload in event.payloads:
+                yield twopc.decode(payload)
+        else:
+            yield event
+
+
+def _ends(payload: pa.Array) -> npt.NDArray[np.int64]:
+    """The end of each value, counted in payload bytes from the first one's start."""
+    offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    ends: npt.NDArray[np.int64] = (offsets[1:] - offsets[0]).astype(np.int64)
+    return ends

@@ -1,0 +1,59 @@
+"""The app: a user's Python file with one module-level Pipeline in it.
+
+The one rule: whatever is wrong with the file is told as one sentence that names it. Before it the command line; after
+it the driver, which ships the file's functions to Spark's workers inside the plan.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from procession.errors import ConfigError, PlanError, ProcessionError
+from procession.plan.graph import Graph
+from procession.plan.pipeline import Pipeline
+
+MODULE = "procession_app"
+
+
+@dataclass(frozen=True)
+class App:
+    """A loaded file: its module, and the graph of the pipeline in it."""
+
+    module: ModuleType
+    graph: Graph
+
+
+def load_app(path: Path) -> App:
+    """Run the file and freeze the one Pipeline that it defines."""
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
+        )
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file", next_step="give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    # The file may import its neighbours, here and in Spark's workers.
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except ProcessionError:
+        raise
+    except Exception as error:  # the user's file may raise anything; it is their error either way
+        trace = "".join(traceback.format_exception(error, limit=-4))
+        raise PlanError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
+        ) from error
+    pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
+    if len(pipelines) != 1:
+        found = "no Pipeline" if not pipelines else f"{len(pipelines)} Pipelines"
+        raise PlanError(
+            f"{path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
+        )
+    return App(module, next(iter(pipelines.values())).graph())

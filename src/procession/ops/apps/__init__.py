@@ -1,0 +1,1 @@
+"""Apps that ship with the command: what `procession demo` runs."""

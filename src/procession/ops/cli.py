@@ -1,0 +1,258 @@
+"""The command line: words in, one call out.
+
+The one rule: a command here parses and prints; what it does lives in the module that it calls, imported only when it is
+called, because the command starts hundreds of times an hour in a crash run. An error is one sentence, a next step and a
+status: 1 (the run was not clean), 2 (the command was not understood), 3 (somebody must act before it can work).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from procession.errors import ProcessionError
+
+app = typer.Typer(
+    help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
+sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
+app.add_typer(source_app, name="source")
+app.add_typer(sink_app, name="sink")
+
+EXIT_FATAL = 3
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
+EpochInterval = Annotated[float | None, typer.Option(help="The least time between two epochs. [default: 0.1]")]
+EpochRecords = Annotated[int | None, typer.Option(help="Records of an epoch at most. [default: 100000]")]
+EpochBytes = Annotated[int | None, typer.Option(help="Bytes of an epoch at most. [default: 64 MiB]")]
+AnswerTimeout = Annotated[float | None, typer.Option(help="How long a sink may take to answer. [default: 30]")]
+LagBytes = Annotated[int | None, typer.Option(help="Producers wait while more is not committed. [default: 1 GiB]")]
+Credits = Annotated[int | None, typer.Option(help="Frames a producer may send ahead. [default: 16384]")]
+Runs = Annotated[Path | None, typer.Option(help="Where runs are kept, if not in the pipeline's directory.")]
+Master = Annotated[str | None, typer.Option(help="Spark's master, if not local threads.")]
+
+
+@app.command()
+def demo(
+    records: Annotated[int, typer.Option(min=1, help="How many records.")] = 200_000,
+    crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Decides who is killed when. [default: random]")] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="Work here and keep everything.")] = None,
+    as_json: Json = False,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+) -> None:
+    """Stream an input through gateway, Spark and a file sink, then compare what was committed, byte for byte."""
+    import secrets
+
+    from procession.ops.config import load_settings
+    from procession.ops.demo import Demo, sentence
+    from procession.ops.progress import Display
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s, epoch_records_max=epoch_records_max, epoch_bytes_max=epoch_bytes_max
+    )
+    with Display() as display:
+        chosen = secrets.randbelow(10_000) if seed is None else seed
+        place = directory.resolve() if directory else None
+        figures = Demo(records, settings, chosen, crash, place, display).run()
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if figures["outcome"] != "clean":
+        if not as_json:
+            print(f"verdict: {figures['outcome']}")
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="The pipeline's own. [default: .procession/NAME]")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    as_json: Json = False,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+    answer_timeout_s: AnswerTimeout = None,
+    lag_bytes_max: LagBytes = None,
+    credits_max: Credits = None,
+    runs: Runs = None,
+    master: Master = None,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
+    from procession.ops.config import load_settings
+    from procession.ops.run import run_app
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        answer_timeout_s=answer_timeout_s,
+        lag_bytes_max=lag_bytes_max,
+        credits_max=credits_max,
+        runs=runs,
+        master=master,
+        cookie_file=cookie_file.resolve() if cookie_file else None,
+    )
+    figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        print(
+            f"{figures['committed']:,} of {figures['records_in']:,} records committed in {figures['epochs']:,} epochs"
+        )
+
+
+@app.command()
+def verify(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="What was sent, a record a line.")],
+    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
+    instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1."""
+    from procession.ops.verify import run_verify
+
+    raise typer.Exit(run_verify([source], directory, instance, as_json=as_json))
+
+
+@app.command()
+def gateway(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
+    lag_bytes_max: LagBytes = None,
+    credits_max: Credits = None,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
+    from procession.gateway.config import GatewayConfig, Limits
+    from procession.gateway.server import serve
+    from procession.ops.config import load_settings
+
+    settings = load_settings(lag_bytes_max=lag_bytes_max, credits_max=credits_max, cookie_file=cookie_file)
+    limits = Limits(cookie=settings.cookie, lag_bytes_max=settings.lag_bytes_max, credits_max=settings.credits_max)
+    serve(GatewayConfig(directory, listen, control, limits))
+
+
+@app.command()
+def driver(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY")],
+    directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
+    gateway_at: Annotated[
+        str | None, typer.Option("--gateway", help="The gateway's control address. [default: found in --dir]")
+    ] = None,
+    sink: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of a file sink (repeatable).")] = None,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+    answer_timeout_s: AnswerTimeout = None,
+    runs: Runs = None,
+    master: Master = None,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Run a driver alone: Spark, and the commit of every epoch. It takes over from any driver before it."""
+    from procession.ops.config import load_settings
+    from procession.ops.driver import DriverConfig, run_driver
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        answer_timeout_s=answer_timeout_s,
+        runs=runs,
+        master=master,
+        cookie_file=cookie_file,
+    )
+    directory = directory.resolve()
+    config = DriverConfig(
+        app=app_file.resolve(),
+        directory=directory,
+        gateway=gateway_at or directory / "gateway",
+        sinks=dict(pair.split("=", 1) for pair in sink or [] if "=" in pair),
+        epoch_interval_s=settings.epoch_interval_s,
+        epoch_records_max=settings.epoch_records_max,
+        epoch_bytes_max=settings.epoch_bytes_max,
+        answer_timeout_s=settings.answer_timeout_s,
+        runs=settings.runs,
+        master=settings.master,
+        cookie=settings.cookie,
+    )
+    run_driver(config, say=lambda sentence: print(sentence, file=sys.stderr, flush=True))
+
+
+@source_app.command("file")
+def source_file(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files; each is a stream, each line a record.")],
+    to: Annotated[str, typer.Option(help="The gateway's address.")] = "127.0.0.1:7100",
+    rate: Annotated[float | None, typer.Option(help="Records a second at most.")] = None,
+    stamp: Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")] = False,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Send the lines of files; ends with status 0 when all of them are committed."""
+    from procession.connectors.file import run_source
+    from procession.ops.config import read_cookie
+
+    if not run_source(paths, to, cookie=read_cookie(cookie_file), rate=rate, is_stamping=stamp):
+        raise typer.Exit(1)
+
+
+@sink_app.command("file")
+def sink_file(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where outputs and transaction logs are written.")],
+    listen: Annotated[str, typer.Option(help="Where the driver sends to.")] = "127.0.0.1:7200",
+    cookie_file: CookieFile = None,
+) -> None:
+    """Write records to files, and take part in the commit."""
+    from procession.connectors.file import run_sink
+    from procession.ops.config import read_cookie
+
+    run_sink(directory, listen, cookie=read_cookie(cookie_file))
+
+
+@app.command()
+def warm() -> None:
+    """Make Spark start faster on this machine. Done once by `make setup`; never needed."""
+    from procession.spark.warm import warm as make
+
+    archive = make()
+    print(f"classes are shared through {archive}" if archive else "this Java cannot share classes; nothing was made")
+
+
+def main() -> NoReturn:
+    """The command `procession`."""
+    try:
+        app()
+    except ProcessionError as error:
+        _tell(error)
+        sys.exit(EXIT_FATAL if error.next_step else 1)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception:  # ours or a library's: the whole trace, for whoever looks after it
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _tell(error: ProcessionError) -> None:
+    """The sentence, the next step, then the trace, indented: the supervisor shows a part's last words as they are."""
+    print(f"error: {error.explain()}", file=sys.stderr)
+    if "trace" in error.fields:
+        print(textwrap.indent(str(error.fields["trace"]).rstrip(), "  "), file=sys.stderr)

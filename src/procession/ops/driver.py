@@ -1,0 +1,260 @@
+"""The driver: introduces the rooms to one another, and runs until it is told to stop or cannot go on.
+
+The one rule: claim the checkpoint before anything else, so that an earlier driver can decide nothing any more. Settles
+the sinks while Spark starts. Before it the supervisor, which starts it again when it is killed; after it Spark, the
+gateway and the sinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import signal
+import threading
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.conductor import Conductor, Rim
+from procession.commit.coordinator import Coordinator
+from procession.commit.link import SinkOptions
+from procession.commit.rounds import Round
+from procession.errors import ConfigError, FencedError, ProcessionError, RoundError
+from procession.ops.app import App, load_app
+from procession.ops.epochs import EpochLog
+from procession.ops.feed import GatewayFeed, GatewayWord
+from procession.plan.graph import Graph
+from procession.storage.runs import Manifest, RunStore
+
+READY = "driver.json"
+"""Says, in the pipeline's directory, which process drives it now."""
+
+DRAIN_S = 10.0
+"""How long a stop waits for the open epoch before it is aborted."""
+
+
+@dataclass(frozen=True)
+class DriverConfig:
+    """Where everything is, and how large an epoch may be."""
+
+    app: Path
+    directory: Path
+    gateway: str | Path
+    """Its control address, or its directory: then it is found again if it moves."""
+    sinks: Mapping[str, str] = field(default_factory=dict)
+    """The address of each sink of the app; those that the app itself names by address need none."""
+    epoch_interval_s: float = 0.1
+    epoch_records_max: int = 100_000
+    epoch_bytes_max: int = 64 * 1024 * 1024
+    answer_timeout_s: float = 30.0
+    runs: Path | None = None
+    master: str | None = None
+    cookie: bytes = b""
+
+    @property
+    def log_directory(self) -> Path:
+        return self.directory / "gateway" / "log"
+
+
+class Query(Protocol):
+    """Spark's streaming query, as far as we need it."""
+
+    def awaitTermination(self) -> bool | None: ...  # noqa: N802  (Spark's name)
+
+    def stop(self) -> None: ...
+
+
+class Stopping(Exception):
+    """Told to Spark when an epoch comes after we were asked to stop."""
+
+
+def run_driver(config: DriverConfig, say: Any = print) -> None:
+    """Run the app until SIGTERM or SIGINT. Raises what somebody must act on."""
+    app = load_app(config.app)
+    checkpoint = Checkpoint.claim(
+        config.directory / "checkpoint", name=app.graph.name, fingerprint=app.graph.fingerprint()
+    )
+    Driver(config, app, checkpoint, say).run()
+
+
+class Driver:
+    """One incarnation. Three threads meet in `_news`: signals and failures wake the main one."""
+
+    def __init__(self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any) -> None:
+        self._config = config
+        self._app = app
+        self._checkpoint = checkpoint
+        self._say = say
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._is_stopping = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        runs_root = config.runs or config.directory / "runs"
+        RunStore(runs_root).clear()
+        self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
+        self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence)
+        self._epochs = EpochLog(config.directory / "epochs.jsonl")
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._asked_to_stop())
+        thread = threading.Thread(target=self._loop.run_forever, name="conductor", daemon=True)
+        thread.start()
+        conductor = self._conduct()
+        try:
+            self._wait_for_gateway()
+            if not self._is_stopping.is_set():
+                self._run_query(conductor)
+        finally:
+            with suppress(FutureTimeout):
+                self._ask(conductor.close()).result(timeout=DRAIN_S)
+        if self._error is not None:
+            raise self._error
+
+    def _conduct(self) -> Conductor:
+        graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
+        coordinator = Coordinator(
+            pipeline=graph.name,
+            checkpoint=checkpoint.id,
+            fence=checkpoint.fence,
+            fingerprint=graph.fingerprint(),
+            sinks=[sink.name for sink in graph.sinks],
+            rounds=checkpoint.rounds.read_all(),
+            committed=checkpoint.log.committed,
+        )
+        rim = Rim(acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed)
+
+        async def make() -> Conductor:
+            conductor = Conductor(coordinator, checkpoint, self._runs, sink_options(graph, config), rim)
+            conductor.start()
+            return conductor
+
+        return self._ask(make()).result()
+
+    def _wait_for_gateway(self) -> None:
+        """Fence the gateway: an earlier driver's acknowledgements count no more."""
+        is_told = False
+        while not self._is_stopping.is_set() and self._error is None:
+            try:
+                self._gateway.raise_fence()
+                return
+            except RoundError as error:
+                if not is_told:
+                    self._say(f"{error.sentence} Waiting for it.")
+                is_told = True
+
+    def _run_query(self, conductor: Conductor) -> None:
+        # Imported late, so that the sinks are settled while Python still reads Spark's modules.
+        from procession.spark.chains import Task
+        from procession.spark.query import ship_by_value, start_query
+        from procession.spark.session import open_session
+
+        config, graph = self._config, self._app.graph
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH")))
+        )
+        spark = open_session(
+            graph.name, graph.parallelism, master=config.master, log_file=config.directory / "logs" / "spark.log"
+        )
+        ship_by_value(self._app.module)
+
+        def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
+            if self._is_stopping.is_set():
+                raise Stopping
+            try:
+                self._ask(conductor.run_epoch(epoch, manifests)).result()
+            except (ProcessionError, CancelledError) as error:
+                self._failed(error)
+                raise
+
+        if self._error is None and not self._is_stopping.is_set():
+            query = start_query(
+                spark,
+                Task(graph, config.log_directory, self._runs.directory),
+                GatewayFeed(
+                    config.gateway,
+                    config.cookie,
+                    self._checkpoint,
+                    config.epoch_records_max,
+                    config.epoch_bytes_max,
+                ),
+                checkpoint=self._checkpoint.directory,
+                interval_s=config.epoch_interval_s,
+                on_epoch=on_epoch,
+            )
+            state = {"pid": os.getpid(), "fence": self._checkpoint.fence}
+            (config.directory / READY).write_text(json.dumps(state))
+            self._say("ready")
+            self._watch(query, conductor)
+        with suppress(Exception):  # the JVM goes with us in any case
+            spark.stop()
+
+    def _watch(self, query: Query, conductor: Conductor) -> None:
+        threading.Thread(target=self._await_end, args=(query,), name="query", daemon=True).start()
+        if self._news.get() == "stop":
+            with suppress(FutureTimeout):
+                self._ask(conductor.settle()).result(timeout=DRAIN_S)
+        with suppress(Exception):  # whatever Spark says of a stop, the log is looked up next
+            query.stop()
+        self._ask(conductor.query_ended()).result()
+
+    def _await_end(self, query: Query) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # Spark's own failure: not ours to understand, but to pass on
+            if not self._is_stopping.is_set():
+                self._failed(error)
+        self._news.put("ended")
+
+    def _asked_to_stop(self) -> None:
+        self._is_stopping.set()
+        self._news.put("stop")
+
+    def _failed(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._news.put("failed")
+
+    async def _acknowledge(self, record: Round) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._gateway.acknowledge, record)
+
+    def _ask(self, work: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
+    """How to reach each sink: file sinks by the address they were given, others by the one in the app."""
+    options = []
+    for sink in graph.sinks:
+        is_file = sink.target.startswith("file:")
+        address = config.sinks.get(sink.name) or ("" if is_file else sink.target)
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(
+                f"sink {sink.name!r} has no address", next_step=f"start it and give --sink {sink.name}=HOST:PORT"
+            )
+        options.append(
+            SinkOptions(
+                name=sink.name,
+                host=host,
+                port=int(port),
+                program=graph.name,
+                instance=f"{graph.name}-{sink.name}-0",
+                cookie=config.cookie,
+                is_authoritative=is_file,
+                answer_timeout_s=config.answer_timeout_s,
+            )
+        )
+    return options
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether somebody must act before a restart can help."""
+    return isinstance(error, ProcessionError) and (bool(error.next_step) or isinstance(error, FencedError))

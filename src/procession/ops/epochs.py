@@ -1,0 +1,98 @@
+"""The epoch log: a line of JSON for each committed epoch, for people, progress displays and benchmarks.
+
+The one rule: it is a report, not a record; nothing is decided by it, so it is neither synced nor complete after a
+crash. Before it `commit/conductor`, which has just committed; after it `ops/progress` and `ops/demo`, which follow
+it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procession.commit.conductor import Outcome
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+"""When the log is this long it is renamed, and the one renamed before goes."""
+
+
+class EpochLog:
+    """Written by the driver, one line an epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, outcome: Outcome) -> None:
+        record = outcome.record
+        line = {
+            "epoch": record.epoch,
+            "fence": record.fence,
+            "first": record.first,
+            "last": record.last,
+            **record.counters,
+            "bytes_out": sum(part.end - part.start for part in record.parts.values()),
+            "seconds": round(outcome.seconds, 6),
+            "committed_ns": outcome.committed_ns,
+            "latency_ms": _latencies(outcome),
+        }
+        if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _latencies(outcome: Outcome) -> list[list[float]]:
+    """For each task: how many records had an event time, then evenly spaced quantiles of the time since then."""
+    return [
+        [manifest.records, *(round((outcome.committed_ns - time) / 1e6, 3) for time in reversed(manifest.times))]
+        for manifest in outcome.manifests
+        if manifest.times
+    ]
+
+
+class EpochTail:
+    """Follows an epoch log that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """The lines that have come since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                if self._path.stat().st_size < self._position:
+                    self._position = 0  # it was renamed, and a new one begun
+                file.seek(self._position)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._position += len(line)
+                    yield json.loads(line)
+        except FileNotFoundError:
+            return
+
+
+class Latency:
+    """Quantiles over many epochs, from the quantiles of each."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+        self._weights: list[Any] = []
+
+    def add(self, line: dict[str, Any]) -> None:
+        for count, *quantiles in line["latency_ms"]:
+            self._values.append(np.asarray(quantiles))
+            self._weights.append(np.full(len(quantiles), count / len(quantiles)))
+
+    def quantile(self, share: float) -> float | None:
+        if not self._values:
+            return None
+        values, weights = np.concatenate(self._values), np.concatenate(self._weights)
+        order = np.argsort(values)
+        reached = np.cumsum(weights[order])
+        return float(values[order][np.searchsorted(reached, share * reached[-1])])

@@ -1,0 +1,60 @@
+"""The feed: the gateway as Spark's helper process and the driver's conductor see it.
+
+The one rule: nothing is offered while the epoch before is not decided for good, or to a driver that was replaced.
+Pickles, because the helper process is started by Spark. Before it `gateway/control`, after it `spark/reader`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.rounds import Round
+from procession.errors import RoundError
+from procession.gateway.client import ControlClient
+
+PATIENCE_S = 1.0
+"""How long one question waits for a gateway that is away. Whoever asks, asks again."""
+
+
+@dataclass
+class GatewayFeed:
+    """Offers the next epoch, limited in records and bytes."""
+
+    at: str | Path
+    cookie: bytes
+    checkpoint: Checkpoint
+    records_max: int
+    bytes_max: int
+
+    def next_end(self, start: int) -> int:
+        self.checkpoint.check_fence()
+        self.checkpoint.log.sync_newest_commit()
+        try:
+            client = _client(self.at, self.cookie)
+            return client.offer(self.checkpoint.fence, start, self.records_max, self.bytes_max).end
+        except RoundError:
+            return start  # the gateway is away: no epoch now, and Spark asks again
+
+
+_clients: dict[str | Path, ControlClient] = {}
+
+
+def _client(at: str | Path, cookie: bytes) -> ControlClient:
+    # One connection for the life of the helper process; the feed itself is pickled anew.
+    return _clients.setdefault(at, ControlClient(at, cookie, PATIENCE_S))
+
+
+class GatewayWord:
+    """What the driver tells the gateway. RoundError: it is away, and must be told again."""
+
+    def __init__(self, at: str | Path, cookie: bytes, fence: int) -> None:
+        self._client = ControlClient(at, cookie, PATIENCE_S)
+        self._fence = fence
+
+    def raise_fence(self) -> None:
+        self._client.fence(self._fence)
+
+    def acknowledge(self, record: Round) -> None:
+        self._client.commit(self._fence, record.epoch, record.last, record.positions)

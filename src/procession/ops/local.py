@@ -1,0 +1,134 @@
+"""A pipeline on one machine: gateway, file sinks, driver and, if asked, sources, as supervised processes.
+
+The one rule: nothing is known here that the parts could not be told on a command line; each of them can be started
+alone with the same words. Before it `procession run` and `procession demo`; after it `ops/supervise`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procession.ops.config import Settings
+from procession.ops.driver import READY
+from procession.ops.part import Part
+from procession.ops.supervise import Supervisor
+from procession.plan.graph import Graph
+
+GATEWAY = "gateway"
+DRIVER = "driver"
+SOURCE = "source"
+
+COMMAND = (sys.executable, "-m", "procession")
+
+
+@dataclass(frozen=True)
+class Local:
+    """The parts of a pipeline. `base` is what the app's relative `file:` targets are relative to."""
+
+    supervisor: Supervisor
+    app: Path
+    graph: Graph
+    directory: Path
+    base: Path
+    settings: Settings
+    listen: str = "127.0.0.1:0"
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """More environment for a part, by its name: how tests arm fault points."""
+
+    @property
+    def sink_directories(self) -> dict[str, Path]:
+        """Where each file sink writes. Sinks of one directory are one process."""
+        prefix = "file:"
+        return {
+            sink.name: (self.base / sink.target.removeprefix(prefix)).resolve()
+            for sink in self.graph.sinks
+            if sink.target.startswith(prefix)
+        }
+
+    @property
+    def sink_parts(self) -> dict[Path, str]:
+        """The name of the process that serves each directory."""
+        directories = dict.fromkeys(self.sink_directories.values())
+        return {directory: f"sink-{number}" for number, directory in enumerate(directories)}
+
+    @property
+    def gateway_directory(self) -> Path:
+        return self.directory / "gateway"
+
+    @property
+    def address(self) -> str:
+        """Where connectors send to, once the gateway is ready."""
+        return str(json.loads((self.gateway_directory / "gateway.json").read_text())["listen"])
+
+    def start(self) -> bool:
+        """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
+        (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        self._start(GATEWAY, self._gateway(), self.gateway_directory / "gateway.json", stop_rank=2)
+        for directory, name in self.sink_parts.items():
+            self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
+        if not self.supervisor.wait_ready():
+            return False
+        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=30.0)
+        return self.supervisor.wait_ready(DRIVER)
+
+    def start_source(self, paths: Sequence[Path], *, rate: float | None = None, is_stamping: bool = False) -> None:
+        """Start a file source; it ends when everything it sent is committed."""
+        argv = ["source", "file", *map(str, paths), "--to", self.address, *self._cookie()]
+        argv += ["--rate", str(rate)] if rate else []
+        argv += ["--stamp"] if is_stamping else []
+        self.supervisor.start(Part(SOURCE, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
+
+    def _start(
+        self, name: str, argv: Sequence[str], announcement: Path, *, stop_rank: int, stop_timeout_s: float = 10.0
+    ) -> None:
+        part = Part(
+            name,
+            (*COMMAND, *argv),
+            env=self.env.get(name, {}),
+            is_ready=_announced_in(announcement),
+            stop_rank=stop_rank,
+            stop_timeout_s=stop_timeout_s,
+        )
+        self.supervisor.start(part)
+
+    def _gateway(self) -> list[str]:
+        settings = self.settings
+        argv = ["gateway", "--dir", str(self.gateway_directory), "--listen", self.listen, "--control", "127.0.0.1:0"]
+        argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+        return argv + self._cookie()
+
+    def _sink(self, directory: Path) -> list[str]:
+        return ["sink", "file", str(directory), "--listen", "127.0.0.1:0", *self._cookie()]
+
+    def _driver(self) -> list[str]:
+        settings = self.settings
+        argv = ["driver", str(self.app), "--dir", str(self.directory)]
+        argv += ["--epoch-interval-s", str(settings.epoch_interval_s)]
+        argv += ["--epoch-records-max", str(settings.epoch_records_max)]
+        argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
+        argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
+        argv += ["--runs", str(settings.runs)] if settings.runs else []
+        argv += ["--master", settings.master] if settings.master else []
+        for sink, directory in self.sink_directories.items():
+            address = json.loads((directory / "sink.json").read_text())["listen"]
+            argv += ["--sink", f"{sink}={address}"]
+        return argv + self._cookie()
+
+    def _cookie(self) -> list[str]:
+        return ["--cookie-file", str(self.settings.cookie_file)] if self.settings.cookie_file else []
+
+
+def _announced_in(path: Path) -> Callable[[int], bool]:
+    """A part is ready when the file in which it says where it listens bears its own process id."""
+
+    def is_ready(pid: int) -> bool:
+        try:
+            return bool(json.loads(path.read_text())["pid"] == pid)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+
+    return is_ready

@@ -1,0 +1,120 @@
+"""Progress: how far a pipeline is, read from its gateway and its epoch log, and shown to people.
+
+The one rule: it only looks; a display that cannot look says what it saw last. Before it the parts; after it a terminal
+(a live table), a pipe (a line now and then) or nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from procession.errors import ProcessionError
+from procession.gateway.client import ControlClient
+from procession.ops.epochs import EpochTail, Latency
+
+WINDOW_S = 3.0
+LINE_INTERVAL_S = 5.0
+PATIENCE_S = 0.2
+
+
+@dataclass
+class Progress:
+    """What a pipeline has done since we began to look."""
+
+    directory: Path
+    cookie: bytes = b""
+    records_in: int = 0
+    committed: int = 0
+    epochs: int = 0
+    latency: Latency = field(default_factory=Latency)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._client = ControlClient(self.directory / "gateway", self.cookie, PATIENCE_S)
+        self._tail = EpochTail(self.directory / "epochs.jsonl")
+
+    def look(self) -> Self:
+        """Look again."""
+        for line in self._tail.new():
+            self.latency.add(line)
+            self.epochs = max(self.epochs, line["epoch"] + 1)
+        try:
+            status = self._client.status()
+            self.records_in = status["next_sequence"]
+            self.committed = status["committed_end"]
+        except ProcessionError:
+            self._client.close()
+        now = time.monotonic()
+        self._recent.append((now, self.committed))
+        while now - self._recent[0][0] > WINDOW_S:
+            self._recent.popleft()
+        return self
+
+    @property
+    def rate(self) -> float:
+        """Committed records a second, over the last few."""
+        (before, fewer), (now, more) = self._recent[0], self._recent[-1]
+        return (more - fewer) / (now - before) if now > before else 0.0
+
+    def latency_ms(self, share: float) -> float | None:
+        return self.latency.quantile(share)
+
+
+class Display:
+    """Shows progress on the standard error stream: a live table on a terminal, else a line now and then."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._next_line = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.quiet:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        self._console.print(sentence, markup=False, soft_wrap=True)
+
+    def show(self, progress: Progress, restarts: int) -> None:
+        cells = _cells(progress, restarts)
+        if self._live.is_started:
+            self._live.update(_table(cells))
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_INTERVAL_S
+            self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+
+
+def _cells(progress: Progress, restarts: int) -> dict[str, str]:
+    p50, p99 = progress.latency_ms(0.5), progress.latency_ms(0.99)
+    return {
+        "records in": f"{progress.records_in:,}",
+        "committed": f"{progress.committed:,}",
+        "epochs": f"{progress.epochs:,}",
+        "records/s": f"{progress.rate:,.0f}",
+        "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",
+        "restarts": str(restarts),
+    }
+
+
+def _table(cells: dict[str, str]) -> Table:
+    table = Table(show_edge=False)
+    for name in cells:
+        table.add_column(name, justify="right")
+    table.add_row(*cells.values())
+    return table

@@ -1,0 +1,100 @@
+"""Warming up: a class-data-sharing archive of what Spark loads for one of our epochs.
+
+The one rule: it is derived and never needed; without it everything works and starts a few seconds later. Made once for
+an environment, by `make setup`; used by `spark/session`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from procession.errors import StorageError
+from procession.spark.session import archive_path, cache_directory, open_session
+
+EPOCHS = 3
+DUMP = "PROCESSION_DUMP_CLASSES"
+
+
+def warm() -> Path | None:
+    """Make the archive if there is none. Gives its path, or None if this Java cannot make one."""
+    archive = archive_path()
+    if archive.exists():
+        return archive
+    try:
+        cache_directory().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{cache_directory()} cannot be made: {error.strerror}", next_step="run `make setup` as the owner of .venv"
+        ) from error
+    draft = archive.with_name(f"{archive.name}.{os.getpid()}")
+    # In a process of its own: the archive is written when its JVM ends.
+    rehearsal = [sys.executable, "-m", "procession.spark.warm"]
+    result = subprocess.run(
+        rehearsal, env={**os.environ, DUMP: str(draft)}, capture_output=True, text=True, check=False
+    )
+    if result.returncode or not draft.exists():
+        draft.unlink(missing_ok=True)
+        return None
+    draft.replace(archive)
+    return archive
+
+
+class Counting(DataSourceStreamReader):
+    """A few numbers, so that an epoch has something to carry."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"number": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"number": min(start["number"] + 1, EPOCHS)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(start["number"], end["number"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
+        yield partition.value, str(partition.value)
+
+
+class Rehearsal(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "rehearsal"
+
+    def schema(self) -> str:
+        return "partition int, manifest string"
+
+    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return Counting()
+
+
+def rehearse(dump: str) -> None:
+    """Run a few epochs as the driver would, in a JVM that writes the archive when it ends."""
+    spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={dump}", "-Xlog:cds=off"])
+    spark.dataSource.register(Rehearsal)
+
+    def each(rows: DataFrame, epoch: int) -> None:
+        rows.collect()
+        if epoch == EPOCHS - 1:
+            raise StopIteration  # a failing batch loads the classes of failure, too
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(each)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        try:
+            query.awaitTermination(120)
+        except Exception:  # noqa: S110  (the batch above fails on purpose)
+            pass
+        spark.stop()
+
+
+if __name__ == "__main__":
+    rehearse(os.environ[DUMP])

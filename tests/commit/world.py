@@ -1,0 +1,180 @@
+"""A small world around the coordinator: sinks that keep only what they synced, Spark's log, and a driver that dies.
+
+One seed is one history. Sinks, Spark and crashes are as unkind as the protocol lets them be."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from procession.commit import events as ev
+from procession.commit.coordinator import Coordinator
+from procession.commit.rounds import Round
+
+CHECKPOINT = "abc123"
+
+
+@dataclass
+class FakeSink:
+    """A participant: what is durable, and the connection (None while down)."""
+
+    output: bytearray = field(default_factory=bytearray)
+    prepared: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    voted_abort: set[str] = field(default_factory=set)
+    is_connected: bool = False
+    position_is_told: bool = True
+
+    def phase2(self, txn: str, commit: bool) -> None:
+        if commit:
+            assert txn not in self.voted_abort, "a transaction that was voted abort was committed"
+            if txn in self.prepared:
+                start, data = self.prepared.pop(txn)
+                assert start == len(self.output), "the output has a hole or is doubled"
+                self.output += data
+        else:
+            self.prepared.pop(txn, None)
+
+
+@dataclass
+class World:
+    """Everything that survives a driver: sinks, Spark's log, the round records, the gateway's word."""
+
+    random: random.Random
+    sinks: dict[str, FakeSink]
+    commits: int = -1
+    offsets: int = -1
+    rounds: dict[int, Round] = field(default_factory=dict)
+    acknowledged: int = -1
+    fence: int = 0
+    contents: dict[str, bytes] = field(default_factory=dict)
+
+    def epoch_bytes(self, epoch: int, name: str) -> bytes:
+        return f"<{epoch}/{name}>".encode() * (1 + epoch % 3)
+
+
+class DriverDied(Exception):
+    """The driver is gone; what it had in memory is gone with it."""
+
+
+class FakeDriver:
+    """Carries out actions as the conductor does, one at a time, with a death possible before each."""
+
+    def __init__(self, world: World, death_rate: float) -> None:
+        self.world = world
+        self.death_rate = death_rate
+        world.fence += 1
+        for sink in world.sinks.values():
+            sink.is_connected = False
+        world.rounds = {epoch: record for epoch, record in world.rounds.items() if epoch <= world.commits}
+        self.coordinator = Coordinator(
+            pipeline="p",
+            checkpoint=CHECKPOINT,
+            fence=world.fence,
+            fingerprint="f",
+            sinks=world.sinks,
+            rounds=world.rounds,
+            committed=world.commits,
+        )
+        self.pending: list[ev.Event] = []
+        self.is_finished = False
+
+    def maybe_die(self) -> None:
+        if self.world.random.random() < self.death_rate:
+            raise DriverDied
+
+    def handle(self, event: ev.Event) -> None:
+        for action in self.coordinator.handle(event):
+            self.maybe_die()
+            self.perform(action)
+
+    def perform(self, action: ev.Action) -> None:
+        world, chance = self.world, self.world.random
+        match action:
+            case ev.Emit(name, txn, epoch, start, end):
+                sink = world.sinks[name]
+                data = world.epoch_bytes(epoch, name)
+                assert txn not in world.contents, "a transaction id was used twice"
+                world.contents[txn] = data
+                if not sink.is_connected:
+                    return  # it went into a connection that is gone, which we are yet to hear of
+                assert end - start == len(data) and start == len(sink.output)
+                outcome = chance.choice(["commit", "commit", "commit", "abort", "lost before", "lost after", "hung"])
+                if outcome in ("commit", "lost after"):
+                    sink.prepared[txn] = (start, data)
+                if outcome == "abort":
+                    sink.voted_abort.add(txn)
+                if outcome in ("commit", "abort"):
+                    self.pending.append(ev.VoteReceived(name, txn, outcome == "commit"))
+                else:
+                    sink.is_connected = False
+                    self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
+            case ev.Phase2(name, txn, commit):
+                sink = world.sinks[name]
+                if commit:
+                    record = next(r for r in world.rounds.values() if r.parts[name].txn == txn)
+                    assert record.epoch <= world.commits, "phase 2 before the decision"
+                if sink.is_connected and chance.random() < 0.85:
+                    sink.phase2(txn, commit)
+                    if commit and chance.random() < 0.7:
+                        self.pending.append(ev.Phase2Confirmed(name, txn))
+                elif sink.is_connected:
+                    sink.is_connected = False
+                    self.pending.append(ev.SinkLost(name))
+            case ev.Reconnect(name):
+                world.sinks[name].is_connected = False
+            case ev.WriteRecord(record):
+                world.rounds[record.epoch] = record
+                self.handle(ev.RecordWritten(record.epoch))
+            case ev.FinishEpoch():
+                self.is_finished = True
+            case ev.Acknowledge(record):
+                assert record.epoch <= world.commits
+                world.acknowledged = record.epoch
+            case ev.Stop(error):
+                raise AssertionError(f"stopped: {error} {list(self.coordinator.story)}")
+            case ev.DropRuns() | ev.Warn():
+                pass
+
+    def step(self) -> None:
+        """One thing happens: a sink connects or goes, a pending event arrives, Spark moves."""
+        world, chance = self.world, self.world.random
+        self.maybe_die()
+        choices = ["pending"] * 3 if self.pending else []
+        down = [name for name, sink in world.sinks.items() if not sink.is_connected]
+        up = [name for name, sink in world.sinks.items() if sink.is_connected]
+        choices += ["connect"] * 2 if down else []
+        choices += ["spark"] * 2
+        choices += ["drop"] if up and chance.random() < 0.1 else []
+        what = chance.choice(choices)
+        if what == "pending":
+            event = self.pending.pop(0)
+            # What a connection that is gone had to say is gone with it.
+            if isinstance(event, ev.SinkLost) or world.sinks[event.sink].is_connected:  # type: ignore[union-attr]
+                self.handle(event)
+        elif what == "connect":
+            name = chance.choice(down)
+            sink = world.sinks[name]
+            sink.is_connected = True
+            self.pending = [e for e in self.pending if getattr(e, "sink", None) != name]
+            listed = list(sink.prepared) + ([chance.choice(sorted(sink.voted_abort))] if sink.voted_abort else [])
+            sink.voted_abort -= set(listed) - set(sink.prepared)
+            position = len(sink.output) if sink.position_is_told else None
+            self.handle(ev.SinkConnected(name, tuple(listed), position))
+        elif what == "drop":
+            name = chance.choice(up)
+            world.sinks[name].is_connected = False
+            self.handle(ev.SinkLost(name))
+        else:
+            self.spark()
+
+    def spark(self) -> None:
+        world = self.world
+        if self.coordinator.open is None:
+            epoch = world.commits + 1
+            world.offsets = epoch
+            self.is_finished = False
+            self.handle(ev.EpochReady(epoch, {name: len(world.epoch_bytes(epoch, name)) for name in world.sinks}))
+        elif self.is_finished:
+            world.commits = world.offsets
+            self.maybe_die()
+            self.handle(ev.CommitFound(world.commits))
