@@ -122,19 +122,21 @@ def _parse(line: bytes) -> Request:
 
 
 def _integers(request: Request, *names: str) -> list[int]:
-    values = []
     for name in names:
-        value = request.get(name)
-        if not isinstance(value, int) or not 0 <= value < 2**64:
-            raise RemoteProtocolError(f"{name} must be a whole number")
-        values.append(value)
-    return values
+        if not _is_u64(request.get(name)):
+            raise RemoteProtocolError(f"{name} must be a whole number below 2^64")
+    return [request[name] for name in names]
 
 
 def _positions(request: Request) -> dict[int, int]:
     positions = request.get("positions")
     if not isinstance(positions, dict):
         raise RemoteProtocolError("positions must be an object")
-    if not all(stream_id.isdecimal() and isinstance(at, int) and at >= 0 for stream_id, at in positions.items()):
-        raise RemoteProtocolError("positions must map stream ids to message ids")
-    return {int(stream_id): at for stream_id, at in positions.items()}
+    for stream_id, message_id in positions.items():
+        if not (stream_id.isdecimal() and _is_u64(int(stream_id)) and _is_u64(message_id)):
+            raise RemoteProtocolError("positions must map stream ids to message ids")
+    return {int(stream_id): message_id for stream_id, message_id in positions.items()}
+
+
+def _is_u64(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**64

@@ -1,0 +1,73 @@
+"""A real gateway process for a test, which may be killed and started again at the same addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from procession.gateway.client import ControlClient
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from procession.errors import ProcessionError
+from procession.gateway.config import GatewayConfig, Limits
+from procession.gateway.server import serve
+
+settings = eval(sys.argv[2])
+limits = Limits(**settings.pop("limits", {}))
+try:
+    serve(GatewayConfig(Path(sys.argv[1]), "127.0.0.1:0", "127.0.0.1:0", limits, **settings))
+except ProcessionError as error:
+    sys.exit(error.explain())
+"""
+
+
+class GatewayProcess:
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.process: subprocess.Popen[str]
+        self.listen = ""
+
+    def start(self, fault: str = "") -> GatewayProcess:
+        environment = {**os.environ, "PROCESSION_FAULT": fault}
+        command = [sys.executable, "-c", PROGRAM, str(self.directory), repr(self.settings)]
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 20
+        while self._document().get("pid") != self.process.pid:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, "the gateway did not start"
+            time.sleep(0.01)
+        self.listen = self._document()["listen"]
+        return self
+
+    def _document(self) -> dict[str, Any]:
+        path = self.directory / "gateway.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def client(self, timeout_s: float = 10.0) -> ControlClient:
+        return ControlClient(self.directory, self.settings.get("limits", {}).get("cookie", b""), timeout_s)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()[0]
+
+    def wait(self) -> tuple[int, str]:
+        error = self.process.communicate(timeout=20)[1]
+        return self.process.returncode, error
+
+    @property
+    def memory_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024

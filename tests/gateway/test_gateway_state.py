@@ -1,0 +1,500 @@
+"""What the gateway decides, without a socket or a disk: events in, actions out."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.errors import FencedError, StorageError
+from procession.gateway.config import Limits
+from procession.gateway.events import (
+    Action,
+    Append,
+    Appended,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    Ticked,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.snapshot import Position, Snapshot
+from procession.gateway.state import GatewayState
+from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD
+from procession.wire.connection import Violation
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    Ack,
+    Eos,
+    Error,
+    Frame,
+    Hello,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+)
+
+A, B = 1, 2
+HELLO = Hello("0.0.1", b"", "program", "instance")
+
+
+class Bench:
+    """A gateway's state with a log in memory, which appends at once and takes every snapshot."""
+
+    def __init__(self, limits: Limits | None = None, *, appends: bool = True) -> None:
+        self.limits = limits or Limits(credits_max=100)
+        self.state = GatewayState(self.limits)
+        self.appends = appends
+        self.rows: list[dict[str, object]] = []
+
+    def restart(self) -> None:
+        """Kill the gateway: the snapshot and the log are all that is left."""
+        snapshot = self.state.snapshot
+        tail = (
+            [pa.RecordBatch.from_pylist(self.rows[snapshot.end_sequence :], schema=INGRESS_SCHEMA)] if self.rows else []
+        )
+        self.state = GatewayState(self.limits, snapshot, tail, len(self.rows), lag_bytes=0)
+
+    def do(self, event: Event) -> list[Action]:
+        done: list[Action] = []
+        for action in self.state.handle(event):
+            done.append(action)
+            if isinstance(action, Append):
+                assert action.first_sequence == len(self.rows)
+                self.rows += action.batch.to_pylist()
+                if self.appends:
+                    done += self.do(Appended(len(self.rows)))
+            elif isinstance(action, WriteSnapshot):
+                done += self.do(SnapshotWritten(action.snapshot))
+        self.check()
+        return done
+
+    def check(self) -> None:
+        for stream in self.state.registry:
+            assert stream.committed is None or (stream.seen is not None and stream.committed <= stream.seen)
+        assert self.state.next_sequence == len(self.rows)
+        assert self.state.snapshot.end_sequence <= self.state.next_sequence
+
+    def hello(self, session: int) -> list[Frame]:
+        self.do(SessionOpened(session))
+        return sent(self.do(Received(session, HELLO)), session)
+
+    def notify(self, session: int, stream_id: int, point: int = 0) -> NotifyAck:
+        frames = sent(self.do(Received(session, Notify(stream_id, f"stream {stream_id}", point))), session)
+        answer = frames[0]
+        assert isinstance(answer, NotifyAck)
+        return answer
+
+    def open(self, session: int, stream_id: int) -> None:
+        self.hello(session)
+        assert self.notify(session, stream_id).success
+
+    def message(self, session: int, stream_id: int, *message_ids: int) -> list[Action]:
+        return self.do(Received(session, messages(stream_id, *message_ids)))
+
+    def commit(self, epoch: int, end: int | None = None, fence: int = 1, **positions: int) -> list[Action]:
+        named = {int(name[1:]): message_id for name, message_id in positions.items()}
+        return self.do(Committed(fence, epoch, len(self.rows) if end is None else end, named))
+
+    @property
+    def ids(self) -> list[object]:
+        return [row["message_id"] for row in self.rows if row["kind"] == KIND_RECORD]
+
+
+def messages(stream_id: int, *message_ids: int) -> Messages:
+    count = len(message_ids)
+    payloads = [b"%d" % message_id for message_id in message_ids]
+    return Messages([stream_id] * count, list(message_ids), [0] * count, [b""] * count, payloads)
+
+
+def sent(actions: list[Action], session: int) -> list[Frame]:
+    return [action.frame for action in actions if isinstance(action, Send) and action.session == session]
+
+
+def reasons(actions: list[Action]) -> list[str | None]:
+    return [action.reason for action in actions if isinstance(action, Close)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+# Handshake
+
+
+@pytest.mark.parametrize("version", ["0.0.1", "v0.0.1"])
+def test_a_hello_of_version_3_is_granted_all_credits(bench: Bench, version: str) -> None:
+    bench.do(SessionOpened(A))
+    assert sent(bench.do(Received(A, Hello(version, b"", "p", "i"))), A) == [Ok(100)]
+
+
+@pytest.mark.parametrize(
+    ("expected", "given_cookie", "version", "reason"),
+    [
+        (b"", b"", "0.0.2", "unknown version '0.0.2', this is 0.0.1"),
+        (b"", b"x", "0.0.1", "no cookie is expected here"),
+        (b"x", b"", "0.0.1", "a cookie is needed here"),
+        (b"x", b"y", "0.0.1", "bad cookie"),
+    ],
+)
+def test_a_hello_that_does_not_belong_here_is_refused_loudly(
+    expected: bytes, given_cookie: bytes, version: str, reason: str
+) -> None:
+    bench = Bench(Limits(cookie=expected))
+    bench.do(SessionOpened(A))
+    assert bench.do(Received(A, Hello(version, given_cookie, "p", "i"))) == [Close(A, reason)]
+    assert not bench.state.sessions
+
+
+def test_one_session_too_many_is_closed_and_takes_no_place() -> None:
+    bench = Bench(Limits(sessions_max=1))
+    bench.do(SessionOpened(A))
+    assert reasons(bench.do(SessionOpened(B))) == ["more than 1 sessions"]
+    bench.do(SessionClosed(A))
+    assert bench.do(SessionOpened(3)) == []
+
+
+# Duplicates and order
+
+
+def test_a_new_stream_is_told_that_nothing_is_committed(bench: Bench) -> None:
+    bench.hello(A)
+    assert bench.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
+
+
+def test_records_get_consecutive_sequences_in_the_order_of_arrival(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.open(B, 8)
+    bench.message(A, 7, 0, 10, 20)
+    bench.message(B, 8, 5)
+    bench.message(A, 7, 21)
+    assert [(row["stream_id"], row["message_id"]) for row in bench.rows] == [(7, 0), (7, 10), (7, 20), (8, 5), (7, 21)]
+
+
+def test_a_client_that_drops_between_commits_causes_neither_hole_nor_duplicate(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 2, 3)
+    bench.commit(0, 2, s7=2)
+    bench.do(SessionClosed(A))
+    bench.hello(B)
+    assert bench.notify(B, 7) == NotifyAck(True, 7, 2)
+    bench.message(B, 7, 3, 4, 5)
+    assert bench.ids == [1, 2, 3, 4, 5]
+    assert bench.state.duplicates == 1
+
+
+def test_a_client_that_replays_everything_causes_no_duplicate(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 2, 3)
+    bench.commit(0, 2, s7=2)
+    bench.do(SessionClosed(A))
+    bench.open(B, 7)
+    bench.message(B, 7, 1)
+    bench.message(B, 7, 2, 3, 4)
+    assert bench.ids == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("second", [[2], [3], [4, 4], [5, 4]], ids=str)
+def test_an_id_that_goes_back_above_the_duplicates_is_the_peers_error_and_nothing_of_it_counts(
+    bench: Bench, second: list[int]
+) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 3)
+    assert reasons(bench.message(A, 7, *second)) == ["message id goes back on stream 7"]
+    assert bench.ids == [1, 3]
+    bench.hello(B)
+    assert bench.notify(B, 7).success, "the stream of a session that was closed is free at once"
+
+
+def test_an_id_at_or_below_the_committed_one_is_always_dropped_in_silence(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 3)
+    bench.commit(0, s7=3)
+    assert reasons(bench.message(A, 7, 2, 3, 4)) == []
+    assert bench.ids == [1, 3, 4]
+
+
+def test_the_id_that_means_nothing_cannot_be_a_message(bench: Bench) -> None:
+    bench.open(A, 7)
+    assert reasons(bench.message(A, 7, NOTHING_COMMITTED)) == ["message id 2^64-1 on stream 7 is reserved"]
+    assert bench.rows == []
+
+
+def test_interleaved_streams_are_filtered_each_by_its_own_position(bench: Bench) -> None:
+    bench.open(A, 7)
+    assert bench.notify(A, 8).success
+    bench.message(A, 7, 1, 2)
+    bench.message(A, 8, 50)
+    bench.do(SessionClosed(A))
+    bench.open(B, 7)
+    assert bench.notify(B, 8).success
+    mixed = Messages([7, 8, 7, 8, 7], [1, 50, 2, 51, 3], [0] * 5, [b"k"] * 5, [b"a", b"b", b"c", b"d", b"e"])
+    bench.do(Received(B, mixed))
+    assert [(row["stream_id"], row["message_id"], row["payload"]) for row in bench.rows[3:]] == [
+        (8, 51, b"d"),
+        (7, 3, b"e"),
+    ]
+
+
+def test_an_error_on_one_of_two_interleaved_streams_moves_neither(bench: Bench) -> None:
+    bench.open(A, 7)
+    assert bench.notify(A, 8).success
+    bench.message(A, 8, 50)
+    mixed = Messages([7, 8], [1, 50], [0, 0], [b"", b""], [b"", b""])
+    assert reasons(bench.do(Received(A, mixed))) == ["message id goes back on stream 8"]
+    assert len(bench.rows) == 1
+    assert 7 not in bench.state.registry
+
+
+# Who holds a stream
+
+
+def test_a_stream_that_is_active_is_refused_with_the_peers_own_point_of_reference(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.hello(B)
+    assert bench.notify(B, 7, point=5) == NotifyAck(False, 7, 5)
+    assert bench.notify(A, 7, point=6) == NotifyAck(False, 7, 6), "its own session is no exception"
+    bench.do(SessionClosed(A))
+    assert bench.notify(B, 7).success
+
+
+@pytest.mark.parametrize("last_word", [Violation("bad"), Error("mine")], ids=["violation", "error"])
+def test_a_session_that_errs_leaves_no_stream_behind(bench: Bench, last_word: Violation | Error) -> None:
+    bench.open(A, 7)
+    bench.do(Received(A, last_word))
+    assert bench.message(A, 7, 1) == [], "what it still sends is not heard"
+    bench.hello(B)
+    assert bench.notify(B, 7).success
+    bench.do(SessionClosed(A))
+    assert bench.state.registry[7].session == B, "a late farewell of the old session takes nothing from the new one"
+
+
+def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
+    bench = Bench(Limits(streams_max=1))
+    bench.open(A, 7)
+    assert reasons(bench.do(Received(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
+    bench.open(B, 9)
+
+
+# The end of a stream
+
+
+def test_the_end_of_a_stream_is_a_row_with_a_sequence(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 4)
+    bench.do(Received(A, Eos(7)))
+    assert (bench.rows[1]["kind"], bench.rows[1]["stream_id"], bench.rows[1]["message_id"]) == (KIND_EOS, 7, 4)
+
+
+def test_an_ended_stream_is_released_only_by_a_commit_that_covers_its_end(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.hello(B)
+    bench.message(A, 7, 1, 2)
+    bench.do(Received(A, Eos(7)))
+    assert not bench.notify(B, 7).success
+    assert sent(bench.commit(0, 2, s7=2), A) == [Ack(4, ((7, 2),))]
+    assert not bench.notify(B, 7).success, "that checkpoint started before the end arrived"
+    assert sent(bench.commit(1, 3, s7=2), A) == [Ack(0, ((7, 2),))], "the last ACK names the stream again"
+    assert bench.notify(B, 7) == NotifyAck(True, 7, 2)
+
+
+def test_an_ended_stream_whose_session_left_is_released_by_the_commit_too(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1)
+    bench.do(Received(A, Eos(7)))
+    bench.do(SessionClosed(A))
+    bench.hello(B)
+    assert not bench.notify(B, 7).success
+    bench.commit(0, s7=1)
+    assert bench.notify(B, 7) == NotifyAck(True, 7, 1)
+
+
+def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.do(Received(A, Eos(7)))
+    assert bench.rows[0]["message_id"] == NOTHING_COMMITTED
+    assert sent(bench.commit(0, s7=NOTHING_COMMITTED), A) == [Ack(2, ())]
+    assert 7 not in bench.state.registry
+    assert bench.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
+
+
+# Commits, fences, snapshots
+
+
+def test_a_commit_is_told_only_after_its_snapshot_is_on_disk(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 2)
+    (write,) = bench.state.handle(Committed(3, 5, 2, {7: 2}))
+    assert write == WriteSnapshot(Snapshot(3, 5, 2, 2, {7: Position("stream 7", 2)}))
+    bench.hello(B)
+    bench.do(SessionClosed(A))
+    assert bench.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not true yet"
+    assert isinstance(write, WriteSnapshot)
+    assert bench.do(SnapshotWritten(write.snapshot)) == [Send(B, Ack(1, ((7, 2),))), Trim(2)]
+
+
+def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committed(bench: Bench) -> None:
+    for stream_id in (7, 8, 9):
+        bench.open(stream_id, stream_id)
+        bench.message(stream_id, stream_id, 1)
+    assert [action for action in bench.commit(0, 2, s7=1, s8=1) if isinstance(action, Send)] == [
+        Send(7, Ack(2, ((7, 1),))),
+        Send(8, Ack(2, ((8, 1),))),
+    ]
+    assert [action for action in bench.commit(1, 2, s7=1) if isinstance(action, Send)] == []
+
+
+def test_a_commit_told_again_or_late_changes_nothing(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1, 2, 3)
+    bench.commit(0, 1, s7=1)
+    bench.commit(1, 3, s7=3)
+    before = bench.state.snapshot
+    assert sent(bench.commit(1, 3, s7=3), A) == []
+    assert sent(bench.commit(0, 1, s7=1), A) == []
+    assert bench.state.snapshot == before
+
+
+def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, 1)
+    bench.do(FenceRaised(4))
+    before = bench.state.snapshot
+    with pytest.raises(FencedError, match="Driver 3 was replaced by driver 4"):
+        bench.commit(0, fence=3, s7=1)
+    with pytest.raises(FencedError):
+        bench.do(FenceRaised(3))
+    assert bench.state.snapshot == before
+    assert before.fence == 4
+    bench.restart()
+    with pytest.raises(FencedError):
+        bench.commit(0, fence=3, s7=1)
+
+
+def test_a_commit_beyond_the_log_is_refused(bench: Bench) -> None:
+    with pytest.raises(StorageError, match="ends at 5, but the log ends at 0"):
+        bench.commit(0, 5)
+
+
+def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_and_ended(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.open(B, 8)
+    bench.message(A, 7, 1, 2, 3)
+    bench.message(B, 8, 50)
+    bench.commit(0, 2, s7=2)
+    bench.do(Received(B, Eos(8)))
+    bench.restart()
+    bench.hello(A)
+    assert bench.notify(A, 7) == NotifyAck(True, 7, 2)
+    assert not bench.notify(A, 8).success, "its end is in the log and not committed"
+    bench.message(A, 7, 3, 4)
+    assert bench.ids == [1, 2, 3, 50, 4]
+    bench.commit(1, s7=4, s8=50)
+    assert bench.notify(A, 8) == NotifyAck(True, 8, 50)
+
+
+# Credits
+
+
+def test_credits_come_back_when_records_are_in_the_log_and_not_before() -> None:
+    bench = Bench(appends=False)
+    bench.open(A, 7)
+    assert sent(bench.message(A, 7, *range(60)), A) == []
+    assert sent(bench.do(Appended(60)), A) == [Ack(61, ())]
+
+
+def test_credits_spent_on_duplicates_and_refused_streams_come_back_too(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.message(A, 7, *range(60))
+    bench.do(SessionClosed(A))
+    bench.open(B, 7)
+    assert sent(bench.message(B, 7, *range(60)), B) == [Ack(61, ())]
+    bench.open(3, 8)
+    for _ in range(23):
+        bench.notify(3, 7)
+    assert sent(bench.do(Received(3, Notify(7, "s", 0))), 3)[-1] == Ack(25, ())
+
+
+def test_every_idle_session_gets_an_ack_each_tick_and_a_busy_one_gets_none_extra(bench: Bench) -> None:
+    bench.open(A, 7)
+    bench.do(SessionOpened(B))
+    assert bench.do(Ticked()) == [Send(A, Ack(1, ()))], "B has not said HELLO"
+    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
+    assert sent(bench.message(A, 7, *range(30)), A) == [Ack(30, ())]
+    assert bench.do(Ticked()) == [], "A had its ACK in this interval"
+    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
+
+
+def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> None:
+    bench = Bench(Limits(credits_max=8, lag_bytes_max=100))
+    bench.open(A, 7)
+    taken = 1
+    for number in range(50):
+        if taken >= 8:
+            break
+        actions = bench.do(Received(A, Messages([7], [number], [0], [b""], [b"x" * 50])))
+        taken += 1 - sum(frame.credits for frame in sent(actions, A) if isinstance(frame, Ack))
+    assert taken == 8, "the producer ran dry"
+    assert len(bench.rows) < 15
+    assert bench.do(Ticked()) == []
+    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
+    owed = bench.state.sessions[A].owed
+    assert sent(bench.commit(0, s7=len(bench.rows) - 1), A) == [Ack(owed, ((7, len(bench.rows) - 1),))]
+    assert bench.state.lag.bytes == 0
+
+
+def test_sessions_without_news_also_get_what_was_withheld_when_the_lag_is_gone() -> None:
+    bench = Bench(Limits(credits_max=8, lag_bytes_max=0))
+    bench.open(A, 7)
+    bench.open(B, 8)
+    bench.message(A, 7, 1)
+    assert sent(bench.commit(0, s7=1), B) == [Ack(1, ())]
+
+
+# The whole, against a slow and obvious reference
+
+
+step = st.one_of(
+    st.tuples(st.just("send"), st.integers(1, 6)),
+    st.tuples(st.just("drop"), st.just(0)),
+    st.tuples(st.just("kill"), st.just(0)),
+    st.tuples(st.just("commit"), st.integers(0, 10)),
+)
+
+
+@given(st.lists(step, max_size=40))
+def test_whatever_drops_dies_or_commits_every_message_is_in_the_log_once_and_in_order(
+    steps: list[tuple[str, int]],
+) -> None:
+    bench, session, epoch = Bench(), 1, 0
+    bench.open(session, 7)
+    position = 0
+    for what, number in steps:
+        if what == "send":
+            bench.message(session, 7, *range(position, position + number))
+            position += number
+        elif what == "commit":
+            end = min(len(bench.rows), bench.state.snapshot.end_sequence + number)
+            bench.commit(epoch, end, **({"s7": end - 1} if end else {}))
+            epoch += 1
+        else:
+            if what == "kill":
+                bench.restart()
+            else:
+                bench.do(SessionClosed(session))
+            session += 1
+            bench.hello(session)
+            answer = bench.notify(session, 7)
+            assert answer.success
+            position = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
+    assert bench.ids == list(range(len(bench.ids)))

@@ -1,0 +1,40 @@
+"""The snapshot file: there and back, absent, and damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.errors import StorageError
+from procession.gateway import snapshot
+from procession.gateway.snapshot import FILE_NAME, Position, Snapshot
+
+SNAPSHOT = Snapshot(3, 17, 100, 120, {7: Position("a name, ünïcödé", 49), 2**64 - 1: Position("", 0)})
+
+
+def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
+    snapshot.save(tmp_path, SNAPSHOT)
+    assert snapshot.load(tmp_path) == SNAPSHOT
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_without_a_snapshot_nothing_is_committed(tmp_path: Path) -> None:
+    assert snapshot.load(tmp_path) == Snapshot(0, -1, 0, 0, {})
+
+
+def test_every_cut_of_a_snapshot_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    snapshot.save(tmp_path, SNAPSHOT)
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(StorageError, match=FILE_NAME):
+            snapshot.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"fence":1}', '{"fence":[],"epoch":0}'])
+def test_a_snapshot_that_says_something_else_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(StorageError, match=FILE_NAME):
+        snapshot.load(tmp_path)
