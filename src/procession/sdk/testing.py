@@ -7,6 +7,8 @@ Before and after it on the walk: nothing; these stand in for the gateway, the wo
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -158,6 +160,12 @@ class Peer:
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        """As a crash does: what was sent to us and not read is lost, and the other end is told so."""
+        sock = self._writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
 
 
 class Worker(Peer):

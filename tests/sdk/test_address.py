@@ -1,0 +1,48 @@
+"""Addresses: what is one, and where a server listens."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.errors import ConfigError
+from procession.sdk.address import Address, address_of, listening_socket, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7100", Address("127.0.0.1", 7100)),
+        ("[::1]:0", Address("::1", 0)),
+        ("host:65535", Address("host", 65535)),
+    ],
+)
+def test_an_address_is_read_and_written_the_same(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:-1", "host:65536", "host:²"])
+def test_anything_else_is_a_config_error_that_shows_how(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address") as caught:
+        parse_address(text)
+    assert "HOST:PORT" in caught.value.next_step
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with (
+        listening_socket(Address("127.0.0.1", 0)) as first,
+        pytest.raises(ConfigError, match=r"Port \d+ on 127.0.0.1 is in use"),
+    ):
+        listening_socket(address_of(first))
+    with pytest.raises(ConfigError, match="Cannot listen on"):
+        listening_socket(Address("192.0.2.1", 0))
+
+
+def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
+    anywhere = Address("127.0.0.1", 0)
+    with listening_socket(anywhere) as first:
+        port = address_of(first).port
+        with listening_socket(anywhere, previous_port=port) as second:
+            assert address_of(second).port != port
+    with listening_socket(anywhere, previous_port=port) as again:
+        assert address_of(again).port == port
