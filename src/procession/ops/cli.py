@@ -81,9 +81,7 @@ def run(
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
     ] = None,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="The pipeline's own. [default: .procession/NAME]")
-    ] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", help="[default: .procession/NAME]")] = None,
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,

@@ -136,7 +136,8 @@ class Driver:
             conductor.start()
             return conductor
 
-        return self._ask(make()).result()
+        conductor: Conductor = self._ask(make()).result()
+        return conductor
 
     def _wait_for_gateway(self) -> None:
         """Fence the gateway: an earlier driver's acknowledgements count no more."""

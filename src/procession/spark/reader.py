@@ -90,7 +90,7 @@ class IngressSource(DataSource):
         return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism)})
 
     def schema(self) -> str:
-        return "partition int, manifest string"
+        return "partition long, manifest string"
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         return Ranges(*self.ranges)

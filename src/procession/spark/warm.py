@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark.sql import DataFrame
@@ -89,10 +90,8 @@ def rehearse(dump: str) -> None:
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(each)
         query = writer.option("checkpointLocation", checkpoint).start()
-        try:
+        with suppress(Exception):  # the batch above fails on purpose
             query.awaitTermination(120)
-        except Exception:  # noqa: S110  (the batch above fails on purpose)
-            pass
         spark.stop()
 
 
