@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_process import GatewayProcess
+
+from tests.gateway.gateway_process import GatewayProcess
 
 
 @pytest.fixture

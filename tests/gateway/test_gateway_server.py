@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gateway_process import GatewayProcess
-from producer import Producer
 
 from procession.errors import (
     ConfigError,
@@ -39,6 +37,8 @@ from procession.wire.messages import (
     Ok,
     Restart,
 )
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
 
 Make = Callable[..., GatewayProcess]
 HELLO = Hello("0.0.1", b"", "test", "test")
