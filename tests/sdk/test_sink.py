@@ -228,6 +228,15 @@ async def test_what_a_worker_must_not_say_ends_its_session_with_a_reason(sink: S
 
 
 @on_a_loop
+async def test_a_worker_in_full_flow_still_hears_why_it_is_refused(sink: Sink) -> None:
+    async with sink.serving(), await sink.worker() as worker:
+        await worker.hello()
+        worker.data(0, b"abc")
+        worker.data(1, *[b"x" * 1000] * 5000)
+        assert "below the position" in await refusal(worker)
+
+
+@on_a_loop
 async def test_data_between_phase_1_and_phase_2_ends_the_session_but_not_the_promise(sink: Sink) -> None:
     async with sink.serving():
         async with await sink.worker() as worker:

@@ -274,13 +274,15 @@ async def test_a_gateway_that_is_not_up_yet_is_waited_for() -> None:
 
 
 @on_a_loop
-async def test_a_refused_greeting_ends_the_program_with_the_reason() -> None:
+async def test_a_greeting_that_is_always_refused_ends_the_program_with_the_reason() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway, cookie=b"wrong") as client:
-        peer = await gateway.session()
-        hello = await peer.receive()
-        assert isinstance(hello, Hello)
-        assert hello.cookie == b"wrong"
-        peer.send(Error("the cookie does not match"))
+        for _ in range(5):
+            assert not client.done(), "once may be a gateway that is just stopping"
+            peer = await gateway.session()
+            hello = await peer.receive()
+            assert isinstance(hello, Hello)
+            assert hello.cookie == b"wrong"
+            peer.send(Error("the cookie does not match"))
         with pytest.raises(ConfigError, match="the cookie does not match") as caught:
             await client
         assert caught.value.next_step
@@ -362,3 +364,9 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
             assert isinstance(event, Messages)
             rows += zip(event.message_ids, event.event_times, event.keys, strict=True)
         assert rows == [(0, 0, b"k"), (1, 5, b"k"), (2, 10, b"k")]
+
+
+def test_a_rate_that_is_none_is_refused() -> None:
+    for rate in (0.0, -1.0):
+        with pytest.raises(ConfigError, match="is no rate"):
+            SourceClient(ListSource({}), Address("127.0.0.1", 1), SourceOptions("p", "i", rate=rate))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.errors import StorageError
-from procession.storage.journal import ENTRY_BYTES_MAX, Journal, encode, read_journal, write_durably
+from procession.storage.durable import write_durably
+from procession.storage.journal import ENTRY_BYTES_MAX, Journal, encode, read_journal
 from tests.storage.disks import file_size_limit, tiny_disk
 
 ENTRIES: list[dict[str, object]] = [

@@ -2,7 +2,7 @@
 
 The one rule: an address that cannot be used is a ConfigError, one sentence. A server that may choose its port takes
 its last one again where it is free, because its peers remember it. Before it on the walk: the programs' options.
-After it: sdk/sink.
+After it: sdk/sink and sdk/source.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import socket
 from typing import NamedTuple
 
 from procession.errors import ConfigError
+
+SILENCE_S = 30
 
 
 class Address(NamedTuple):
@@ -54,6 +56,14 @@ def listening_socket(address: Address, previous_port: int | None = None) -> sock
 def address_of(listener: socket.socket) -> Address:
     host, port = listener.getsockname()[:2]
     return Address(host, port)
+
+
+def notice_silence(connected: socket.socket) -> None:
+    """Let the kernel end a connection whose other machine is gone: else one side waits for it for ever."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", SILENCE_S // 3), ("TCP_KEEPINTVL", SILENCE_S // 3), ("TCP_KEEPCNT", 2)):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _bound(address: Address) -> socket.socket:

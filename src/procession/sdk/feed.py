@@ -41,9 +41,13 @@ FAREWELL_TIMEOUT_S = 5.0
 log = structlog.get_logger()
 
 
+class GreetingRefused(ConfigError):
+    """The gateway answered HELLO with an error."""
+
+
 @dataclass(slots=True)
 class Progress:
-    """How far a stream is; outlives the session."""
+    """How far a stream is. `committed` outlives the session, the rest begins anew with each."""
 
     stream: StreamInfo
     committed: int | None = None
@@ -55,7 +59,8 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        return self.is_ended and (self.last is None or self.last <= (-1 if self.committed is None else self.committed))
+        is_committed = self.last is None or (self.committed is not None and self.committed >= self.last)
+        return self.is_ended and is_committed
 
     def begin(self) -> None:
         self.last, self.is_ended = self.committed, False
@@ -92,7 +97,7 @@ class Feed:
         self._refused: list[Progress] = []
         self._senders: list[asyncio.Task[None]] = []
         self._deadline = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
-        self.is_welcome = False
+        self._is_welcome = False
         self._is_leaving = False
         for stream in progress.values():
             stream.begin()
@@ -118,7 +123,6 @@ class Feed:
                         log.info("< RESTART", address=event.address)
                         return event
                     self._take(event, tasks)
-                await self._writer.drain()
         if self._is_done():
             return None
         raise ConnectionResetError("the gateway closed the connection")
@@ -127,7 +131,7 @@ class Feed:
         match event:
             case Ok(credits):
                 log.debug("< OK", credits=credits)
-                self.is_welcome = True
+                self._is_welcome = True
                 self._deadline.reschedule(None)
                 self._notify()
                 self._farewell_if_done()
@@ -149,11 +153,9 @@ class Feed:
                 self._credited.set()
                 self._farewell_if_done()
             case Error(reason):
-                if not self.is_welcome:
-                    raise ConfigError(
-                        f"The gateway refused us: {reason}.", next_step="Check the cookie and the version."
-                    )
-                raise RemoteProtocolError(f"the gateway ended the session: {reason}")
+                if self._is_welcome:
+                    raise RemoteProtocolError(f"the gateway ended the session: {reason}")
+                raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
             case Violation(reason):
                 self._writer.write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)

@@ -13,12 +13,14 @@ import hmac
 import re
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Protocol
 
 import structlog
 
 from procession.errors import RemoteProtocolError
+from procession.sdk.address import notice_silence
 from procession.sdk.outlet import Outlet
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX
@@ -45,6 +47,7 @@ from procession.wire.v3 import VERSIONS
 
 SESSIONS_MAX = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
+LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
 WRITE_BYTES_MAX = 64 * 1024
 # Sinks leave the flow to TCP: this only has to be enough for peers that count.
@@ -105,11 +108,11 @@ class SinkServer:
         self._sessions.add(session)
         try:
             if len(self._sessions) > self._sessions_max:
-                session.refuse("too many sessions")
+                await session.refuse("too many sessions")
             else:
                 await session.run()
         except Exception as error:  # a promise may be at stake, whatever the author's Output raised
-            session.refuse("the sink failed")
+            session.say_error("the sink failed")
             if self._failure and not self._failure.done():
                 self._failure.set_exception(error)
         finally:
@@ -137,6 +140,7 @@ class Session:
         self._instance: Instance | None = None
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
+        notice_silence(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
@@ -147,18 +151,26 @@ class Session:
                         await self._take(event)
                     await self._writer.drain()
         except RemoteProtocolError as error:
-            self.refuse(error.sentence)
+            await self.refuse(error.sentence)
         except TimeoutError:
-            self.refuse("no HELLO in time")
+            await self.refuse("no HELLO in time")
         except OSError as error:
             log.debug("= lost", error=str(error))
 
-    def refuse(self, reason: str) -> None:
-        """Say why, and close."""
+    async def refuse(self, reason: str) -> None:
+        """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
+        self.say_error(reason)
+        with suppress(OSError):
+            async with asyncio.timeout(LINGER_S):
+                while await self._reader.read(READ_BYTES_MAX):
+                    pass
+
+    def say_error(self, reason: str) -> None:
+        """The last word: only our half of the connection is open for it, and it closes behind it."""
         log.info("! session refused", reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
-        self.close()
+            self._writer.write_eof()
 
     def close(self) -> None:
         self._writer.close()

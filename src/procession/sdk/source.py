@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.address import Address, parse_address
+from procession.sdk.address import Address, notice_silence, parse_address
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
-from procession.sdk.feed import Feed, Progress
+from procession.sdk.feed import Feed, GreetingRefused, Progress
 from procession.sdk.pace import Pace
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
@@ -26,8 +26,8 @@ from procession.wire.v3 import SOURCE_VERSION
 
 __all__ = ["Batch", "Source", "SourceClient", "SourceOptions", "StreamInfo"]
 
-# The same complaint, with no progress between: it would go on for ever.
 COMPLAINTS_MAX = 5
+"""So many sessions in a row that the gateway ended with an error, and nothing committed between."""
 
 log = structlog.get_logger()
 
@@ -49,6 +49,8 @@ class SourceClient:
     def __init__(
         self, source: Source, address: Address, options: SourceOptions, backoff: Backoff | None = None
     ) -> None:
+        if options.rate is not None and options.rate <= 0:
+            raise ConfigError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
         self._source = source
         self._address = address
         self._options = options
@@ -68,7 +70,8 @@ class SourceClient:
                 restart = await self._session()
             except OSError as error:
                 log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
-            except RemoteProtocolError as error:
+            except (GreetingRefused, RemoteProtocolError) as error:
+                # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
                 log.warning("the session ended with an error", address=str(self._address), reason=error.sentence)
                 if complaints == COMPLAINTS_MAX:
@@ -91,6 +94,7 @@ class SourceClient:
         options = self._options
         hello = Hello(SOURCE_VERSION, options.cookie, options.program, options.instance)
         reader, writer = await asyncio.open_connection(*self._address)
+        notice_silence(writer.get_extra_info("socket"))
         try:
             feed = Feed(
                 self._source,

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
-
-__all__ = ["ENTRY_BYTES_MAX", "Entry", "Journal", "encode", "fsync_dir", "read_journal", "write_durably"]
+from procession.storage.durable import fsync_dir, storage_error, write_all
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
