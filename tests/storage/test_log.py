@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -344,6 +345,27 @@ def test_an_append_that_fails_half_way_leaves_the_log_as_it_was(tmp_path: Path) 
         assert only_segment(tmp_path).stat().st_size == size
         assert log.append(batch(rows(2, 2))) == 2, "it goes on when there is room again"
         assert everything(log) == rows(0, 4)
+
+
+def test_after_a_failed_sync_the_log_takes_nothing_more_until_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with IngressLog(tmp_path) as log:
+        log.append(batch(rows(0, 2)))
+        with monkeypatch.context() as broken:
+            broken.setattr("os.fdatasync", fail)
+            with pytest.raises(StorageError, match="Input/output error"):
+                log.sync()
+        for again in (log.sync, lambda: log.append(batch(rows(2, 1)))):
+            with pytest.raises(StorageError, match="Input/output error"):
+                again()
+        assert log.durable_end == 0
+    with IngressLog(tmp_path) as log:
+        assert everything(log) == rows(0, 2)
+        assert log.durable_end == 2
 
 
 def fill(log: IngressLog) -> None:
