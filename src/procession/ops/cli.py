@@ -33,22 +33,37 @@ EXIT_FATAL = 3
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
-EpochInterval = Annotated[float | None, typer.Option(help="The least time between two epochs. [default: 0.1]")]
-EpochRecords = Annotated[int | None, typer.Option(help="Records of an epoch at most. [default: 100000]")]
-EpochBytes = Annotated[int | None, typer.Option(help="Bytes of an epoch at most. [default: 64 MiB]")]
-AnswerTimeout = Annotated[float | None, typer.Option(help="How long a sink may take to answer. [default: 30]")]
-LagBytes = Annotated[int | None, typer.Option(help="Producers wait while more is not committed. [default: 1 GiB]")]
-Credits = Annotated[int | None, typer.Option(help="Frames a producer may send ahead. [default: 16384]")]
-Runs = Annotated[Path | None, typer.Option(help="Where runs are kept, if not in the pipeline's directory.")]
-Master = Annotated[str | None, typer.Option(help="Spark's master, if not local threads.")]
+# Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.
+EpochInterval = Annotated[
+    float | None, typer.Option(show_default="0.1", help="Seconds between the starts of two epochs, at least.")
+]
+EpochRecords = Annotated[int | None, typer.Option(show_default="100000", help="Records of an epoch at most.")]
+EpochBytes = Annotated[int | None, typer.Option(show_default="67108864", help="Bytes of an epoch at most.")]
+AnswerTimeout = Annotated[
+    float | None, typer.Option(show_default="30.0", help="Seconds that a sink may take to answer.")
+]
+LagBytes = Annotated[
+    int | None,
+    typer.Option(show_default="1073741824", help="Producers wait while more bytes than this are not committed."),
+]
+Credits = Annotated[int | None, typer.Option(show_default="16384", help="Frames a producer may send ahead.")]
+Runs = Annotated[
+    Path | None,
+    typer.Option(show_default="DIR/runs", help="Where runs are kept: a directory of its own, emptied at each start."),
+]
+Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
 
 
 @app.command()
 def demo(
     records: Annotated[int, typer.Option(min=1, help="How many records.")] = 200_000,
     crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Decides who is killed when. [default: random]")] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="Work here and keep everything.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(show_default="random", help="Decides who is killed when (with --crash).")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", show_default="a temporary directory", help="Work here and keep everything.")
+    ] = None,
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
@@ -81,7 +96,12 @@ def run(
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
     ] = None,
-    directory: Annotated[Path | None, typer.Option("--dir", help="[default: .procession/NAME]")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", show_default=".procession/NAME", help="Where the pipeline keeps what it must not forget."
+        ),
+    ] = None,
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,
@@ -152,10 +172,11 @@ def gateway(
 
 @app.command()
 def driver(
-    app_file: Annotated[Path, typer.Argument(metavar="APP.PY")],
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
     gateway_at: Annotated[
-        str | None, typer.Option("--gateway", help="The gateway's control address. [default: found in --dir]")
+        str | None,
+        typer.Option("--gateway", show_default="found in --dir", help="The gateway's control address, HOST:PORT."),
     ] = None,
     sink: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of a file sink (repeatable).")] = None,
     epoch_interval_s: EpochInterval = None,
@@ -198,7 +219,7 @@ def driver(
 
 @source_app.command("file")
 def source_file(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files; each is a stream, each line a record.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files; each is a stream, each line a record.")],
     to: Annotated[str, typer.Option(help="The gateway's address.")] = "127.0.0.1:7100",
     rate: Annotated[float | None, typer.Option(help="Records a second at most.")] = None,
     stamp: Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")] = False,

@@ -1,0 +1,93 @@
+"""The examples, each run for real (gateway, Spark, file sink) and compared with a plain sequential Python program.
+
+The one rule: what is compared is what the sink's transaction log says is committed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from procession.sdk.txnlog import committed_ranges
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+LINES_MAX = 20
+RUN_TIMEOUT_S = 240
+
+NUMBERS = [str(number) for number in range(-50, 450)]
+TEXT = [f"line {number} of {'many ' * (number % 7)}words,  with   gaps" for number in range(500)] + [
+    "",
+    "ünïcödé wörds",
+]
+
+
+def doubled(lines: Iterable[str]) -> list[str]:
+    return [f"{line}:{2 * int(line)}" for line in lines]
+
+
+def counted(lines: Iterable[str]) -> list[str]:
+    return [str(len(line.split())) for line in lines]
+
+
+def long_words(lines: Iterable[str]) -> list[str]:
+    return [word.upper() for line in lines for word in line.split() if len(word) > 4]
+
+
+# The example, the sink's output file, its input, and what a sequential program makes of it.
+CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
+    "passthrough": ("passthrough-output-0", TEXT, list),
+    "doubler": ("doubler-output-0", NUMBERS, doubled),
+    "words_per_line": ("words-per-line-output-0", TEXT, counted),
+    "long_words": ("long-words-words-0", TEXT, long_words),
+}
+
+
+def run_example(name: str, given: bytes, cwd: Path) -> None:
+    (cwd / "input.txt").write_bytes(given)
+    words = ["run", str(EXAMPLES / f"{name}.py"), "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0"]
+    # Small epochs, so that what is compared was cut into several.
+    words += ["--epoch-records-max", "200", "--json"]
+    command = [sys.executable, "-m", "procession", *words]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["is_done"]
+
+
+def committed(path: Path) -> bytes:
+    data = path.with_suffix(".data").read_bytes()
+    return b"".join(data[start:end] for start, end in committed_ranges(path.with_suffix(".txnlog")))
+
+
+def test_there_is_a_case_for_every_example() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_is_short(name: str) -> None:
+    assert (EXAMPLES / f"{name}.py").read_text().count("\n") <= LINES_MAX
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "long_words"])
+def test_an_example_commits_what_a_sequential_program_would_have_written(name: str, tmp_path: Path) -> None:
+    output, lines, reference = CASES[name]
+    run_example(name, "".join(f"{line}\n" for line in lines).encode(), tmp_path)
+    assert committed(tmp_path / "output" / output).decode().splitlines() == reference(lines)
+
+
+def test_a_line_that_cannot_be_decoded_becomes_a_dead_letter_and_the_others_are_committed(tmp_path: Path) -> None:
+    output, lines, reference = CASES["long_words"]
+    before, after = lines[:100], lines[100:]
+    head = "".join(f"{line}\n" for line in before).encode()
+    tail = "".join(f"{line}\n" for line in after).encode()
+    run_example("long_words", head + b"no \xff text\n" + tail, tmp_path)
+    assert committed(tmp_path / "output" / output).decode().splitlines() == reference(lines)
+    (letter,) = committed(tmp_path / "output" / "long-words-dead-letter-0").splitlines()
+    told = json.loads(letter)
+    assert base64.b64decode(told["payload"]) == b"no \xff text"
+    assert (told["message_id"], told["stage"]) == (len(head), "lines")
