@@ -77,6 +77,7 @@ class _Pass:
         self.graph = graph
         self.batch = batch
         self.letters: list[Letter] = []
+        self.columns: dict[int | None, Flow] = {}
 
     def outputs(self) -> dict[str, pa.Array]:
         flows: list[Flow] = []
@@ -179,15 +180,23 @@ class _Pass:
 
     def _binary(self, stage: int, flow: Flow) -> Flow:
         """The values as an Arrow column of bytes; a value that is neither text nor bytes is the stage's error."""
+        parent = self.graph.nodes[stage].parent
+        if parent not in self.columns:  # once for all that go on from there: a record errs once
+            self.columns[parent] = self._as_column(parent, flow)
+        return self.columns[parent]
+
+    def _as_column(self, stage: int | None, flow: Flow) -> Flow:
         if not isinstance(flow.values, list):
             return Flow(flow.values.cast(pa.binary()), flow.origins)
         try:
-            return Flow(pa.array(flow.values, pa.binary()), flow.origins)
+            column = pa.array(flow.values, pa.binary())
+            if not column.null_count:  # Arrow takes None for a value; we do not
+                return Flow(column, flow.origins)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
-            parent = self.graph.nodes[stage].parent
-            assert parent is not None
-            results, rows = self._each(parent, _as_bytes, flow, listed=False)
-            return Flow(pa.array(results, pa.binary()), flow.origins if rows is None else flow.keep(rows))
+            pass
+        assert stage is not None
+        results, rows = self._each(stage, _as_bytes, flow, listed=False)
+        return Flow(pa.array(results, pa.binary()), flow.origins if rows is None else flow.keep(rows))
 
     def _framed(self, node: Node, flow: Flow, index: int) -> pa.Array:
         payload = self._binary(index, flow).values

@@ -43,9 +43,9 @@ class Pipeline:
         self.name = _name(name, "a pipeline")
         if order != "total":
             raise PlanError(f"order={order!r} is not known yet", next_step='use order="total", which every sink gets')
-        if not 1 <= parallelism <= PARALLELISM_MAX:
+        if not isinstance(parallelism, int) or not 1 <= parallelism <= PARALLELISM_MAX:
             raise PlanError(
-                f"parallelism={parallelism} of pipeline {name!r} is out of range",
+                f"parallelism={parallelism!r} of pipeline {name!r} is out of range",
                 next_step=f"choose a number from 1 to {PARALLELISM_MAX}",
             )
         self.parallelism = parallelism

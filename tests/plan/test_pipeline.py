@@ -1,0 +1,108 @@
+"""The words in which people write their application: what they build, and what each mistake is told as."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from procession.errors import PlanError
+from procession.plan import pipeline as pipeline_module
+from procession.plan.graph import Codec, Framing, Kind, OnError
+from procession.plan.pipeline import Pipeline
+
+
+def small(name: str = "p", **options: Any) -> Pipeline:
+    pipeline = Pipeline(name, **options)
+    pipeline.source("in").sink("out", to="file:out")
+    return pipeline
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(pipeline_module).attempted > 0
+    assert doctest.testmod(pipeline_module).failed == 0
+
+
+def test_stages_stand_in_the_order_in_which_they_were_written_each_behind_its_parent() -> None:
+    pipeline = Pipeline("p", parallelism=3)
+    words = pipeline.source("in", codec="text").flat_map(str.split)
+    words.filter(str.isalpha).sink("letters", to="file:a")
+    words.map(str.upper, name="loud").map_batches(lambda batch: batch).sink("rest", to="host:7200", framing="raw")
+    graph = pipeline.graph()
+    assert [(node.kind, node.name, node.parent) for node in graph.nodes] == [
+        (Kind.SOURCE, "in", None),
+        (Kind.FLAT_MAP, "flat-map-1", 0),
+        (Kind.FILTER, "filter-2", 1),
+        (Kind.SINK, "letters", 2),
+        (Kind.MAP, "loud", 1),
+        (Kind.MAP_BATCHES, "map-batches-5", 4),
+        (Kind.SINK, "rest", 5),
+    ]
+    assert (graph.parallelism, graph.on_error, graph.source.codec) == (3, OnError.STOP, Codec.TEXT)
+    assert [(sink.target, sink.framing) for sink in graph.sinks] == [
+        ("file:a", Framing.LINES),
+        ("host:7200", Framing.RAW),
+    ]
+
+
+def test_dead_letters_are_one_more_sink() -> None:
+    graph = small(dead_letter="file:dead").graph()
+    assert graph.on_error is OnError.DEAD_LETTER
+    assert graph.dead_letter is graph.sinks[-1]
+    assert graph.sinks[-1].target == "file:dead"
+    assert small().graph().dead_letter is None
+
+
+def test_the_fingerprint_stays_when_stages_change_and_not_when_sources_or_sinks_do() -> None:
+    def fingerprint(sink: str = "out", source: str = "in", stages: int = 0, **options: Any) -> str:
+        pipeline = Pipeline("p", **options)
+        stage = pipeline.source(source)
+        for _ in range(stages):
+            stage = stage.map(bytes.upper)
+        stage.sink(sink, to="file:out")
+        return pipeline.graph().fingerprint()
+
+    assert fingerprint() == fingerprint(stages=2) == fingerprint(parallelism=7)
+    others = [fingerprint(sink="other"), fingerprint(source="other"), fingerprint(dead_letter="file:dead")]
+    assert len({fingerprint(), *others}) == 4
+
+
+Mistake = Callable[[], object]
+MISTAKES: dict[str, tuple[Mistake, str]] = {
+    "no source": (lambda: Pipeline("p").graph(), "has no source"),
+    "no sink": (lambda: (p := Pipeline("p"), p.source(), p.graph()), "has no sink"),
+    "two sources": (lambda: (p := Pipeline("p"), p.source("a"), p.source("b")), "second source 'b'"),
+    "two stages of one name": (
+        lambda: Pipeline("p").source("a").map(bytes, name="x").map(bytes, name="x"),
+        "two stages named 'x'",
+    ),
+    "a sink named as the dead letters": (lambda: Pipeline("p").source().sink("dead-letter", to="file:x"), "two stages"),
+    "a name with a slash": (lambda: Pipeline("a/b"), "'a/b' cannot name a pipeline"),
+    "a name with a colon": (lambda: Pipeline("p").source().sink("a:b", to="file:x"), "cannot name a sink"),
+    "no name": (lambda: Pipeline(""), "cannot name a pipeline"),
+    "a name that is no text": (lambda: Pipeline(7), "7 cannot name a pipeline"),  # type: ignore[arg-type]
+    "no tasks": (lambda: Pipeline("p", parallelism=0), "parallelism=0"),
+    "too many tasks": (lambda: Pipeline("p", parallelism=1025), "parallelism=1025"),
+    "tasks that are no number": (lambda: Pipeline("p", parallelism="2"), "parallelism='2'"),  # type: ignore[arg-type]
+    "an unknown order": (lambda: Pipeline("p", order="key"), "order='key'"),  # type: ignore[arg-type]
+    "an unknown codec": (lambda: Pipeline("p").source(codec="json"), "codec='json'"),  # type: ignore[arg-type]
+    "an unknown framing": (
+        lambda: Pipeline("p").source().sink("s", to="file:x", framing="csv"),  # type: ignore[arg-type]
+        "framing='csv'",
+    ),
+    "a target that is neither": (lambda: Pipeline("p").source().sink("s", to="out"), "sink 's' goes to 'out'"),
+    "a file sink without a directory": (lambda: Pipeline("p").source().sink("s", to="file:"), "goes to 'file:'"),
+    "a dead letter that goes nowhere": (lambda: Pipeline("p", dead_letter="dead"), "goes to 'dead'"),
+    "no function": (lambda: Pipeline("p").source().map("upper"), "map() was given 'upper'"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_a_plan_error_at_its_line_with_a_way_out(mistake: str) -> None:
+    act, sentence = MISTAKES[mistake]
+    with pytest.raises(PlanError) as caught:
+        act()
+    assert sentence in caught.value.sentence
+    assert caught.value.next_step
