@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "procession"
 
 FLOORS: tuple[frozenset[str], ...] = (
-    frozenset({"record", "errors", "metrics", "faults"}),
+    frozenset({"errors"}),
+    frozenset({"record", "metrics", "faults", "address"}),
     frozenset({"wire", "storage", "plan", "merge"}),
     frozenset({"gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors"}),

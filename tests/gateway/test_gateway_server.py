@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.address import parse_address
 from procession.errors import (
     ConfigError,
     FencedError,
@@ -18,7 +19,7 @@ from procession.errors import (
     RoundError,
     StorageError,
 )
-from procession.gateway.address import addresses, parse_address
+from procession.gateway.address import addresses
 from procession.gateway.client import ControlClient
 from procession.gateway.config import GatewayConfig
 from procession.gateway.server import serve
@@ -370,7 +371,7 @@ def test_a_commit_beyond_the_log_is_refused_and_the_gateway_lives(gateway_proces
 )
 def test_a_request_that_makes_no_sense_is_answered_with_a_sentence(gateway_process: Make, line: bytes) -> None:
     gateway = gateway_process().start()
-    with socket.create_connection(parse_address(addresses(gateway.directory)["control"]), timeout=10) as door:
+    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as door:
         for _ in range(2):
             door.sendall(line + b"\n")
             reply = json.loads(door.makefile().readline())
@@ -381,7 +382,7 @@ def test_a_request_that_makes_no_sense_is_answered_with_a_sentence(gateway_proce
 
 def test_a_request_that_is_too_long_closes_only_its_connection(gateway_process: Make) -> None:
     gateway = gateway_process(request_bytes_max=1000).start()
-    with socket.create_connection(parse_address(addresses(gateway.directory)["control"]), timeout=10) as door:
+    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as door:
         door.sendall(b"x" * 5000)
         assert is_closed(door)
     with gateway.client() as control:
@@ -399,7 +400,7 @@ def test_a_client_waits_for_a_gateway_that_is_not_there_yet_and_says_so_in_the_e
 
 def test_a_port_in_use_is_one_sentence_and_a_next_step(gateway_process: Make, tmp_path: Path) -> None:
     gateway = gateway_process().start()
-    with pytest.raises(ConfigError, match=f"Cannot listen on {gateway.listen}") as caught:
+    with pytest.raises(ConfigError, match="is in use") as caught:
         serve(GatewayConfig(tmp_path / "other", gateway.listen, "127.0.0.1:0"))
     assert "another" in caught.value.next_step
 

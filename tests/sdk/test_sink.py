@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
-from procession.sdk.address import Address, address_of, listening_socket
+from procession.address import Address, address_of, listening_socket
 from procession.sdk.outlet import Outlet
 from procession.sdk.sink import SinkServer
 from procession.sdk.testing import MemoryOutput, Worker

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.address import Address
+from procession.address import Address
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
 from procession.sdk.source import SourceClient, SourceOptions

@@ -60,17 +60,25 @@ class Checkpoint:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(root, "make", error) from error
-        identity = _identity(root, name, fingerprint)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            identity = _identity(root, name, fingerprint)
             checkpoint = cls(root, identity, _current(root) + 1)
+            if any(fence >= checkpoint.fence for fence in _copies(root)):
+                raise _damaged(root / CURRENT)
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
-        checkpoint._copy_last()
-        checkpoint.log.check()
+        try:
+            checkpoint._copy_last()
+            checkpoint.log.check()
+        except (OSError, StorageError) as error:
+            checkpoint.check_fence()  # a successor of ours clears our draft away
+            if isinstance(error, OSError):
+                raise storage_error(checkpoint.directory, "copy the checkpoint to", error) from error
+            raise
         return checkpoint
 
     def _copy_last(self) -> None:
-        complete = sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
+        complete = _copies(self.root)
         draft = self.root / f"{self.fence:010d}.draft"
         draft.mkdir()
         if complete:
@@ -81,17 +89,18 @@ class Checkpoint:
             committed = SparkLog(draft).committed
             _copy_files(last / "rounds", draft / "rounds", up_to=committed)
             _copy_file(last / "metadata", draft / "metadata")
-        try:
-            fsync_dir(draft)
-            draft.rename(self.directory)
-        except (OSError, StorageError):
-            self.check_fence()  # a successor of ours clears away drafts, this one among them
-            raise
+            if not last.exists():
+                raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
+        fsync_dir(draft)
+        draft.rename(self.directory)
         fsync_dir(self.root)
         for fence in complete[:-1]:
-            shutil.rmtree(self.root / f"{fence:010d}", ignore_errors=True)
-        for leftover in self.root.glob("*.draft"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            # Gone at one stroke, so that whoever copies it sees that it is.
+            with suppress(OSError):
+                (self.root / f"{fence:010d}").rename(self.root / f"{fence:010d}.draft")
+        for leftover in self.root.glob("[0-9]*.draft"):
+            if int(leftover.stem) < self.fence:  # a later one is that of a successor, who is at work on it
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _identity(root: Path, name: str, fingerprint: str) -> str:
@@ -132,7 +141,19 @@ def _current(root: Path) -> int:
     except FileNotFoundError:
         return 0
     except ValueError as error:
-        raise StorageError(f"{root / CURRENT} is damaged", next_step="restore it from a copy") from error
+        raise _damaged(root / CURRENT) from error
+
+
+def _copies(root: Path) -> list[int]:
+    """The fences of the drivers whose copies are here, whole."""
+    return sorted(int(path.name) for path in root.glob("[0-9]*") if path.name.isdigit())
+
+
+def _damaged(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} is damaged: it does not name the last driver of this checkpoint",
+        next_step="restore the checkpoint directory, the whole of it, from a copy",
+    )
 
 
 def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -128,10 +128,11 @@ class Conductor:
             first=min((manifest.first for manifest in manifests), default=last.last if last else 0),
             last=max((manifest.last for manifest in manifests), default=last.last if last else 0),
             positions=positions,
-            counters={
-                "records_in": sum(manifest.records for manifest in manifests),
-                "records_out": sum(run.count for _, run in runs),
-            },
+            counters=_added(
+                last.counters if last is not None else {},
+                records_in=sum(manifest.records for manifest in manifests),
+                records_out=sum(run.count for _, run in runs),
+            ),
         )
 
     async def query_ended(self) -> None:
@@ -287,3 +288,8 @@ class Conductor:
         if not task.cancelled() and (error := task.exception()) is not None:
             # A bug of ours: say so and stop rather than hang.
             self._stop(ProcessionError(f"the conductor failed: {error!r}", story=list(self._coordinator.story)))
+
+
+def _added(before: Mapping[str, int], **counts: int) -> dict[str, int]:
+    """Counters go on over the life of the checkpoint."""
+    return {name: before.get(name, 0) + count for name, count in counts.items()}

@@ -59,9 +59,11 @@ class SinkOptions:
     cookie: bytes = b""
     version: str = "v0.0.1"
     is_authoritative: bool = True
+    pack_bytes_max: int = 0
+    """Records are packed into messages of at most this many bytes; 0: each record is a message of its own."""
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
-    backoff_max_s: float = 2.0
+    backoff_max_s: float = 0.5
 
 
 class Link:
@@ -189,13 +191,11 @@ class Link:
         position = action.start
         try:
             for payload in payloads:
-                ends = position + _ends(payload)
-                starts = np.concatenate(([position], ends[:-1]))
-                frames = connection.send_messages(
-                    DATA_STREAM, starts.astype(np.uint64), np.zeros(len(payload), np.int64), None, payload
-                )
-                writer.write(memoryview(frames))
-                position = int(ends[-1])
+                messages, edges = packed(payload, self.options.pack_bytes_max)
+                starts = (position + edges[:-1]).astype(np.uint64)
+                times = np.zeros(len(messages), np.int64)
+                writer.write(memoryview(connection.send_messages(DATA_STREAM, starts, times, None, messages)))
+                position += int(edges[-1])
                 await self._drained(writer)
             faults.point("driver:before-phase1")
             where = ((DATA_STREAM, action.start, position),)
@@ -251,8 +251,16 @@ def _unpacked(events: Iterable[object]) -> Iterable[object]:
             yield event
 
 
-def _ends(payload: pa.Array) -> npt.NDArray[np.int64]:
-    """The end of each value, counted in payload bytes from the first one's start."""
-    offsets = np.frombuffer(payload.buffers()[1], np.int32)[payload.offset : payload.offset + len(payload) + 1]
-    ends: npt.NDArray[np.int64] = (offsets[1:] - offsets[0]).astype(np.int64)
-    return ends
+def packed(payload: pa.Array, bytes_max: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """The records as messages of up to `bytes_max` bytes (a larger record stands alone), and the edges between them,
+    counted from the first byte. Nothing is copied: a message is a longer view of the same buffer."""
+    _, offsets_buffer, data = payload.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    cuts = np.arange(len(offsets))
+    if bytes_max:
+        # A record goes into the message that its last byte falls into, if messages were cut every `bytes_max` bytes.
+        last = (offsets[1:] - offsets[0] - 1) // bytes_max
+        cuts = np.concatenate(([0], np.flatnonzero(np.diff(last)) + 1, [len(payload)]))
+    edges = offsets[cuts]
+    messages = pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(edges.copy()), data])
+    return messages, (edges - edges[0]).astype(np.int64)

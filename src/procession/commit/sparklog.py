@@ -7,6 +7,7 @@ The one rule: Spark does not sync these files, so we do, before anything that re
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -32,6 +33,20 @@ class SparkLog:
     def committed(self) -> int:
         """The last epoch that is decided commit; -1 if none."""
         return _newest(self.directory / "commits")
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where the last offered epoch ends, for each gateway; empty if none was offered."""
+        path = self.directory / "offsets" / str(self.offered)
+        try:
+            found = json.loads(path.read_text().splitlines()[-1])
+            return {str(gateway): int(sequence) for gateway, sequence in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, IndexError, AttributeError) as error:
+            raise StorageError(
+                f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+            ) from error
 
     def check(self) -> None:
         """Refuse a log from which Spark would silently skip or repeat an epoch."""

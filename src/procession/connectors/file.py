@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError, StorageError
-from procession.sdk.address import Address, address_of, listening_socket, parse_address
 from procession.sdk.batch import Batch, StreamInfo
 from procession.sdk.outlet import Outlet
 from procession.sdk.program import run_program
@@ -192,10 +192,10 @@ class FileSink:
         txnlog.open()
         return Outlet(FileOutput(self.directory / f"{instance}.data"), txnlog)
 
-    def previous_port(self) -> int | None:
+    def previous(self) -> Address | None:
         """Where the sink's last life listened: workers look for it there."""
         try:
-            return parse_address(json.loads((self.directory / "sink.json").read_bytes())["listen"]).port
+            return parse_address(json.loads((self.directory / "sink.json").read_bytes())["listen"])
         except (OSError, ValueError, KeyError, TypeError, ConfigError):
             return None
 
@@ -212,7 +212,7 @@ def run_sink(directory: Path, listen: str, *, cookie: bytes = b"") -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
     sink = FileSink(directory)
     try:
-        with listening_socket(parse_address(listen), sink.previous_port()) as listener:
+        with listening_socket(parse_address(listen), sink.previous()) as listener:
             sink.announce(address_of(listener))
             run_program(SinkServer(sink.open_outlet, cookie=cookie).serve(listener))
     finally:

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from procession.address import parse_address
 from procession.errors import ProcessionError, RoundError
-from procession.gateway.address import addresses, parse_address
+from procession.gateway.address import addresses
 from procession.gateway.refusal import KINDS
 
 DELAY_S_MIN = 0.02
@@ -116,7 +117,7 @@ class ControlClient:
         found = addresses(self._at).get("control")
         if found is None:
             raise ConnectionError("it was never started")
-        return parse_address(found)
+        return found
 
 
 def _left(deadline: float) -> float:

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +19,8 @@ from typing import Any, cast
 import structlog
 import uvloop
 
-from procession.gateway.address import ADDRESS_FILE, addresses, bind, format_address
+from procession.address import address_of, listening_socket, notice_silence, parse_address
+from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
@@ -52,7 +52,7 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        _notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
+        notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
         self._sessions.add(self)
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
@@ -121,19 +121,6 @@ class Session(asyncio.Protocol):
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, call))
 
 
-def _notice_silence(sock: socket.socket, silence_s: float) -> None:
-    """Let the kernel end a connection whose other machine is gone, or its streams would stay taken for ever."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", max(1, int(silence_s / 3))),
-        ("TCP_KEEPINTVL", max(1, int(silence_s / 3))),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 class GatewayServer:
     """A gateway with its two doors open: producers at `listen`, the driver and the operator at `control`."""
 
@@ -151,10 +138,10 @@ class GatewayServer:
         """Open both doors, and write down where they are."""
         loop = asyncio.get_running_loop()
         previous = addresses(self._config.directory)
-        listening = bind(self._config.listen, previous.get("listen"))
-        controlling = bind(self._config.control, previous.get("control"))
-        self.listen = format_address(*listening.getsockname()[:2])
-        self.control = format_address(*controlling.getsockname()[:2])
+        listening = listening_socket(parse_address(self._config.listen), previous.get("listen"))
+        controlling = listening_socket(parse_address(self._config.control), previous.get("control"))
+        self.listen = str(address_of(listening))
+        self.control = str(address_of(controlling))
         self._door = await loop.create_server(lambda: Session(self.gateway, self._sessions), sock=listening)
         await self._control.start(controlling)
         self._ticker = loop.create_task(self._tick())

@@ -17,6 +17,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from procession.errors import ProcessionError
+from procession.ops.logs import keep_logs
+from procession.ops.supervise import EXIT_FATAL
 
 app = typer.Typer(
     help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
@@ -28,8 +30,6 @@ source_app = typer.Typer(help="Connectors that send records to a gateway.", no_a
 sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
-
-EXIT_FATAL = 3
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
@@ -156,17 +156,16 @@ def gateway(
     directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
     control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
-    lag_bytes_max: LagBytes = None,
-    credits_max: Credits = None,
+    lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
+    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 16_384,
     cookie_file: CookieFile = None,
 ) -> None:
     """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
     from procession.gateway.config import GatewayConfig, Limits
     from procession.gateway.server import serve
-    from procession.ops.config import load_settings
+    from procession.ops.cookie import read_cookie
 
-    settings = load_settings(lag_bytes_max=lag_bytes_max, credits_max=credits_max, cookie_file=cookie_file)
-    limits = Limits(cookie=settings.cookie, lag_bytes_max=settings.lag_bytes_max, credits_max=settings.credits_max)
+    limits = Limits(cookie=read_cookie(cookie_file), lag_bytes_max=lag_bytes_max, credits_max=credits_max)
     serve(GatewayConfig(directory, listen, control, limits))
 
 
@@ -227,7 +226,7 @@ def source_file(
 ) -> None:
     """Send the lines of files; ends with status 0 when all of them are committed."""
     from procession.connectors.file import run_source
-    from procession.ops.config import read_cookie
+    from procession.ops.cookie import read_cookie
 
     if not run_source(paths, to, cookie=read_cookie(cookie_file), rate=rate, is_stamping=stamp):
         raise typer.Exit(1)
@@ -241,7 +240,7 @@ def sink_file(
 ) -> None:
     """Write records to files, and take part in the commit."""
     from procession.connectors.file import run_sink
-    from procession.ops.config import read_cookie
+    from procession.ops.cookie import read_cookie
 
     run_sink(directory, listen, cookie=read_cookie(cookie_file))
 
@@ -258,6 +257,7 @@ def warm() -> None:
 def main() -> NoReturn:
     """The command `procession`."""
     try:
+        keep_logs()
         app()
     except ProcessionError as error:
         _tell(error)

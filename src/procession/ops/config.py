@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from procession.errors import ConfigError
+from procession.ops.cookie import read_cookie
 
 FILE = "procession.toml"
 MIB = 1024 * 1024
@@ -64,15 +65,3 @@ def load_settings(**given: Any) -> Settings:
         ) from error
     except ValueError as error:  # TOML that cannot be read
         raise ConfigError(f"{FILE} cannot be read: {error}", next_step="mend the file") from error
-
-
-def read_cookie(path: Path | None) -> bytes:
-    """The secret in a file, without the newline at its end."""
-    if path is None:
-        return b""
-    try:
-        return path.read_bytes().rstrip(b"\r\n")
-    except OSError as error:
-        raise ConfigError(
-            f"the cookie file {path} cannot be read: {error.strerror}", next_step="give a file that this user may read"
-        ) from error

@@ -36,6 +36,9 @@ from procession.storage.runs import Manifest, RunStore
 READY = "driver.json"
 """Says, in the pipeline's directory, which process drives it now."""
 
+PACK_BYTES_MAX = 64 * 1024
+"""Our file sinks write what they get, so their messages may hold many records; others get each record by itself."""
+
 DRAIN_S = 10.0
 """How long a stop waits for the open epoch before it is aborted."""
 
@@ -144,7 +147,7 @@ class Driver:
         is_told = False
         while not self._is_stopping.is_set() and self._error is None:
             try:
-                self._gateway.raise_fence()
+                self._gateway.raise_fence(max(self._checkpoint.log.offsets.values(), default=0))
                 return
             except RoundError as error:
                 if not is_told:
@@ -250,6 +253,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 instance=f"{graph.name}-{sink.name}-0",
                 cookie=config.cookie,
                 is_authoritative=is_file,
+                pack_bytes_max=PACK_BYTES_MAX if is_file else 0,
                 answer_timeout_s=config.answer_timeout_s,
             )
         )

@@ -33,6 +33,7 @@ class EpochLog:
             "fence": record.fence,
             "first": record.first,
             "last": record.last,
+            "records": sum(manifest.records for manifest in outcome.manifests),
             **record.counters,
             "bytes_out": sum(part.end - part.start for part in record.parts.values()),
             "seconds": round(outcome.seconds, 6),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.rounds import Round
-from procession.errors import RoundError
+from procession.errors import RoundError, StorageError
 from procession.gateway.client import ControlClient
 
 PATIENCE_S = 1.0
@@ -53,8 +53,14 @@ class GatewayWord:
         self._client = ControlClient(at, cookie, PATIENCE_S)
         self._fence = fence
 
-    def raise_fence(self) -> None:
-        self._client.fence(self._fence)
+    def raise_fence(self, offered_end: int) -> None:
+        """From now on no earlier driver is heard. A gateway that has less than it had offered is refused."""
+        held = self._client.fence(self._fence).next_sequence
+        if held < offered_end:
+            raise StorageError(
+                f"the gateway's log ends at record {held}, but {offered_end} were offered to Spark",
+                next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
+            )
 
     def acknowledge(self, record: Round) -> None:
         self._client.commit(self._fence, record.epoch, record.last, record.positions)

@@ -48,10 +48,13 @@ class Progress:
         for line in self._tail.new():
             self.latency.add(line)
             self.epochs = max(self.epochs, line["epoch"] + 1)
+            self.committed = max(self.committed, line["records_in"])
         try:
             status = self._client.status()
-            self.records_in = status["next_sequence"]
-            self.committed = status["committed_end"]
+            # Ends of streams have sequence numbers too; what is committed is counted without them.
+            ends = sum(stream["state"] == "ending" for stream in status["streams"])
+            waiting = status["next_sequence"] - status["committed_end"] - ends
+            self.records_in = max(self.records_in, self.committed + waiting)
         except ProcessionError:
             self._client.close()
         now = time.monotonic()

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import structlog
 
+from procession.address import notice_silence
 from procession.errors import RemoteProtocolError
-from procession.sdk.address import notice_silence
 from procession.sdk.outlet import Outlet
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX

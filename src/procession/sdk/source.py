@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from procession.address import Address, notice_silence, parse_address
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.address import Address, notice_silence, parse_address
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
 from procession.sdk.feed import Feed, GreetingRefused, Progress

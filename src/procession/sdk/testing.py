@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from procession.sdk.address import Address
+from procession.address import Address
 from procession.sdk.batch import Batch, StreamInfo
 from procession.sdk.txnlog import Transaction
 from procession.wire import twopc

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError
-from procession.sdk.address import Address, address_of, listening_socket, parse_address
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
     anywhere = Address("127.0.0.1", 0)
     with listening_socket(anywhere) as first:
         port = address_of(first).port
-        with listening_socket(anywhere, previous_port=port) as second:
+        with listening_socket(anywhere, previous=Address(anywhere.host, port)) as second:
             assert address_of(second).port != port
-    with listening_socket(anywhere, previous_port=port) as again:
+    with listening_socket(anywhere, previous=Address(anywhere.host, port)) as again:
         assert address_of(again).port == port

@@ -2,13 +2,14 @@
 
 The one rule: an address that cannot be used is a ConfigError, one sentence. A server that may choose its port takes
 its last one again where it is free, because its peers remember it. Before it on the walk: the programs' options.
-After it: sdk/sink and sdk/source.
+After it: the gateway, the sinks and whoever connects to them. Imports nothing of ours but errors.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from typing import NamedTuple
 
 from procession.errors import ConfigError
@@ -33,13 +34,11 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def listening_socket(address: Address, previous_port: int | None = None) -> socket.socket:
-    """A socket bound to the address. Port 0 takes `previous_port` if that is free, else any."""
-    if address.port == 0 and previous_port:
-        try:
-            return _bound(Address(address.host, previous_port))
-        except OSError:
-            pass
+def listening_socket(address: Address, previous: Address | None = None) -> socket.socket:
+    """A socket bound to the address. Port 0 takes that of last time if it is free, so that peers find us again."""
+    if address.port == 0 and previous is not None and previous.host == address.host:
+        with suppress(OSError):
+            return _bound(previous)
     try:
         return _bound(address)
     except OSError as error:
@@ -58,10 +57,15 @@ def address_of(listener: socket.socket) -> Address:
     return Address(host, port)
 
 
-def notice_silence(connected: socket.socket) -> None:
+def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> None:
     """Let the kernel end a connection whose other machine is gone: else one side waits for it for ever."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", SILENCE_S // 3), ("TCP_KEEPINTVL", SILENCE_S // 3), ("TCP_KEEPCNT", 2)):
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(silence_s / 3))),
+        ("TCP_KEEPINTVL", max(1, int(silence_s / 3))),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
+    ):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

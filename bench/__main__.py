@@ -1,0 +1,22 @@
+"""`python -m bench [NAME] [options]`: one benchmark, or all of them."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import epoch_time
+
+BENCHMARKS = {"epoch-time": epoch_time.main}
+
+
+def main() -> None:
+    name, *options = sys.argv[1:] or [""]
+    if name and name not in BENCHMARKS:
+        sys.exit(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
+    for known, run in BENCHMARKS.items():
+        if name in ("", known):
+            run(options)
+
+
+if __name__ == "__main__":
+    main()

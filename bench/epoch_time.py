@@ -1,0 +1,115 @@
+"""How long a small epoch takes, with Spark's default settings and with ours.
+
+Both run the same query (a Python source, two partitions, `foreachBatch` that collects two rows) in processes of their
+own, in turn, several rounds; what counts is the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from procession.spark.session import open_session
+
+WARM_EPOCHS = 20
+EPOCHS = 60
+COMMAND = "python -m bench epoch-time"
+
+
+class Ticks(DataSourceStreamReader):
+    """Always ten more."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"tick": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"tick": start["tick"] + 10}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(start["tick"]), InputPartition(start["tick"] + 5)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
+        yield partition.value, "manifest"
+
+
+class TickSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "ticks"
+
+    def schema(self) -> str:
+        return "partition long, manifest string"
+
+    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return Ticks()
+
+
+def measure(variant: str) -> dict[str, float]:
+    """One process's figures: the median epoch, and the time from nothing to the first."""
+    began = time.perf_counter()
+    if variant == "default":
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        spark = SparkSession.builder.master("local[2]").appName("bench").getOrCreate()
+        spark.sparkContext.setLogLevel("OFF")
+    else:
+        spark = open_session("bench", 2)
+    spark.dataSource.register(TickSource)
+    ends: list[float] = []
+    is_enough = threading.Event()
+
+    def each(rows: DataFrame, epoch: int) -> None:
+        rows.collect()
+        ends.append(time.perf_counter())
+        if len(ends) > WARM_EPOCHS + EPOCHS:
+            is_enough.set()
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = spark.readStream.format("ticks").load().writeStream.foreachBatch(each)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        is_enough.wait(timeout=300)
+        query.stop()
+        spark.stop()
+    steady = [after - before for before, after in zip(ends[WARM_EPOCHS:], ends[WARM_EPOCHS + 1 :], strict=False)]
+    return {"epoch_ms": statistics.median(steady) * 1e3, "first_epoch_s": ends[0] - began}
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--variant", choices=("default", "ours"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.variant:
+        print(json.dumps(measure(given.variant)))
+        return
+    found: dict[str, list[dict[str, float]]] = {"default": [], "ours": []}
+    for _ in range(given.rounds):
+        for variant, figures in found.items():
+            argv = [sys.executable, "-m", "bench", "epoch-time", "--variant", variant]
+            output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+            figures.append(json.loads(output.splitlines()[-1]))
+    medians = {
+        variant: {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+        for variant, figures in found.items()
+    }
+    ratio = medians["ours"]["epoch_ms"] / medians["default"]["epoch_ms"]
+    if given.json:
+        print(json.dumps({**medians, "ratio": ratio, "command": COMMAND}))
+        return
+    for variant, median in medians.items():
+        print(
+            f"{variant:8} small epoch {median['epoch_ms']:6.0f} ms, first epoch after {median['first_epoch_s']:5.1f} s"
+        )
+    print(f"ours / default: {ratio:.2f}   ({COMMAND} --rounds {given.rounds})")
