@@ -1,0 +1,206 @@
+#!/usr/bin/env python
+"""Writes the parts of docs/ that are made from the code: lifecycles, commands, settings, limits.
+
+The one rule: between `<!-- made: NAME -->` and `<!-- end -->` stands what the code says, and nobody's hand. A test runs
+`outdated()`; `python scripts/docs.py` brings the pages up to date.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from procession.ops.cli import app
+from procession.ops.config import Settings
+from procession.spark import session
+from procession.wire import lifecycle, stream, twopc
+from procession.wire.messages import Frame
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PART = re.compile(r"(<!-- made: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NOT_MEASURED = "<!-- measured -->"
+
+FRAME_NAMES = {"NotifyAck": "NOTIFY_ACK", "Eos": "EOS_MESSAGE"}
+
+# Every buffer, queue and table that a peer, a file or a user could make grow, and what holds it back.
+LIMITS: tuple[tuple[str, str, str], ...] = (
+    ("wire.codec", "FRAME_BYTES_MAX", "one frame on the wire, and so one record"),
+    ("wire.connection", "HELLO_BYTES_MAX", "what a peer may send before it has said who it is"),
+    ("gateway.config", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),
+    ("gateway.config", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
+    ("gateway.config", "Limits.sessions_max", "connections of producers"),
+    ("gateway.config", "Limits.streams_max", "streams that the gateway knows"),
+    ("gateway.config", "GatewayConfig.append_bytes_max", "received records that wait to be appended"),
+    ("gateway.config", "GatewayConfig.write_bytes_max", "what a producer may leave unread before it is dropped"),
+    ("gateway.config", "GatewayConfig.request_bytes_max", "one request at the control port"),
+    ("gateway.config", "GatewayConfig.controls_max", "connections to the control port"),
+    ("gateway.config", "GatewayConfig.segment_bytes_max", "one file of the ingress log"),
+    ("plan.chain", "CHAIN_RECORDS_MAX", "records that a task holds as Python objects"),
+    ("commit.link", "WRITE_BYTES_MAX", "output that waits for a slow sink, per sink"),
+    ("commit.rounds", "ROUNDS_KEPT", "round records that are kept"),
+    ("commit.coordinator", "REFUSALS_MAX", "times that an epoch is refused before the pipeline stops"),
+    ("sdk.feed", "RECORDS_PER_WRITE_MAX", "records that a source encodes at once"),
+    ("sdk.feed", "STREAMS_READ_AT_ONCE_MAX", "streams that a source reads at the same time"),
+    ("connectors.file", "CHUNK_BYTES", "what the file source reads at once"),
+    ("connectors.file", "LINE_BYTES_MAX", "one line of an input file"),
+    ("storage.journal", "ENTRY_BYTES_MAX", "one entry of a transaction log"),
+    ("ops.partlog", "LOG_BYTES_MAX", "the log file of one process (and one older file of the same size)"),
+    ("ops.epochs", "LOG_BYTES_MAX", "`epochs.jsonl` (and one older file of the same size)"),
+)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def frame_name(kind: type[Frame]) -> str:
+    return FRAME_NAMES.get(kind.__name__, kind.__name__.upper())
+
+
+def connection(role: lifecycle.Role) -> str:
+    """One row a state and side: what may be sent, and where it leads if not to the same state."""
+    rows = []
+    for state, sides in lifecycle.TABLES[role].items():
+        for side, moves in sides.items():
+            steps = [_step(frame_name(kind), state, after) for kind, after in moves.items()]
+            rows.append([f"`{state.name}`", side.value, ", ".join(steps) or "nothing"])
+    return table(["state", "sent by the", "may be sent"], rows)
+
+
+def _step(name: str, before: enum.Enum, after: enum.Enum) -> str:
+    return name if after is before else f"{name} → `{after.name}`"
+
+
+Moves = Mapping[Any, Mapping[Any, Any]]
+
+
+def machine(moves: Moves, start: enum.Enum) -> str:
+    """A table of state by step, then the same as a diagram."""
+    rows = [
+        [
+            f"`{state.name}`",
+            ", ".join(_step(str(step.value), state, after) for step, after in steps.items()) or "nothing",
+        ]
+        for state, steps in moves.items()
+    ]
+    arrows = [
+        f"    {state.name} --> {after.name}: {step.value}\n"
+        for state, steps in moves.items()
+        for step, after in steps.items()
+    ]
+    diagram = f"```mermaid\nstateDiagram-v2\n    [*] --> {start.name}\n{''.join(arrows)}```\n"
+    return f"{table(['state', 'what may happen'], rows)}\n{diagram}"
+
+
+def commands() -> str:
+    return "\n".join(_command(words, command) for words, command in every_command(get_command(app)))
+
+
+def every_command(group: Any, words: tuple[str, ...] = ("procession",)) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that reach it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+def _command(words: Sequence[str], command: Any) -> str:
+    arguments = [parameter for parameter in command.params if not parameter.opts[0].startswith("--")]
+    options = [parameter for parameter in command.params if parameter.opts[0].startswith("--")]
+    usage = " ".join([*words, *(str(argument.metavar) for argument in arguments), *(["[OPTIONS]"] if options else [])])
+    rows = [[f"`{argument.metavar}`", "required", str(argument.help)] for argument in arguments]
+    rows += [[f"`{option.opts[0]}`", _default(option), str(option.help)] for option in options]
+    listed = table(["option", "default", "what it is"], rows) if rows else "It has no options.\n"
+    return f"### `{usage}`\n\n{command.help}\n\n{listed}"
+
+
+def _default(option: Any) -> str:
+    if option.required:
+        return "required"
+    shown = option.show_default if isinstance(option.show_default, str) else option.default
+    return "off" if shown is False else "none" if shown is None else f"`{shown}`"
+
+
+def settings() -> str:
+    rows = [
+        [f"`{name}`", "none" if field.default is None else f"`{field.default}`", str(field.description)]
+        for name, field in Settings.model_fields.items()
+    ]
+    return table(["setting", "default", "what it is"], rows)
+
+
+def limits() -> str:
+    return table(
+        ["limit", "value", "what it holds back"],
+        ([f"`{room}.{name}`", _value(room, name), what] for room, name, what in LIMITS),
+    )
+
+
+def _value(room: str, name: str) -> str:
+    module, (owner, _, field) = importlib.import_module(f"procession.{room}"), name.partition(".")
+    # The defaults of a slotted dataclass are known only to its fields.
+    value = getattr(module, owner) if not field else getattr(module, owner).__dataclass_fields__[field].default
+    if name.upper().find("BYTES") < 0:
+        return f"{value:,}"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value % size == 0:
+            return f"{value // size} {unit}"
+    return f"{value:,} bytes"
+
+
+def spark_settings(page: str) -> str:
+    """The settings with their reasons; what was measured is written by hand into the last column, and kept."""
+    kept = {name: effect.strip() for name, effect in re.findall(r"^\| `([^`]+)` \|.*\|([^|]*)\|$", page, re.MULTILINE)}
+    rows = [
+        (name, f"`{value.rpartition('.')[2] if value.startswith('org.') else value}`", why)
+        for name, value, why in session.SETTINGS
+    ]
+    # Java's options have their reasons in comments.
+    reasons = dict(re.findall(r'^    "(-X[^"]+)",(?:  # (.*))?$', inspect.getsource(session), re.MULTILINE))
+    rows += [(option, "", reasons[option]) for option in session.JAVA_OPTIONS]
+    return table(
+        ["setting", "value", "why", "measured"],
+        ([f"`{name}`", value, why, kept.get(name, NOT_MEASURED)] for name, value, why in rows),
+    )
+
+
+PARTS: dict[str, Callable[[str], str]] = {
+    "connection-source": lambda _: connection(lifecycle.Role.SOURCE),
+    "connection-sink": lambda _: connection(lifecycle.Role.SINK),
+    "stream": lambda _: machine(stream.STREAM, stream.StreamState.START),
+    "participant": lambda _: machine(twopc.ROUND, twopc.Round.OPEN),
+    "commands": lambda _: commands(),
+    "settings": lambda _: settings(),
+    "limits": lambda _: limits(),
+    "spark-settings": spark_settings,
+}
+
+
+def made(page: str) -> str:
+    """The page with every made part as the code has it now."""
+    return PART.sub(lambda found: f"{found[1]}{PARTS[found['name']](found[0])}{found[3]}", page)
+
+
+def outdated() -> list[Path]:
+    """The pages whose made parts are not what the code says."""
+    return [path for path in sorted(DOCS.rglob("*.md")) if made(path.read_text()) != path.read_text()]
+
+
+def main() -> None:
+    for path in outdated():
+        path.write_text(made(path.read_text()))
+        print(f"wrote {path.relative_to(DOCS.parent)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The documentation, held to the code: what is made is up to date, what is shown runs, what is named exists.
+
+The one rule: a page that says something of the code which a program can check is checked here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from procession import Pipeline
+from procession.errors import ProcessionError
+from procession.ops.cli import app
+from procession.ops.config import Settings
+from procession.wire import twopc, v3
+from procession.wire.messages import (
+    Ack,
+    Eos,
+    Error,
+    Frame,
+    Hello,
+    ListUncommitted,
+    Message,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    Restart,
+    TwoPhase,
+    WorkersLeft,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "procession"
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
+
+BLOCK = re.compile(r"^```(?P<language>[a-z]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+README_APP_LINES_MAX = 20
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [
+        (name, block["text"])
+        for name, text in TEXTS.items()
+        for block in BLOCK.finditer(text)
+        if block["language"] == language
+    ]
+
+
+def shell_commands() -> list[tuple[str, str]]:
+    lines = [(name, line) for name, text in blocks("sh") for line in text.splitlines() if line.strip()]
+    return lines + [
+        (name, command)
+        for name, text in TEXTS.items()
+        for command in re.findall(r"`(make [^`]+)`", BLOCK.sub("", text))
+    ]
+
+
+def writer_of_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("procession_docs", ROOT / "scripts" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# What is made, and what is shown
+
+
+def test_every_made_part_is_what_the_code_says() -> None:
+    stale = [str(path.relative_to(ROOT)) for path in writer_of_docs().outdated()]
+    assert stale == [], "bring them up to date: python scripts/docs.py"
+
+
+def test_every_made_part_is_on_a_page() -> None:
+    asked_for = {name for text in TEXTS.values() for name in re.findall(r"<!-- made: ([a-z-]+) -->", text)}
+    assert asked_for == set(writer_of_docs().PARTS)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("python"))
+def test_a_python_example_runs_and_its_pipeline_is_whole(page: str, text: str) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(text, page, "exec"), names)
+    for value in names.values():
+        if isinstance(value, Pipeline):
+            assert value.graph().sinks
+
+
+def test_the_app_in_the_readme_is_short_and_is_one_of_the_examples() -> None:
+    (text,) = [text for page, text in blocks("python") if page == "README.md"]
+    assert text == (ROOT / "examples" / "long_words.py").read_text()
+    assert text.count("\n") <= README_APP_LINES_MAX
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that these words reach, and the words that are left for it."""
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        assert words, "a group of commands does nothing alone"
+        assert words[0] in command.commands, f"there is no command {words[0]!r}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def check_command(line: str) -> None:
+    program, *words = shlex.split(line, comments=True)
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[0] in targets
+        if words[0] == "run" and len(words) > 1:
+            command, rest = command_of(["demo", *shlex.split(words[1].removeprefix("ARGS="))])
+            command.make_context("demo", rest)
+        return
+    assert Path(program).name == "procession"
+    command, rest = command_of(words)
+    command.make_context(" ".join(words), rest)
+
+
+@pytest.mark.parametrize(("page", "line"), shell_commands())
+def test_a_command_that_is_shown_exists_with_its_options(page: str, line: str) -> None:
+    check_command(line)
+
+
+@pytest.mark.parametrize("line", ["procession runn app.py", "procession run app.py --inptu x", "make tset", "ls"])
+def test_a_planted_command_that_does_not_exist_is_found(line: str) -> None:
+    with pytest.raises(Exception):  # noqa: B017, PT011  (whatever the parser says)
+        check_command(line)
+
+
+def test_every_command_that_is_named_in_passing_exists() -> None:
+    known = {words[1:] for words, _ in writer_of_docs().every_command(get_command(app))}
+    starts = {words[:length] for words in known for length in range(len(words) + 1)}
+    for page, text in TEXTS.items():
+        for named in re.findall(r"`procession ([a-z][a-z ]*)", text):
+            words = tuple(named.split())
+            assert words in starts or any(words[: len(command)] == command for command in known), f"{page}: {named}"
+
+
+def test_defaults_that_the_command_line_shows_are_those_of_the_settings() -> None:
+    shown = {
+        (option.name, option.show_default if isinstance(option.show_default, str) else str(option.default))
+        for _, command in writer_of_docs().every_command(get_command(app))
+        for option in command.params
+        if option.name in Settings.model_fields and Settings.model_fields[option.name].default is not None
+    }
+    assert shown
+    assert shown == {(name, str(Settings.model_fields[name].default)) for name, _ in shown}
+
+
+# What is named exists
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    for page, text in TEXTS.items():
+        for target in re.findall(r"\]\(([^)#]*(?:#[^)]*)?)\)", text):
+            path, _, heading = target.partition("#")
+            found = (ROOT / page).parent / path if path else ROOT / page
+            assert found.exists(), f"{page} links to {target}"
+            if heading:
+                titles = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+                assert heading in {anchor(title) for title in titles}, f"{page} links to {target}"
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def test_every_module_and_function_that_is_named_exists() -> None:
+    named = [
+        (page, path, function)
+        for page, text in TEXTS.items()
+        for path, function in re.findall(r"`([\w/]+\.py)`(?: `(\w+)`)?", text)
+    ]
+    assert len(named) > 20
+    for page, path, function in named:
+        found = [base / path for base in (SOURCE, SOURCE.parent, ROOT) if (base / path).exists()]
+        assert found, f"{page} names {path}"
+        assert not function or re.search(rf"def {function}\b", found[0].read_text()), f"{page} names {path} {function}"
+
+
+def sentences_in_the_code() -> set[str]:
+    """Every string of the source, with `…` for what is filled in."""
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                found.add("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_every_sentence_that_is_explained_is_one_that_the_code_says() -> None:
+    page = TEXTS["docs/operating.md"].partition("The sentences that need an explanation")[2].partition("\n**")[0]
+    explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(explained) > 15
+    assert [sentence for sentence in explained if sentence not in sentences_in_the_code()] == []
+
+
+def test_every_kind_of_error_is_explained() -> None:
+    kinds = {kind.__name__ for kind in ProcessionError.__subclasses__() if kind.__module__ == "procession.errors"}
+    explained = set(re.findall(r"^\| `(\w+Error)` \|", TEXTS["docs/operating.md"], re.MULTILINE))
+    assert explained == kinds
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+# The byte tables: each row is read as a recipe, and must give the bytes that the encoders give
+
+FIELDS = {"u8": ">B", "u32": ">I", "u64": ">Q", "i64": ">q"}
+FRAMES: dict[str, tuple[Frame, list[Any]]] = {
+    "HELLO": (Hello("v", b"c", "p", "i"), [b"v", b"c", b"p", b"i"]),
+    "OK": (Ok(7), [7]),
+    "ERROR": (Error("no"), [b"no"]),
+    "NOTIFY": (Notify(1, "n", 2), [1, b"n", 2]),
+    "NOTIFY_ACK": (NotifyAck(True, 1, 2), [1, 1, 2]),
+    "MESSAGE": (Message(1, 2, -3, b"k", b"load"), [1, 2, -3, b"k", b"load"]),
+    "ACK": (Ack(9, ((1, 2), (3, 4))), [9, 2, [(1, 2), (3, 4)]]),
+    "RESTART": (Restart("h:1"), [3, b"h:1"]),
+    "EOS_MESSAGE": (Eos(5), [5]),
+}
+TWO_PHASE: dict[str, tuple[TwoPhase, list[Any]]] = {
+    "LIST_UNCOMMITTED": (ListUncommitted(1), [1]),
+    "REPLY_UNCOMMITTED": (ReplyUncommitted(1, ("a", "b")), [1, 2, [(b"a",), (b"b",)]]),
+    "PHASE1": (Phase1("t", ((1, 2, 3),)), [b"t", 1, [(1, 2, 3)]]),
+    "REPLY": (Reply("t", True), [b"t", 1]),
+    "PHASE2": (Phase2("t", False), [b"t", 0]),
+    "WORKERS_LEFT": (WorkersLeft(1, ("w",)), [1, 1, [(b"w",)]]),
+}
+
+
+def fields(recipe: str) -> list[str]:
+    """The fields of a recipe; a repeated group is one."""
+    return re.findall(r"\s*n × \([^)]*\)|[^,]+", recipe)
+
+
+def built(recipe: str, values: list[Any]) -> bytes:
+    data = b""
+    for field, value in zip(map(str.strip, fields(recipe)), values, strict=True):
+        kind = field.split()[0]
+        if kind == "n":
+            inner = field.partition("(")[2].removesuffix(")")
+            data += b"".join(built(inner, list(item)) for item in value)
+        elif kind == "sb":
+            data += struct.pack(">H", len(value)) + value
+        else:
+            data += value if kind == "rest" else struct.pack(FIELDS[kind], value)
+    return data
+
+
+def test_the_byte_tables_give_the_bytes_that_the_encoders_give() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.*) \|$", TEXTS["docs/protocol.md"], re.MULTILINE)
+    assert {name for _, name, _ in rows} == set(FRAMES) | set(TWO_PHASE)
+    for tag, name, recipe in rows:
+        if name in FRAMES:
+            frame, values = FRAMES[name]
+            body = bytes([int(tag)]) + built(recipe, values)
+            assert struct.pack(">I", len(body)) + body == v3.encode(frame), name
+        else:
+            message, values = TWO_PHASE[name]
+            assert bytes([int(tag)]) + built(recipe, values) == twopc.encode(message), name
