@@ -34,7 +34,6 @@ from procession.errors import ConfigError, FencedError, RoundError, StorageError
 
 from .world import CHECKPOINT, DriverDied, FakeDriver, FakeSink, World
 
-
 T = TypeVar("T")
 
 
@@ -76,7 +75,8 @@ def test_a_round_runs_from_the_first_byte_to_the_acknowledgement() -> None:
     emit = only(core.handle(EpochReady(0, {"a": 10}, positions={7: 49})), Emit)
     assert (emit.start, emit.end) == (0, 10)
     record = only(core.handle(VoteReceived("a", emit.txn, True)), WriteRecord).record
-    assert record.parts == {"a": Part(emit.txn, 0, 10)} and record.positions == {7: 49}
+    assert record.parts == {"a": Part(emit.txn, 0, 10)}
+    assert record.positions == {7: 49}
     assert core.handle(RecordWritten(0)) == [FinishEpoch(0)]
     assert core.handle(CommitFound(0)) == [Phase2("a", emit.txn, True), Acknowledge(record)]
     assert core.handle(Phase2Confirmed("a", emit.txn)) == [DropRuns(0)]
@@ -109,10 +109,12 @@ def test_one_abort_vote_aborts_the_attempt_everywhere_and_the_next_has_new_names
     a, b = (e.txn for e in core.handle(EpochReady(0, {"a": 1, "b": 1})) if isinstance(e, Emit))
     core.handle(VoteReceived("a", a, True))
     actions = core.handle(VoteReceived("b", b, False))
-    assert Phase2("a", a, False) in actions and Phase2("b", b, False) in actions
+    assert Phase2("a", a, False) in actions
+    assert Phase2("b", b, False) in actions
     assert {action.sink for action in actions if isinstance(action, Reconnect)} == {"a", "b"}
     again = {e.txn for sink in ("a", "b") for e in core.handle(connected(sink)) if isinstance(e, Emit)}
-    assert len(again) == 2 and not again & {a, b}
+    assert len(again) == 2
+    assert not again & {a, b}
 
 
 def test_abort_votes_without_end_stop_the_pipeline_and_name_the_sink() -> None:
@@ -122,7 +124,8 @@ def test_abort_votes_without_end_stop_the_pipeline_and_name_the_sink() -> None:
         emit = only(core.handle(connected("a")), Emit)
         actions = core.handle(VoteReceived("a", emit.txn, False))
     error = only(actions, Stop).error
-    assert isinstance(error, RoundError) and "'a'" in error.sentence
+    assert isinstance(error, RoundError)
+    assert "'a'" in error.sentence
 
 
 def test_a_sink_that_hangs_without_end_stops_the_pipeline() -> None:
@@ -208,6 +211,14 @@ def test_a_new_driver_commits_what_its_predecessor_had_decided_and_aborts_the_re
     ]
 
 
+@pytest.mark.parametrize("name", ["one-w-two", "w", "a-id-b", "p-w-a-id-abc123"])
+def test_a_decided_transaction_is_known_by_its_whole_name_whatever_the_sink_is_called(name: str) -> None:
+    record = committed_round(name)
+    core = coordinator(name, fence=2, rounds={4: record}, committed=4)
+    decided = record.parts[name].txn
+    assert core.handle(connected(name, decided, position=100)) == [Phase2(name, decided, True)]
+
+
 def test_a_round_record_without_its_commit_decides_nothing() -> None:
     core = coordinator("a", fence=2, rounds={4: committed_round("a"), 5: committed_round("a")}, committed=4)
     undecided = str(Transaction(5, 1, 2, CHECKPOINT, "p", "a"))
@@ -218,7 +229,8 @@ def test_a_transaction_of_another_checkpoint_is_never_committed_by_its_number() 
     core = coordinator("a", fence=2, rounds={4: committed_round("a")}, committed=4)
     foreign = str(Transaction(4, 1, 1, "fff", "p", "a"))
     actions = core.handle(connected("a", foreign, position=150))
-    assert Phase2("a", foreign, False) in actions and isinstance(actions[0], Warn)
+    assert Phase2("a", foreign, False) in actions
+    assert isinstance(actions[0], Warn)
 
 
 def test_a_transaction_of_a_later_driver_stops_an_earlier_one() -> None:

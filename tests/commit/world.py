@@ -97,7 +97,8 @@ class FakeDriver:
                 world.contents[txn] = data
                 if not sink.is_connected:
                     return  # it went into a connection that is gone, which we are yet to hear of
-                assert end - start == len(data) and start == len(sink.output)
+                assert end - start == len(data)
+                assert start == len(sink.output)
                 outcome = chance.choice(["commit", "commit", "commit", "abort", "lost before", "lost after", "hung"])
                 if outcome in ("commit", "lost after"):
                     sink.prepared[txn] = (start, data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from procession.commit.events import (
@@ -194,7 +194,10 @@ class Coordinator:
         return None if vote is not None and vote.txn == text else False
 
     def _is_ours(self, name: str, transaction: Transaction | None) -> bool:
-        return transaction is not None and (transaction.checkpoint, transaction.sink) == (self.checkpoint, name)
+        # Compared as whole names: where the sink's name begins cannot be told if "-w-" is a part of it.
+        return transaction is not None and str(transaction) == str(
+            replace(transaction, checkpoint=self.checkpoint, pipeline=self.pipeline, sink=name)
+        )
 
     def _missing(self, event: SinkConnected, is_committing: bool, is_held: bool) -> Stop | None:
         """A sink that has less than it had promised, or more than we gave it, stops the pipeline."""

@@ -1,0 +1,280 @@
+"""The checkpoint: whose word counts, what a successor takes over, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import pytest
+
+from procession.commit import checkpoint as checkpoint_module
+from procession.commit.checkpoint import CURRENT, PIPELINE, Checkpoint
+from procession.commit.coordinator import Coordinator
+from procession.commit.rounds import Part, Round
+from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
+
+
+def claim(root: Path, name: str = "p", fingerprint: str = "f") -> Checkpoint:
+    return Checkpoint.claim(root, name=name, fingerprint=fingerprint)
+
+
+def round_of(epoch: int, fence: int = 1) -> Round:
+    return Round(epoch, fence, "f", 0, 9, {"a": Part(f"t{epoch}", 10 * epoch, 10 * epoch + 10)})
+
+
+def write_offsets(checkpoint: Checkpoint, epoch: int) -> None:
+    _write(checkpoint.directory / "offsets" / str(epoch), f"offsets of {epoch}")
+
+
+def write_commit(checkpoint: Checkpoint, epoch: int) -> None:
+    _write(checkpoint.directory / "commits" / str(epoch), f"commit of {epoch}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> Checkpoint:
+    """A driver's copy after some epochs, as Spark and the conductor leave it; the last one perhaps in doubt."""
+    for epoch in range(committed + 1):
+        write_offsets(checkpoint, epoch)
+        checkpoint.rounds.write(round_of(epoch))
+        write_commit(checkpoint, epoch)
+    (checkpoint.directory / "metadata").write_text('{"id":"x"}')
+    if is_open:
+        write_offsets(checkpoint, committed + 1)
+        checkpoint.rounds.write(round_of(committed + 1))
+    return checkpoint
+
+
+def coordinator(checkpoint: Checkpoint) -> Coordinator:
+    """What the driver builds of a checkpoint; refuses one whose last commit has no round record."""
+    return Coordinator(
+        pipeline="p",
+        checkpoint=checkpoint.id,
+        fence=checkpoint.fence,
+        fingerprint="f",
+        sinks=["a"],
+        rounds=checkpoint.rounds.read_all(),
+        committed=checkpoint.log.committed,
+    )
+
+
+def test_i10_a_later_claim_fences_off_every_earlier_one(tmp_path: Path) -> None:
+    first = claim(tmp_path)
+    first.check_fence()
+    second = claim(tmp_path)
+    third = claim(tmp_path)
+    assert (first.fence, second.fence, third.fence) == (1, 2, 3)
+    assert first.id == second.id == third.id
+    third.check_fence()
+    for old in (first, second):
+        with pytest.raises(FencedError, match=f"driver {old.fence} was replaced by driver 3"):
+            old.check_fence()
+
+
+def test_a_successor_takes_over_what_is_decided_and_leaves_the_open_round_behind(tmp_path: Path) -> None:
+    old = grown(claim(tmp_path), 3, is_open=True)
+    new = claim(tmp_path)
+    assert (new.log.offered, new.log.committed) == (4, 3)
+    assert new.rounds.read_all() == {epoch: round_of(epoch) for epoch in range(4)}
+    assert (new.directory / "offsets" / "4").read_text() == "offsets of 4"
+    assert (new.directory / "metadata").read_text() == '{"id":"x"}'
+    # What the old one still writes goes where nobody reads.
+    write_commit(old, 4)
+    assert new.log.committed == 3
+    assert claim(tmp_path).log.committed == 3
+
+
+def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy_that_can_be_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every way in which the last three writes of the old driver can fall among the steps of the copy."""
+    copy_file, copy_files = checkpoint_module._copy_file, checkpoint_module._copy_files
+    last = 1
+    steps: list[Callable[[Checkpoint], None]] = [
+        lambda old: old.rounds.write(round_of(last)),
+        lambda old: write_commit(old, last),
+        lambda old: write_offsets(old, last + 1),
+    ]
+
+    def claim_while_the_old_one_writes(root: Path, when: tuple[int, ...]) -> tuple[Checkpoint, int]:
+        old = grown(claim(root), last - 1)
+        write_offsets(old, last)
+        moments = 0
+        pending = list(zip(when, steps, strict=True))
+
+        def moment() -> None:
+            nonlocal moments
+            while pending and pending[0][0] <= moments:
+                pending.pop(0)[1](old)
+            moments += 1
+
+        def slow_file(source: Path, target: Path) -> None:
+            moment()
+            copy_file(source, target)
+
+        def slow_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
+            moment()
+            copy_files(source, target, up_to=up_to)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_module, "_copy_file", slow_file)
+            patch.setattr(checkpoint_module, "_copy_files", slow_files)
+            return claim(root), moments
+
+    _, moments = claim_while_the_old_one_writes(tmp_path / "measured", (99, 99, 99))
+    outcomes = set()
+    for number, when in enumerate(combinations_with_replacement(range(moments + 1), len(steps))):
+        new, _ = claim_while_the_old_one_writes(tmp_path / str(number), when)
+        outcomes.add(coordinator(new).committed)
+    assert outcomes == {last - 1, last}, "both decisions must be possible, and no other"
+
+
+def test_of_claims_at_once_the_last_one_has_everything_and_the_others_are_fenced(tmp_path: Path) -> None:
+    for turn in range(5):
+        root = tmp_path / str(turn)
+        grown(claim(root), 5)
+        gate = threading.Barrier(8)
+        got: list[Checkpoint | ProcessionError] = []
+
+        def try_it(root: Path = root, gate: threading.Barrier = gate, got: list[object] = got) -> None:  # type: ignore[assignment]
+            gate.wait()
+            try:
+                got.append(claim(root))
+            except ProcessionError as error:
+                got.append(error)
+
+        threads = [threading.Thread(target=try_it) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        current = int((root / CURRENT).read_text())
+        claimed = [one for one in got if isinstance(one, Checkpoint)]
+        assert current == 9
+        assert len({one.fence for one in claimed}) == len(claimed)
+        for one in got:
+            if isinstance(one, Checkpoint) and one.fence == current:
+                one.check_fence()
+                assert (one.log.offered, one.log.committed, len(one.rounds.read_all())) == (5, 5, 6)
+            elif isinstance(one, Checkpoint):
+                with pytest.raises(FencedError):
+                    one.check_fence()
+            else:
+                # Replaced before it had its copy; or, rarely, its model was cleared away, and it must be started again.
+                assert isinstance(one, FencedError) or (isinstance(one, StorageError) and not one.next_step)
+        assert claim(root).log.committed == 5
+
+
+def test_first_claims_at_once_agree_on_the_pipelines_id(tmp_path: Path) -> None:
+    gate = threading.Barrier(4)
+    ids: set[str] = set()
+
+    def try_it() -> None:
+        gate.wait()
+        with contextlib.suppress(FencedError):
+            ids.add(claim(tmp_path).id)
+
+    threads = [threading.Thread(target=try_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ids == {claim(tmp_path).id}
+
+
+def test_a_draft_that_a_killed_driver_left_is_no_copy_and_goes(tmp_path: Path) -> None:
+    grown(claim(tmp_path), 2)
+    torn = tmp_path / "0000000002.draft"
+    (torn / "offsets").mkdir(parents=True)
+    (tmp_path / CURRENT).write_text("2\n")
+    new = claim(tmp_path)
+    assert new.fence == 3
+    assert new.log.committed == 2
+    assert not torn.exists()
+
+
+def test_only_the_copy_that_was_taken_over_is_kept_beside_the_own_one(tmp_path: Path) -> None:
+    for _ in range(5):
+        claim(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["0000000004", "0000000005"]
+
+
+@pytest.mark.parametrize(("offered", "committed"), [(5, 3), (5, -1), (3, 4), (-1, 0)])
+def test_a_log_from_which_spark_would_skip_or_repeat_an_epoch_is_refused(
+    tmp_path: Path, offered: int, committed: int
+) -> None:
+    old = claim(tmp_path)
+    for epoch in range(offered + 1):
+        write_offsets(old, epoch)
+    for epoch in range(committed + 1):
+        write_commit(old, epoch)
+    with pytest.raises(StorageError, match=f"offsets up to epoch {offered} but commits up to {committed}") as caught:
+        claim(tmp_path)
+    assert "restore" in caught.value.next_step
+
+
+@pytest.mark.parametrize("content", ["", "seven", "1 2", "\0" * 8, None, "1\n", "2\n"])
+def test_a_current_that_is_damaged_gone_or_set_back_is_refused(tmp_path: Path, content: str | None) -> None:
+    for _ in range(3):
+        claim(tmp_path)
+    if content is None:
+        (tmp_path / CURRENT).unlink()
+    else:
+        (tmp_path / CURRENT).write_text(content)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(StorageError, match="CURRENT is damaged") as caught:
+        claim(tmp_path)
+    assert "restore" in caught.value.next_step
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_checkpoint_of_another_pipeline_is_refused_and_not_touched(tmp_path: Path) -> None:
+    owner = claim(tmp_path, "theirs")
+    with pytest.raises(ConfigError, match="the checkpoint of pipeline 'theirs', not of 'ours'") as caught:
+        claim(tmp_path, "ours")
+    assert "--dir" in caught.value.next_step
+    owner.check_fence()
+
+
+def test_other_sinks_on_an_old_checkpoint_are_refused_and_nobody_is_fenced(tmp_path: Path) -> None:
+    owner = claim(tmp_path)
+    with pytest.raises(PlanError, match="sources or sinks") as caught:
+        claim(tmp_path, fingerprint="other")
+    assert "stages between" in caught.value.next_step
+    owner.check_fence()
+
+
+def test_a_directory_of_somebody_else_is_refused_and_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"not empty \(it holds 'holiday.jpg'\)"):
+        claim(tmp_path)
+    assert not (tmp_path / CURRENT).exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"name": "p"}', "null"])
+def test_a_damaged_identity_is_refused(tmp_path: Path, content: str) -> None:
+    claim(tmp_path)
+    (tmp_path / PIPELINE).write_text(content)
+    with pytest.raises(StorageError, match=r"pipeline.json is damaged") as caught:
+        claim(tmp_path)
+    assert caught.value.next_step
+
+
+def test_the_identity_stays_for_the_life_of_the_checkpoint(tmp_path: Path) -> None:
+    first = claim(tmp_path / "one")
+    assert json.loads((tmp_path / "one" / PIPELINE).read_text())["id"] == first.id == claim(tmp_path / "one").id
+    assert claim(tmp_path / "two").id != first.id
+
+
+def test_a_checkpoint_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Cannot make") as caught:
+        claim(tmp_path / "file" / "checkpoint")
+    assert caught.value.next_step

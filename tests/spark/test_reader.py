@@ -1,0 +1,29 @@
+"""How a range of records is dealt to tasks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.spark.reader import Range, deal
+
+SEQUENCES = st.integers(0, 2**63)
+
+
+@given(start=SEQUENCES, count=st.integers(0, 10_000), parallelism=st.integers(1, 1024))
+def test_ranges_are_contiguous_in_order_complete_and_never_empty(start: int, count: int, parallelism: int) -> None:
+    ranges = deal(start, start + count, parallelism)
+    assert len(ranges) == min(parallelism, count)
+    edge = start
+    for number, dealt in enumerate(ranges):
+        assert isinstance(dealt, Range)
+        assert (dealt.number, dealt.first) == (number, edge)
+        assert dealt.last > dealt.first
+        edge = dealt.last
+    assert edge == start + count
+
+
+@given(start=SEQUENCES, count=st.integers(1, 10_000), parallelism=st.integers(1, 64))
+def test_ranges_are_of_nearly_one_size(start: int, count: int, parallelism: int) -> None:
+    sizes = [dealt.last - dealt.first for dealt in deal(start, start + count, parallelism)]  # type: ignore[attr-defined]
+    assert max(sizes) - min(sizes) <= 1

@@ -1,0 +1,152 @@
+"""A chain's task on a real log: what cuts, parallelism and retries may not change, and what a failure tells."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procession.errors import ProcessionError, RecordError, StorageError
+from procession.plan.graph import Graph
+from procession.plan.pipeline import Pipeline
+from procession.spark.chains import TIMES, Task
+from procession.spark.reader import deal
+from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
+from procession.storage.runs import Manifest, RunStore
+
+ROWS = 500
+
+
+def worded(payload: bytes) -> list[bytes]:
+    if payload.endswith(b"13"):
+        raise ValueError("unlucky")
+    return payload.split()
+
+
+def graph(*, is_forgiving: bool = True) -> Graph:
+    pipeline = Pipeline("p", dead_letter="file:dead" if is_forgiving else None)
+    words = pipeline.source().flat_map(worded)
+    words.sink("words", to="file:out")
+    words.filter(lambda word: len(word) > 2).map(bytes.upper).sink("long", to="file:out", framing="raw")
+    return pipeline.graph()
+
+
+@pytest.fixture(scope="module")
+def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of three streams, with their ends in between, in segments that a range may span."""
+    directory = tmp_path_factory.mktemp("log")
+    chance = random.Random(7)
+    with IngressLog(directory, segment_bytes_max=4096) as log:
+        start = 0
+        while start < ROWS:
+            count = min(chance.randint(1, 60), ROWS - start)
+            numbers = range(start, start + count)
+            columns = [
+                [KIND_EOS if number % 97 == 96 else KIND_RECORD for number in numbers],
+                [number % 3 for number in numbers],
+                [number * 10 for number in numbers],
+                [1_000 + number for number in numbers],
+                [b""] * count,
+                [b"" if number % 97 == 96 else b"record %d" % number for number in numbers],
+            ]
+            arrays = [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+            log.append(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
+            start += count
+        log.sync()
+    return directory
+
+
+def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) -> list[Manifest]:
+    return [
+        task.run(epoch, one.number, one.first, one.last, 1)  # type: ignore[attr-defined]
+        for one in deal(start, end, parallelism)
+    ]
+
+
+def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:
+    """What the sinks get of these epochs, drawn as the conductor draws it."""
+    store = RunStore(task.runs_directory)
+    out = {sink.name: b"" for sink in task.graph.sinks}
+    for manifests in epochs:
+        for manifest in manifests:
+            for sink, run in manifest.runs.items():
+                out[sink] += b"".join(b"".join(column.to_pylist()) for column in store.read(manifest.epoch, run))
+    return out
+
+
+@given(cuts=st.sets(st.integers(1, ROWS - 1), max_size=6), parallelism=st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(
+    tmp_path_factory: pytest.TempPathFactory, log_directory: Path, cuts: set[int], parallelism: int
+) -> None:
+    whole = Task(graph(), log_directory, tmp_path_factory.mktemp("whole"))
+    expected = written(whole, [run_epoch(whole, 0, 0, ROWS, 1)])
+    assert expected["words"].count(b"record") == sum(
+        number % 97 != 96 and not str(number).endswith("13") for number in range(ROWS)
+    )
+    task = Task(graph(), log_directory, tmp_path_factory.mktemp("cut"))
+    edges = [0, *sorted(cuts), ROWS]
+    epochs = [run_epoch(task, epoch, *edge, parallelism) for epoch, edge in enumerate(pairwise(edges))]
+    assert written(task, epochs) == expected
+    assert sum(manifest.records for manifests in epochs for manifest in manifests) == ROWS - ROWS // 97
+
+
+@given(start=st.integers(0, ROWS - 1), count=st.integers(1, 200), parallelism=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_i5_running_an_epoch_again_reads_the_same_records_in_the_same_order(
+    tmp_path_factory: pytest.TempPathFactory, log_directory: Path, start: int, count: int, parallelism: int
+) -> None:
+    end = min(ROWS, start + count)
+    once, again = (Task(graph(), log_directory, tmp_path_factory.mktemp("runs")) for _ in range(2))
+    first, second = run_epoch(once, 3, start, end, parallelism), run_epoch(again, 3, start, end, parallelism)
+    assert written(once, [first]) == written(again, [second])
+    assert [one.positions for one in first] == [one.positions for one in second]
+
+
+def test_a_second_attempt_does_not_call_the_users_functions_and_gives_the_first_ones_manifest(
+    tmp_path: Path, log_directory: Path
+) -> None:
+    calls: list[bytes] = []
+    pipeline = Pipeline("p")
+    pipeline.source().map(lambda payload: (calls.append(payload), b"%d" % len(calls))[1]).sink("out", to="file:out")
+    task = Task(pipeline.graph(), log_directory, tmp_path)
+    first = task.run(0, 0, 0, 50, 1)
+    called = len(calls)
+    assert task.run(0, 0, 0, 50, 2) == first
+    assert len(calls) == called == 50
+
+
+def test_a_manifest_tells_the_last_message_id_of_each_stream_and_quantiles_of_the_times(
+    tmp_path: Path, log_directory: Path
+) -> None:
+    manifest = Task(graph(), log_directory, tmp_path).run(0, 0, 90, 98, 1)
+    # 96 is the end of stream 0: not a record, so the last record of that stream is 93.
+    assert manifest.positions == {0: 930, 1: 970, 2: 950}
+    assert manifest.records == 7
+    assert len(manifest.times) == TIMES
+    assert (manifest.times[0], manifest.times[-1]) == (1_090, 1_097)
+
+
+def test_a_function_that_raises_comes_back_as_the_manifests_failure_and_publishes_nothing(
+    tmp_path: Path, log_directory: Path
+) -> None:
+    task = Task(graph(is_forgiving=False), log_directory, tmp_path)
+    manifest = Manifest.from_json(task.run(0, 0, 100, 130, 1).to_json())
+    assert manifest.failure is not None
+    error = ProcessionError.from_dict(manifest.failure)
+    assert isinstance(error, RecordError)
+    assert (error.stream_id, error.message_id, error.stage) == (113 % 3, 1130, "flat-map-1")
+    assert manifest.runs == {}
+    assert RunStore(tmp_path).published(0, 0, 0) is None
+
+
+def test_records_that_the_log_does_not_have_are_a_failure_that_names_them(tmp_path: Path, log_directory: Path) -> None:
+    manifest = Task(graph(), log_directory, tmp_path).run(0, 0, ROWS - 5, ROWS + 5, 1)
+    assert manifest.failure is not None
+    assert isinstance(ProcessionError.from_dict(manifest.failure), StorageError)
+    assert str(ROWS + 5) in manifest.failure["sentence"]

@@ -1,0 +1,125 @@
+"""The run store: one published manifest a task, however often it is tried, and runs that are whole or refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.errors import StorageError
+from procession.storage.runs import Manifest, Run, RunStore
+
+from .disks import file_size_limit
+
+EPOCH = 4
+
+
+def manifest(partition: int = 0, **fields: object) -> Manifest:
+    return Manifest(EPOCH, 0, partition, 100, 200, **fields)  # type: ignore[arg-type]
+
+
+def attempt(store: RunStore, number: int, payloads: list[bytes], partition: int = 0) -> Manifest:
+    writer = store.writer(EPOCH, 0, partition, number)
+    writer.add("out", pa.array(payloads, pa.binary()))
+    return writer.publish(manifest(partition, records=len(payloads)))
+
+
+def read(store: RunStore, run: Run) -> list[bytes]:
+    return [payload for column in store.read(EPOCH, run) for payload in column.to_pylist()]
+
+
+@given(batches=st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=5))
+def test_a_run_gives_back_what_was_put_in_in_its_order(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]
+) -> None:
+    store = RunStore(tmp_path_factory.mktemp("runs"))
+    writer = store.writer(EPOCH, 0, 0, 1)
+    for batch in batches:
+        # A slice: its offsets do not begin at nought, and its buffers hold more than it.
+        writer.add("out", pa.array([b"before", *batch, b"after"], pa.binary()).slice(1, len(batch)))
+    whole = [payload for batch in batches for payload in batch]
+    published = writer.publish(manifest())
+    if not whole:
+        assert published.runs == {}
+        return
+    assert read(store, published.runs["out"]) == whole
+    assert published.runs["out"].count == len(whole)
+    assert published.runs["out"].payload_bytes == sum(map(len, whole))
+
+
+def test_a_second_attempt_gets_the_manifest_that_the_first_has_published(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    assert store.published(EPOCH, 0, 0) is None
+    first = attempt(store, 1, [b"first"])
+    second = attempt(store, 2, [b"second", b"not the same"])
+    assert second == first == store.published(EPOCH, 0, 0)
+    assert read(store, second.runs["out"]) == [b"first"]
+    assert store.published(EPOCH, 0, 1) is None
+
+
+def test_of_attempts_at_the_same_time_one_is_published_and_all_get_that_one(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    gate = threading.Barrier(8)
+    got: list[Manifest] = []
+
+    def try_it(number: int) -> None:
+        gate.wait()
+        got.append(attempt(store, number, [b"%d" % number]))
+
+    threads = [threading.Thread(target=try_it, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 8
+    assert {one.to_json() for one in got} == {got[0].to_json()}
+    assert list(tmp_path.rglob("*.draft")) == []
+
+
+def test_every_cut_of_a_run_is_refused_and_never_read_as_a_shorter_one(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    run = attempt(store, 1, [b"payload-%d" % number for number in range(20)]).runs["out"]
+    path = next(tmp_path.rglob("*.arrow"))
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        with pytest.raises(StorageError, match="gone or torn"):
+            read(store, run)
+    path.unlink()
+    with pytest.raises(StorageError, match="gone or torn"):
+        read(store, run)
+
+
+def test_a_full_disk_names_the_place_and_publishes_nothing(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    with file_size_limit(4096), pytest.raises(StorageError, match="Cannot write runs in") as caught:
+        attempt(store, 1, [b"x" * 100_000])
+    assert caught.value.next_step
+    assert store.published(EPOCH, 0, 0) is None
+
+
+def test_a_dropped_epoch_is_forgotten_and_the_others_stay(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    attempt(store, 1, [b"x"])
+    other = store.writer(EPOCH + 1, 0, 0, 1).publish(Manifest(EPOCH + 1, 0, 0, 0, 1))
+    store.drop(EPOCH)
+    store.drop(EPOCH)
+    assert store.published(EPOCH, 0, 0) is None
+    assert store.published(EPOCH + 1, 0, 0) == other
+    store.clear()
+    assert not tmp_path.exists()
+
+
+def test_a_manifest_passes_through_json_unchanged() -> None:
+    whole = manifest(
+        records=3,
+        runs={"out": Run("file", 3, 9)},
+        positions={2**64 - 2: 2**63, 0: 0},
+        times=(1, 2, 3),
+        failure={"kind": "RecordError", "sentence": "s", "next_step": "", "fields": {}},
+    )
+    assert Manifest.from_json(whole.to_json()) == whole
