@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from bench import epoch_time
+from bench import epoch_time, memory
 
-BENCHMARKS = {"epoch-time": epoch_time.main}
+BENCHMARKS = {"epoch-time": epoch_time.main, "memory": memory.main}
 
 
 def main() -> None:

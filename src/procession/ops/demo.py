@@ -63,6 +63,9 @@ class Demo:
             progress = Progress(work, settings.cookie)
             self.display.say("starting gateway, sink and Spark driver")
             local.start()
+            # The first epoch, which is empty, pays for what Spark does only once.
+            while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
+                self.display.show(progress, sum(supervisor.restarts.values()))
             kills = Kills(self.seed, self.records) if self.is_crashing else Kills.none()
             if self.is_crashing:
                 self.display.say(f"killing, by seed {self.seed}: {kills}")
