@@ -10,7 +10,11 @@ from procession.spark.reader import Range, deal
 SEQUENCES = st.integers(0, 2**63)
 
 
-@given(start=SEQUENCES, count=st.integers(0, 10_000), parallelism=st.integers(1, 1024))
+def test_an_empty_range_is_dealt_to_all_so_that_the_first_epoch_starts_the_workers() -> None:
+    assert deal(0, 0, 2) == [Range(0, 0, 0), Range(1, 0, 0)]
+
+
+@given(start=SEQUENCES, count=st.integers(1, 10_000), parallelism=st.integers(1, 1024))
 def test_ranges_are_contiguous_in_order_complete_and_never_empty(start: int, count: int, parallelism: int) -> None:
     ranges = deal(start, start + count, parallelism)
     assert len(ranges) == min(parallelism, count)

@@ -37,7 +37,7 @@ CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret th
 EpochInterval = Annotated[
     float | None, typer.Option(show_default="0.1", help="Seconds between the starts of two epochs, at least.")
 ]
-EpochRecords = Annotated[int | None, typer.Option(show_default="100000", help="Records of an epoch at most.")]
+EpochRecords = Annotated[int | None, typer.Option(show_default="250000", help="Records of an epoch at most.")]
 EpochBytes = Annotated[int | None, typer.Option(show_default="67108864", help="Bytes of an epoch at most.")]
 AnswerTimeout = Annotated[
     float | None, typer.Option(show_default="30.0", help="Seconds that a sink may take to answer.")
@@ -49,7 +49,7 @@ LagBytes = Annotated[
 Credits = Annotated[int | None, typer.Option(show_default="16384", help="Frames a producer may send ahead.")]
 Runs = Annotated[
     Path | None,
-    typer.Option(show_default="DIR/runs", help="Where runs are kept: a directory of its own, emptied at each start."),
+    typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed."),
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
 

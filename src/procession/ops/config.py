@@ -26,7 +26,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PROCESSION_", toml_file=FILE, extra="forbid", frozen=True)
 
     epoch_interval_s: float = Field(0.1, ge=0, description="the least time between the starts of two epochs")
-    epoch_records_max: int = Field(100_000, ge=1, description="so many records make an epoch at most")
+    epoch_records_max: int = Field(250_000, ge=1, description="so many records make an epoch at most")
     epoch_bytes_max: int = Field(64 * MIB, ge=1, description="so many bytes make an epoch at most")
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")

@@ -1,6 +1,7 @@
 """The cookie: the secret that connectors and gateways show each other, read from a file so that no command line and no
 log has it. Before it the command line; after it the parts. Apart from the settings, because every connector needs it.
 """
+
 from __future__ import annotations
 
 from pathlib import Path

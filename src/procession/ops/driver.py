@@ -54,7 +54,7 @@ class DriverConfig:
     sinks: Mapping[str, str] = field(default_factory=dict)
     """The address of each sink of the app; those that the app itself names by address need none."""
     epoch_interval_s: float = 0.1
-    epoch_records_max: int = 100_000
+    epoch_records_max: int = 250_000
     epoch_bytes_max: int = 64 * 1024 * 1024
     answer_timeout_s: float = 30.0
     runs: Path | None = None
@@ -99,7 +99,8 @@ class Driver:
         self._error: BaseException | None = None
         self._is_stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
-        runs_root = config.runs or config.directory / "runs"
+        # In a folder of the checkpoint's own: what is cleared must be nobody else's, wherever --runs points.
+        runs_root = (config.runs or config.directory / "runs") / checkpoint.id
         RunStore(runs_root).clear()
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence)

@@ -37,6 +37,8 @@ class Progress:
     committed: int = 0
     epochs: int = 0
     latency: Latency = field(default_factory=Latency)
+    _end: int = 0
+    """The sequence number that the committed epochs end at."""
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -48,12 +50,12 @@ class Progress:
         for line in self._tail.new():
             self.latency.add(line)
             self.epochs = max(self.epochs, line["epoch"] + 1)
-            self.committed = max(self.committed, line["records_in"])
+            self.committed, self._end = line["records_in"], line["last"]
         try:
             status = self._client.status()
             # Ends of streams have sequence numbers too; what is committed is counted without them.
             ends = sum(stream["state"] == "ending" for stream in status["streams"])
-            waiting = status["next_sequence"] - status["committed_end"] - ends
+            waiting = max(0, status["next_sequence"] - self._end - ends)
             self.records_in = max(self.records_in, self.committed + waiting)
         except ProcessionError:
             self._client.close()

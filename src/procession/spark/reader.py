@@ -8,6 +8,7 @@ contiguous ranges in order, so partition order is record order and nothing has t
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,7 @@ class Ranges(DataSourceStreamReader):
         assert context is not None
         epoch = int(context.getLocalProperty(BATCH_PROPERTY) or 0)
         manifest = self._task.run(epoch, partition.number, partition.first, partition.last, context.taskAttemptId())
-        # Spark collects garbage after every task; what lives as long as the worker need not be looked at again.
-        gc.freeze()
+        _freeze_once()
         yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})
 
 
@@ -70,10 +70,17 @@ class Range(InputPartition):
 
 
 def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
-    """At most `parallelism` contiguous ranges of nearly one size, none of them empty."""
-    count = min(parallelism, end - start)
-    edges = [start + (end - start) * number // count for number in range(count + 1)] if count else []
+    """At most `parallelism` contiguous ranges of nearly one size, none of them empty unless all are: the first epoch of
+    a pipeline is, and starts the workers."""
+    count = min(parallelism, end - start) or parallelism
+    edges = [start + (end - start) * number // count for number in range(count + 1)]
     return [Range(number, edges[number], edges[number + 1]) for number in range(count)]
+
+
+@functools.cache
+def _freeze_once() -> None:
+    """Spark collects garbage after every task; what lives as long as the worker need not be looked at again."""
+    gc.freeze()
 
 
 class IngressSource(DataSource):
