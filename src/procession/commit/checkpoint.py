@@ -25,6 +25,8 @@ from procession.storage.durable import fsync_dir, storage_error, write_durably
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
+EPOCHS_COPIED = 10
+"""A successor needs the last two; each file costs a sync, and a restart should be quick."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,9 @@ def _damaged(path: Path) -> StorageError:
 
 def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
     target.mkdir()
-    for path in sorted(source.glob("[0-9]*")) if source.is_dir() else []:
-        if path.name.isdigit() and (up_to is None or int(path.name) <= up_to):
-            _copy_file(path, target / path.name)
+    named = {int(path.name): path for path in source.glob("[0-9]*") if path.name.isdigit()}
+    for epoch in sorted(epoch for epoch in named if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
+        _copy_file(named[epoch], target / named[epoch].name)
     fsync_dir(target)
 
 

@@ -97,6 +97,7 @@ class Driver:
         self._say = say
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._error: BaseException | None = None
+        self._round: Future[Any] | None = None
         self._is_stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
         # In a folder of the checkpoint's own: what is cleared must be nobody else's, wherever --runs points.
@@ -114,13 +115,19 @@ class Driver:
         conductor = self._conduct()
         try:
             self._wait_for_gateway()
-            if not self._is_stopping.is_set():
+            if self._goes_on:
                 self._run_query(conductor)
         finally:
             with suppress(FutureTimeout):
                 self._ask(conductor.close()).result(timeout=DRAIN_S)
         if self._error is not None:
+            if not isinstance(self._error, ProcessionError):
+                self._checkpoint.check_fence()  # a driver that was replaced fails in any way, and must not come back
             raise self._error
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._error is None and not self._is_stopping.is_set()
 
     def _conduct(self) -> Conductor:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
@@ -146,7 +153,7 @@ class Driver:
     def _wait_for_gateway(self) -> None:
         """Fence the gateway: an earlier driver's acknowledgements count no more."""
         is_told = False
-        while not self._is_stopping.is_set() and self._error is None:
+        while self._goes_on:
             try:
                 self._gateway.raise_fence(max(self._checkpoint.log.offsets.values(), default=0))
                 return
@@ -173,13 +180,16 @@ class Driver:
         def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
             if self._is_stopping.is_set():
                 raise Stopping
+            self._round = self._ask(conductor.run_epoch(epoch, manifests))
             try:
-                self._ask(conductor.run_epoch(epoch, manifests)).result()
-            except (ProcessionError, CancelledError) as error:
+                self._round.result()
+            except CancelledError:
+                raise Stopping from None
+            except ProcessionError as error:
                 self._failed(error)
                 raise
 
-        if self._error is None and not self._is_stopping.is_set():
+        if self._goes_on:
             query = start_query(
                 spark,
                 Task(graph, config.log_directory, self._runs.directory),
@@ -206,6 +216,8 @@ class Driver:
         if self._news.get() == "stop":
             with suppress(FutureTimeout):
                 self._ask(conductor.settle()).result(timeout=DRAIN_S)
+            if self._round is not None:
+                self._round.cancel()
         with suppress(Exception):  # whatever Spark says of a stop, the log is looked up next
             query.stop()
         self._ask(conductor.query_ended()).result()
