@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from procession.commit.coordinator import fenced
+from procession.commit.breach import fenced
 from procession.commit.rounds import Rounds
 from procession.commit.sparklog import SparkLog
 from procession.errors import ConfigError, PlanError, StorageError

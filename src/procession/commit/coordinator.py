@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from procession.commit.breach import another_output, fenced, lost_prepared, record_gone, refused, set_back, unsettled
 from procession.commit.events import (
     Acknowledge,
     Action,
@@ -36,7 +37,7 @@ from procession.commit.events import (
 )
 from procession.commit.rounds import ROUNDS_KEPT, Part, Round
 from procession.commit.transaction import Transaction
-from procession.errors import ConfigError, FencedError, LocalProtocolError, RoundError, StorageError
+from procession.errors import LocalProtocolError, StorageError
 
 REFUSALS_MAX = 8
 """So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""
@@ -162,7 +163,7 @@ class Coordinator:
             # The sink drops what was aborted when it is greeted again; only a clean list is gone on from.
             sink.settlings += 1
             if sink.settlings > SETTLE_MAX:
-                return [Stop(_unsettled(name, event.listed))]
+                return [Stop(unsettled(name, event.listed))]
             foreign = [
                 Warn(f"sink {name!r} held transaction {text!r}, which this checkpoint did not make; it is aborted")
                 for text in event.listed
@@ -183,12 +184,7 @@ class Coordinator:
         if transaction.epoch <= self.committed:
             record = self.rounds.get(transaction.epoch)
             if record is None:
-                return Stop(
-                    StorageError(
-                        f"sink {name!r} lists {text!r}, an epoch that it had confirmed and whose record is gone",
-                        next_step="the sink was set back to an old state: restore it, or begin with a new output",
-                    )
-                )
+                return Stop(record_gone(name, text))
             return record.parts[name].txn == text
         vote = self.sinks[name].vote
         return None if vote is not None and vote.txn == text else False
@@ -204,15 +200,15 @@ class Coordinator:
         sink = self.sinks[event.sink]
         if sink.vote is not None and not is_held:
             if self.open is None or self.open.phase is not Phase.EMITTING:
-                return Stop(_lost_prepared(event.sink, sink.vote))
+                return Stop(lost_prepared(event.sink, sink.vote))
             sink.vote = sink.txn = None
         if event.position is None:
             return None
         expected = sink.unconfirmed.start if is_committing and sink.unconfirmed is not None else sink.position
         if event.position < expected:
-            return Stop(_set_back(event.sink, event.position, expected))
+            return Stop(set_back(event.sink, event.position, expected))
         if event.position > expected:
-            return Stop(_another_output(event.sink, event.position, expected))
+            return Stop(another_output(event.sink, event.position, expected))
         return None
 
     def _lost(self, event: SinkLost) -> list[Action]:
@@ -229,18 +225,7 @@ class Coordinator:
         self.open.refusals += 1
         if self.open.refusals < REFUSALS_MAX:
             return []
-        epoch = self.open.ready.epoch
-        return [
-            Stop(
-                RoundError(
-                    f"sink {name!r} {why}; epoch {epoch} was refused {self.open.refusals} times",
-                    next_step="look into that sink's log; nothing of the epoch is committed, and it is run again when"
-                    " you start again",
-                    sink=name,
-                    epoch=epoch,
-                )
-            )
-        ]
+        return [Stop(refused(name, why, self.open.ready.epoch, self.open.refusals))]
 
     # The round
 
@@ -357,43 +342,3 @@ def _recovered(name: str, last: Round | None) -> Sink:
         return Sink(position=0)
     part = last.parts[name]
     return Sink(position=part.end, unconfirmed=part)
-
-
-def fenced(own: int, later: int) -> FencedError:
-    return FencedError(
-        f"driver {own} was replaced by driver {later} and stops",
-        next_step="nothing to do: the later driver goes on with the work",
-    )
-
-
-def _lost_prepared(name: str, part: Part) -> StorageError:
-    return StorageError(
-        f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
-        f" {part.end})",
-        next_step="restore the sink's directory; its disk does not keep what it was told to sync",
-        sink=name,
-    )
-
-
-def _set_back(name: str, position: int, expected: int) -> StorageError:
-    return StorageError(
-        f"sink {name!r} has {position} bytes of output, but {expected} were committed to it",
-        next_step="restore the sink's directory from a copy; the missing output cannot be made again",
-        sink=name,
-    )
-
-
-def _another_output(name: str, position: int, expected: int) -> ConfigError:
-    return ConfigError(
-        f"sink {name!r} already has {position} bytes of output, but this checkpoint has committed {expected}",
-        next_step="give the sink an empty directory, or the pipeline the checkpoint directory that wrote this output",
-        sink=name,
-    )
-
-
-def _unsettled(name: str, listed: tuple[str, ...]) -> StorageError:
-    return StorageError(
-        f"sink {name!r} lists {listed[0]!r} again, however often it is aborted",
-        next_step="look into that sink's transaction log",
-        sink=name,
-    )
