@@ -1,15 +1,19 @@
 """Fault points: named places where a test makes the process die, exactly there.
 
-The one rule: off unless the environment names a point, and then it costs one dictionary look-up. `PROCESSION_FAULT` holds
-`name` or `name@k` (the k-th time the point is reached), comma-separated for several. Imports nothing of ours.
+The one rule: off unless the environment names a point or a file, and then it costs one look. `PROCESSION_FAULT` holds
+`name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
+file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
+that it happens once, and can be seen to have happened. Imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 VARIABLE = "PROCESSION_FAULT"
+FILE_VARIABLE = "PROCESSION_FAULT_FILE"
 
 
 def _armed(text: str) -> dict[str, int]:
@@ -21,12 +25,25 @@ def _armed(text: str) -> dict[str, int]:
 
 
 _points = _armed(os.environ.get(VARIABLE, ""))
+_file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
 
 
 def point(name: str) -> None:
     """Die here by SIGKILL if this point is armed and this is the armed visit."""
-    if not _points or name not in _points:
+    if not _points and _file is None:
         return
-    _points[name] -= 1
-    if _points[name] == 0:
+    if name in _points:
+        _points[name] -= 1
+    if _points.get(name) == 0 or (_file is not None and _is_taken(_file, name)):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_taken(file: Path, name: str) -> bool:
+    """Whether the file named this point, and it was this process that took the file away."""
+    try:
+        if file.read_text().strip() != name:
+            return False
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -6,6 +6,7 @@ Pickles, because the helper process is started by Spark. Before it `gateway/cont
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,13 @@ class GatewayWord:
 
     def __init__(self, at: str | Path, cookie: bytes, fence: int) -> None:
         self._client = ControlClient(at, cookie, PATIENCE_S)
+        self._lock = threading.Lock()  # a new driver raises its fence while it repeats its predecessor's last word
         self._fence = fence
 
     def raise_fence(self, offered_end: int) -> None:
         """From now on no earlier driver is heard. A gateway that has less than it had offered is refused."""
-        held = self._client.fence(self._fence).next_sequence
+        with self._lock:
+            held = self._client.fence(self._fence).next_sequence
         if held < offered_end:
             raise StorageError(
                 f"the gateway's log ends at record {held}, but {offered_end} were offered to Spark",
@@ -63,4 +66,5 @@ class GatewayWord:
             )
 
     def acknowledge(self, record: Round) -> None:
-        self._client.commit(self._fence, record.epoch, record.last, record.positions)
+        with self._lock:
+            self._client.commit(self._fence, record.epoch, record.last, record.positions)

@@ -1,0 +1,202 @@
+"""A pipeline of real processes for tests: a gateway, file sinks, a Spark driver, and sources that come and go.
+
+The one rule: nothing is waited for by the clock alone; every wait has a condition, a deadline, and words for when it
+is missed. While nobody waits with `until`, nothing that has died is started again: so a test can look at what a crash
+has left before the recovery begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from procession import faults
+from procession.commit.checkpoint import CURRENT
+from procession.commit.rounds import Rounds
+from procession.commit.sparklog import SparkLog
+from procession.gateway.client import ControlClient
+from procession.ops import sweep
+from procession.ops.app import load_app
+from procession.ops.config import Settings
+from procession.ops.local import COMMAND, DRIVER, Local
+from procession.ops.part import Part
+from procession.ops.restarts import RestartPolicy
+from procession.ops.supervise import Supervisor
+from procession.sdk.txnlog import committed_ranges, uncommitted
+
+PATIENCE_S = 120.0
+LOOK_S = 0.01
+# Tests kill a part far more often than a life does; no patience runs out, and no back-off grows.
+POLICY = RestartPolicy(delay_first_s=0.05, delay_max_s=0.05, kills_max=1000)
+
+
+class Cluster:
+    """The parts of one app, supervised. Use it as a context."""
+
+    def __init__(self, directory: Path, app: str, settings: Settings) -> None:
+        self.directory = directory
+        self.app = directory / "app.py"
+        self.app.write_text(app)
+        self.graph = load_app(self.app).graph
+        self.inputs: list[Path] = []
+        self.fault = directory / "fault"
+        self.said: list[str] = []
+        self.supervisor = Supervisor(directory / "logs", POLICY, self.said.append)
+        env = {faults.FILE_VARIABLE: str(self.fault)}
+        parts = ["gateway", DRIVER, *(f"sink-{number}" for number in range(len(self.graph.sinks)))]
+        self.local = Local(
+            self.supervisor, self.app, self.graph, directory, directory, settings, env=dict.fromkeys(parts, env)
+        )
+
+    def __enter__(self) -> Self:
+        self.supervisor.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.supervisor.__exit__(kind, error, trace)
+
+    # Doing
+
+    def send(self, lines: list[bytes], rate: float | None = None) -> str:
+        """Start a source for these lines; gives the name of the part, which ends when all of them are committed."""
+        number = len(self.inputs)
+        path = self.directory / f"input-{number}.txt"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        self.inputs.append(path)
+        argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address]
+        argv += ["--rate", str(rate)] if rate else []
+        self.supervisor.start(Part(f"source-{number}", tuple(argv)))
+        return f"source-{number}"
+
+    def arm(self, point: str) -> None:
+        """The next process that comes to this point dies there."""
+        draft = self.fault.with_suffix(".draft")
+        draft.write_text(point)
+        draft.rename(self.fault)
+
+    def until_dead(self, part: str) -> None:
+        """Wait until the armed fault has happened, to this part; and do not start it again."""
+        pid = self.supervisor.pid(part)
+        wait_for(lambda: not self.fault.exists(), f"{self.fault.name} to be taken by {part}", self.tell)
+        wait_for(lambda: state_of(pid) in ("Z", ""), f"the end of {part}", self.tell)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Look after the parts until this holds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.tell()}"
+            assert self.supervisor.watch(LOOK_S), f"everything ended before {what}\n{self.tell()}"
+
+    def until_done(self, source: str) -> None:
+        """Until a source has ended, and the end of its stream is committed too: then no epoch is open."""
+        self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
+        self.until(self._is_quiet, "the last commit")
+
+    def _is_quiet(self) -> bool:
+        status = self.status()
+        return bool(status["committed_end"] == status["next_sequence"])
+
+    # Looking
+
+    def restarts(self, part: str) -> int:
+        return self.supervisor.restarts[part]
+
+    def status(self) -> dict[str, Any]:
+        with ControlClient(self.directory / "gateway", timeout_s=10.0) as client:
+            return client.status()
+
+    @property
+    def fence(self) -> int:
+        return int((self.directory / "checkpoint" / CURRENT).read_text())
+
+    def log(self, fence: int | None = None) -> SparkLog:
+        return SparkLog(self._copy(fence))
+
+    def rounds(self, fence: int | None = None) -> Rounds:
+        return Rounds(self._copy(fence) / "rounds")
+
+    def _copy(self, fence: int | None) -> Path:
+        return self.directory / "checkpoint" / f"{self.fence if fence is None else fence:010d}"
+
+    def txnlogs(self) -> dict[str, Path]:
+        directories = self.local.sink_directories
+        return {sink: directories[sink] / f"{self.graph.name}-{sink}-0.txnlog" for sink in directories}
+
+    def committed(self, sink: str) -> bytes:
+        """What is visible of a sink's output: the ranges that its transaction log commits, which must be in order."""
+        return committed(self.txnlogs()[sink].with_suffix(""))
+
+    def prepared(self) -> dict[str, tuple[str, ...]]:
+        """The transactions that each sink has voted for and not been told about."""
+        return {sink: tuple(one.txn_id for one in uncommitted(path)) for sink, path in self.txnlogs().items()}
+
+    def java(self, driver_pid: int | None = None) -> int:
+        """The JVM half of a driver."""
+        return java_of(driver_pid or self.supervisor.pid(DRIVER) or -1)
+
+    def tell(self) -> str:
+        """What everybody said last, for a test that has failed."""
+        logs = sorted((self.directory / "logs").glob("*.log"))
+        tails = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
+        return "\n".join(["\n".join(self.said[-10:]), *tails])
+
+
+def committed(instance: Path) -> bytes:
+    """The visible bytes of a file sink's instance, `DIR/NAME` without a suffix."""
+    data = instance.with_suffix(".data").read_bytes()
+    ranges = committed_ranges(instance.with_suffix(".txnlog"))
+    assert len(ranges) < 2, f"the committed ranges of {instance} do not follow each other: {ranges}"
+    assert all(start == 0 and end <= len(data) for start, end in ranges), f"{instance} has lost committed bytes"
+    return b"".join(data[start:end] for start, end in ranges)
+
+
+def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for {what}\n{tell()}"
+        time.sleep(LOOK_S)
+
+
+def state_of(pid: int | None) -> str:
+    """A process's state in one letter, "" if there is none."""
+    return next((one.state for one in sweep.processes() if one.pid == pid), "")
+
+
+def session_of(pid: int) -> list[int]:
+    """The living processes of a session."""
+    return [one.pid for one in sweep.processes() if one.session == pid and one.state != "Z"]
+
+
+def java_of(driver: int) -> int:
+    (pid,) = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+    return pid
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """These processes stand still meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for pid in pids:
+            wait_for(lambda pid=pid: state_of(pid) in ("T", ""), f"process {pid} to stop")  # type: ignore[misc]
+        yield
+    finally:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))

@@ -1,0 +1,253 @@
+"""Each part killed at each of its crash points, one by one, on one living pipeline; and what must hold after each.
+
+The pipeline has three sinks in two processes. `plain` must equal the input, byte for byte. `one` and `two` get the same
+records with a random suffix, made anew whenever an epoch is run again: they must be equal to each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.commit.transaction import Transaction
+from procession.ops.config import Settings
+from procession.ops.local import DRIVER
+from procession.storage.journal import read_journal
+
+from .cluster import Cluster, stopped, wait_for
+
+APP = '''
+import os
+from pathlib import Path
+from procession import Pipeline
+
+def perilous(payload):
+    """Kills whom the file that a record names tells it to, once; the record itself passes unchanged."""
+    if payload.startswith(b"kill by "):
+        order = Path(payload[8:].decode())
+        if order.exists():
+            victim = order.read_text()
+            order.unlink()
+            os.kill(int(victim or os.getpid()), 9)
+    return payload
+
+def salted(payload):
+    return payload + b" " + os.urandom(4).hex().encode()
+
+pipeline = Pipeline("walk", parallelism=2)
+lines = pipeline.source("lines").map(perilous)
+lines.sink("plain", to="file:plain")
+salty = lines.map(salted)
+salty.sink("one", to="file:salty")
+salty.sink("two", to="file:salty")
+'''
+SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
+RECORDS = 300
+SINKS = ("plain", "one", "two")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("walk"), APP, SETTINGS) as cluster:
+        assert cluster.local.start()
+        cluster.until_done(cluster.send(numbered(cluster)))
+        yield cluster
+        everything_is_there_once_and_in_order(cluster)
+
+
+def numbered(cluster: Cluster, count: int = RECORDS) -> list[bytes]:
+    return [b"input %d record %d" % (len(cluster.inputs), number) for number in range(count)]
+
+
+def everything_is_there_once_and_in_order(cluster: Cluster) -> None:
+    """Inputs were sent one after the other, so their order is the order of the output."""
+    expected = b"".join(path.read_bytes() for path in cluster.inputs)
+    assert cluster.committed("plain") == expected
+    salted = cluster.committed("one")
+    assert salted == cluster.committed("two")
+    assert b"".join(line[:-9] + b"\n" for line in salted.splitlines()) == expected
+
+
+def in_flight(cluster: Cluster) -> dict[str, int]:
+    """How much of the inputs each sink shows, in bytes of input."""
+    suffix = {"plain": 0, "one": 9, "two": 9}
+    shown = {sink: cluster.committed(sink) for sink in SINKS}
+    return {sink: len(data) - data.count(b"\n") * suffix[sink] for sink, data in shown.items()}
+
+
+# What a driver that dies at this point leaves of the epoch that was open: is its round record there, is its commit
+# there, how many of the three sinks have it.
+DRIVER_POINTS = {
+    "driver:after-offsets": (False, False, 0),
+    "driver:before-phase1": (False, False, 0),
+    "driver:between-votes": (False, False, 0),
+    "driver:before-record": (False, False, 0),
+    "driver:after-record": (True, False, 0),
+    "driver:before-phase2": (True, True, 0),
+    "driver:between-phase2": (True, True, 1),
+    "driver:before-ack": (True, True, 3),
+    "driver:idle": (True, True, 3),
+}
+
+
+@pytest.mark.parametrize("point", DRIVER_POINTS)
+def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_successor_completes_it(
+    cluster: Cluster, point: str
+) -> None:
+    is_recorded, is_committed, sinks_told = DRIVER_POINTS[point]
+    before, fence, restarts = cluster.log().committed, cluster.fence, cluster.restarts(DRIVER)
+    size = sum(path.stat().st_size for path in cluster.inputs)
+    cluster.arm(point)
+    source = cluster.send(numbered(cluster))
+    cluster.until_dead(DRIVER)
+
+    epoch = before + 1
+    left = cluster.log(fence)
+    assert left.offered >= epoch
+    assert (cluster.rounds(fence).read(epoch) is not None) == is_recorded
+    assert left.is_committed(epoch) == is_committed
+    # What was sent to a sink is on its way; nothing more is.
+    wait_for(lambda: sum(shown > size for shown in in_flight(cluster).values()) >= sinks_told, "phase 2 to arrive")
+    assert sum(shown > size for shown in in_flight(cluster).values()) == sinks_told
+    if point == "driver:before-record":
+        assert all(len(prepared) == 1 for prepared in cluster.prepared().values())
+    if not is_committed:
+        assert acknowledged(cluster, cluster.inputs[-1]) is None, "I4: acknowledged before it is committed"
+
+    cluster.until_done(source)
+    assert cluster.restarts(DRIVER) == restarts + 1
+    assert cluster.fence == fence + 1
+    everything_is_there_once_and_in_order(cluster)
+
+
+def acknowledged(cluster: Cluster, path: Path) -> int | None:
+    streams = [stream for stream in cluster.status()["streams"] if stream["name"].endswith(path.name)]
+    return streams[0]["committed"] if streams else None
+
+
+@pytest.mark.parametrize(
+    "point", ["sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-commit"]
+)
+def test_a_sink_that_dies_comes_back_and_gets_everything_once(cluster: Cluster, point: str) -> None:
+    before = {part: cluster.restarts(part) for part in ("sink-0", "sink-1", DRIVER)}
+    cluster.arm(point)
+    cluster.until_done(cluster.send(numbered(cluster)))
+    after = {part: cluster.restarts(part) for part in before}
+    assert not cluster.fault.exists()
+    assert sum(after.values()) == sum(before.values()) + 1
+    assert after[DRIVER] == before[DRIVER]
+    everything_is_there_once_and_in_order(cluster)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "gateway:before-append",
+        "gateway:after-append",
+        "gateway:before-snapshot",
+        "gateway:before-ack",
+        "gateway:after-ack-before-trim",
+    ],
+)
+def test_a_gateway_that_dies_comes_back_and_its_producers_send_again_what_it_lost(cluster: Cluster, point: str) -> None:
+    before = {part: cluster.restarts(part) for part in ("gateway", DRIVER)}
+    cluster.arm(point)
+    cluster.until_done(cluster.send(numbered(cluster)))
+    assert not cluster.fault.exists()
+    assert {part: cluster.restarts(part) for part in before} == {
+        "gateway": before["gateway"] + 1,
+        DRIVER: before[DRIVER],
+    }
+    everything_is_there_once_and_in_order(cluster)
+
+
+@pytest.mark.parametrize("victim", ["worker", "driver"])
+def test_a_process_that_is_killed_during_tasks_changes_nothing(cluster: Cluster, victim: str) -> None:
+    restarts = cluster.restarts(DRIVER)
+    order = cluster.directory / f"kill-{victim}"
+    order.write_text(str(cluster.supervisor.pid(DRIVER)) if victim == "driver" else "")
+    lines = numbered(cluster)
+    lines.insert(150, b"kill by " + bytes(order))
+    cluster.until_done(cluster.send(lines))
+    assert not order.exists()
+    assert cluster.restarts(DRIVER) == restarts + (victim == "driver")
+    everything_is_there_once_and_in_order(cluster)
+
+
+def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(cluster: Cluster) -> None:
+    """A sink stands still, so that the vote is open; then the JVM, so that its commit cannot come; then the sink votes.
+    From here until the JVM goes on the round is in doubt, and both sinks are killed and come back meanwhile."""
+    sinks = [cluster.supervisor.pid(part) for part in ("sink-0", "sink-1")]
+    assert all(sinks)
+    rounds, epoch = cluster.rounds(), cluster.log().committed + 1
+    size = sum(path.stat().st_size for path in cluster.inputs)
+    java = cluster.java()
+    with stopped(sinks[0]):  # type: ignore[arg-type]
+        source = cluster.send(numbered(cluster))
+        cluster.until(lambda: len(cluster.prepared()["one"]) == 1, "the vote of the sink that goes on")
+        os.kill(java, signal.SIGSTOP)
+    try:
+        cluster.until(lambda: rounds.read(epoch) is not None, "the round record")
+        prepared = cluster.prepared()
+        assert all(len(listed) == 1 for listed in prepared.values())
+        greeted = greetings(cluster)
+        for part in ("sink-0", "sink-1"):
+            cluster.supervisor.kill(part)
+        cluster.until(lambda: greetings(cluster) >= greeted + len(SINKS), "all instances to be greeted again")
+        assert cluster.prepared() == prepared, "neither committed nor aborted"
+        assert set(in_flight(cluster).values()) == {size}, "I1: visible before it is decided"
+        assert not cluster.log().is_committed(epoch)
+    finally:
+        os.kill(java, signal.SIGCONT)
+    cluster.until_done(source)
+    record = rounds.read(epoch)
+    assert record is not None
+    assert {sink: (part.txn,) for sink, part in record.parts.items()} == prepared
+    everything_is_there_once_and_in_order(cluster)
+
+
+def greetings(cluster: Cluster) -> int:
+    """How many sessions the sinks have taken so far, in all their lives."""
+    return sum(cluster.supervisor.log_path(part).read_text().count("= session") for part in ("sink-0", "sink-1"))
+
+
+def test_i3_no_transaction_id_is_used_for_two_contents_and_an_aborted_one_is_never_committed(cluster: Cluster) -> None:
+    seen = 0
+    for sink, path in cluster.txnlogs().items():
+        voted: set[str] = set()
+        aborted: set[str] = set()
+        for entry in read_journal(path):
+            txn = str(entry["txn"])
+            transaction = Transaction.parse(txn)
+            assert transaction is not None
+            assert transaction.sink == sink
+            if entry["op"] == "phase1":
+                assert txn not in voted, "one name, two contents"
+                voted.add(txn)
+            if not entry.get("vote", True) or not entry.get("commit", True):
+                aborted.add(txn)
+            if entry.get("commit"):
+                assert txn not in aborted
+        seen += len(voted)
+    assert seen >= len(SINKS) * len(cluster.inputs)
+
+
+def test_i5_a_record_is_in_exactly_one_epoch(cluster: Cluster) -> None:
+    records = cluster.rounds().read_all()
+    epochs = sorted(records)
+    assert epochs == list(range(epochs[0], epochs[-1] + 1))
+    for epoch in epochs[1:]:
+        assert records[epoch].first == records[epoch - 1].last
+        assert records[epoch].last > records[epoch].first
+    assert records[epochs[-1]].last == cluster.status()["committed_end"]
+
+
+def test_i4_a_message_id_is_acknowledged_when_its_epoch_is_committed(cluster: Cluster) -> None:
+    """The gateway's word at the end is that of the last round record: no more, no less."""
+    last = cluster.rounds().read_all()[cluster.log().committed]
+    cluster.until(lambda: cluster.status()["committed_end"] == last.last, "the last acknowledgement")
+    assert cluster.status()["epoch"] == last.epoch
