@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from bench import epoch_time, memory
+from bench import epoch_time, memory, recovery
 
-BENCHMARKS = {"epoch-time": epoch_time.main, "memory": memory.main}
+BENCHMARKS = {"epoch-time": epoch_time.main, "memory": memory.main, "recovery": recovery.main}
 
 
 def main() -> None:

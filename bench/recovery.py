@@ -1,0 +1,82 @@
+"""How long each process takes to recover from SIGKILL: from the signal to its first useful work.
+
+A demo's parts run under a steady source; each is killed in turn, several rounds. Useful work is, for source and
+gateway, the first record that comes in after the signal; for sink and driver, the first epoch that is committed after
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from procession.ops.app import load_app
+from procession.ops.config import load_settings
+from procession.ops.demo import APP, SINK, write_input
+from procession.ops.local import DRIVER, GATEWAY, SOURCE, Local
+from procession.ops.progress import Progress
+from procession.ops.restarts import RestartPolicy
+from procession.ops.supervise import Supervisor
+
+COMMAND = "python -m bench recovery"
+RATE = 5_000
+RECORDS = 5_000_000
+LOOK_S = 0.02
+STEADY_S = 2.0
+PATIENCE_S = 120.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="procession-bench-") as work:
+        seconds = measure(Path(work), given.rounds)
+    figures = {part: {"median_s": statistics.median(times), "worst_s": max(times)} for part, times in seconds.items()}
+    if given.json:
+        print(json.dumps({"parts": figures, "command": f"{COMMAND} --rounds {given.rounds}"}))
+        return
+    for part, one in figures.items():
+        print(f"{part:8} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)")
+    print(f"({COMMAND} --rounds {given.rounds})")
+
+
+def measure(work: Path, rounds: int) -> dict[str, list[float]]:
+    write_input(work / "input.txt", RECORDS)
+    policy = RestartPolicy(kills_max=10_000)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with Supervisor(work / "logs", policy) as supervisor:
+        local = Local(supervisor, APP, load_app(APP).graph, work, work, load_settings())
+        progress = Progress(work)
+
+        def until(is_reached: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + PATIENCE_S
+            while not is_reached():
+                if time.monotonic() > deadline or not supervisor.watch(LOOK_S):
+                    raise SystemExit(f"no progress within {PATIENCE_S:g} s; logs are in {work / 'logs'}")
+                progress.look()
+
+        local.start()
+        local.start_source([work / "input.txt"], rate=RATE)
+        until(lambda: progress.committed > 0)
+        for _ in range(rounds):
+            for part in (SOURCE, GATEWAY, SINK, DRIVER):
+                steady = time.monotonic() + STEADY_S
+                until(lambda steady=steady: time.monotonic() > steady)  # type: ignore[misc]
+                # What was on its way when the signal came does not count: only what began after it.
+                supervisor.kill(part)
+                began = time.monotonic()
+                before = progress.look().records_in, progress.epochs
+                if part in (SOURCE, GATEWAY):
+                    until(lambda before=before: progress.records_in > before[0] + RATE // 10)  # type: ignore[misc]
+                else:
+                    until(lambda before=before: progress.epochs > before[1] + 1)  # type: ignore[misc]
+                seconds[part].append(time.monotonic() - began)
+    return seconds
