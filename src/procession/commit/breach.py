@@ -7,7 +7,7 @@ which finds them; after it the operator.
 from __future__ import annotations
 
 from procession.commit.rounds import Part
-from procession.errors import ConfigError, FencedError, RoundError, StorageError
+from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
 
 
 def fenced(own: int, later: int) -> FencedError:
@@ -65,4 +65,12 @@ def refused(name: str, why: str, epoch: int, times: int) -> RoundError:
         " again",
         sink=name,
         epoch=epoch,
+    )
+
+
+def unsendable(name: str, why: str) -> PlanError:
+    return PlanError(
+        f"a record is too large for sink {name!r}: {why}",
+        next_step="let the pipeline make smaller records, flat_map for instance",
+        sink=name,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from procession import faults
+from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator, Phase
 from procession.commit.events import (
@@ -38,7 +39,7 @@ from procession.commit.events import (
 )
 from procession.commit.link import Link, SinkOptions
 from procession.commit.rounds import Round
-from procession.errors import ProcessionError, RoundError, StorageError
+from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.runs import Manifest, RunStore
 
 RETRY_S = 0.2
@@ -209,6 +210,8 @@ class Conductor:
     async def _emit(self, action: Emit) -> None:
         try:
             await self._links[action.sink].emit(action, self._payloads(action))
+        except LocalProtocolError as error:
+            self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:
             self._stop(error)
 
@@ -285,9 +288,12 @@ class Conductor:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ProcessionError):
             # A bug of ours: say so and stop rather than hang.
-            self._stop(ProcessionError(f"the conductor failed: {error!r}", story=list(self._coordinator.story)))
+            error = ProcessionError(f"the conductor failed: {error!r}", story=list(self._coordinator.story))
+        self._stop(error)
 
 
 def _added(before: Mapping[str, int], **counts: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ decision. Before it `commit/conductor`, after it a sink, anybody's.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from procession import faults
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.errors import RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError
 from procession.wire import twopc
 from procession.wire.connection import Connection, Violation
 from procession.wire.lifecycle import Role, Side
@@ -42,6 +43,8 @@ DATA_STREAM = 1
 CREDITS_MIN = 2
 LIST_TAG = 1
 READ_BYTES = 65_536
+REFUSALS_MAX = 8
+"""So many greetings in a row that a sink answers with an error are for a person to see."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -77,6 +80,7 @@ class Link:
         self._connection: Connection | None = None
         self._delay_s = 0.0
         self._failures = 0
+        self._refusals = 0
         self._phase2_sent: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._is_hung = False
@@ -94,9 +98,18 @@ class Link:
 
     def _failed(self, error: Exception) -> None:
         options = self.options
+        sink = f"sink {options.name!r} at {options.host}:{options.port}"
+        why = _why(error)
+        if isinstance(error, RemoteProtocolError):
+            self._refusals += 1
+            if self._refusals == REFUSALS_MAX:
+                raise ConfigError(
+                    f"{sink} refuses us again and again: {why}",
+                    next_step="look into that sink's log; both sides need the same cookie file",
+                    sink=options.name,
+                ) from error
         if self._failures == 0 or self._failures % 10 == 0:
-            why = getattr(error, "sentence", None) or getattr(error, "strerror", None) or str(error) or "no answer"
-            self._say(f"sink {options.name!r} at {options.host}:{options.port}: {why}; trying again")
+            self._say(f"{sink}: {why}; trying again")
         self._failures += 1
         ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
         self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
@@ -115,7 +128,7 @@ class Link:
             async with asyncio.timeout(options.answer_timeout_s):
                 listed, position, rest = await self._handshake(connection, reader)
             self._connection, self._writer = connection, writer
-            self._delay_s, self._failures = 0.0, 0
+            self._delay_s, self._failures, self._refusals = 0.0, 0, 0
             self._is_leaving = self._is_hung = False
             self._report(SinkConnected(options.name, listed, position))
             self._take(rest)
@@ -224,6 +237,8 @@ class Link:
         self._is_leaving = True
         if self._writer is not None:
             self._writer.close()
+            # A sink that does not read what is left must not hold us for ever.
+            asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._writer.transport.abort)
 
     def _arm(self) -> None:
         self._disarm()
@@ -239,6 +254,14 @@ class Link:
         self._is_hung = True
         if self._writer is not None:
             self._writer.transport.abort()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RemoteProtocolError):
+        return error.sentence
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts the whole address into its own text
+    return str(error) or "no answer"
 
 
 def _unpacked(events: Iterable[object]) -> Iterable[object]:

@@ -7,6 +7,7 @@ tries it again. Runs in Spark's Python workers; before it `storage/log`, after i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import ProcessionError
-from procession.plan.chain import Chain
+from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
 from procession.plan.graph import Graph
 from procession.storage.log import KIND_RECORD, LogReader
 from procession.storage.runs import Manifest, RunStore
 
 TIMES = 33
 """How many quantiles of the event times a manifest carries."""
+
+GATHER_BYTES_MAX = 8 * 1024 * 1024
+"""So many bytes of the log are gathered into one pass of the chain."""
 
 FIRST_STAGE = 0
 
@@ -46,7 +50,7 @@ class Task:
             writer = store.writer(epoch, FIRST_STAGE, partition, task_attempt)
             chain = Chain(self.graph)
             summary = Summary()
-            for batch in _reader(self.log_directory).read(first, last):
+            for batch in gathered(_reader(self.log_directory).read(first, last)):
                 records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
                 summary.add(records)
                 for outputs in chain.run(records):
@@ -66,6 +70,21 @@ class Task:
             )
         except ProcessionError as error:
             return Manifest(**{**vars(empty), "failure": error.as_dict()})
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches: a slow producer's log has many small ones, and each costs a pass."""
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        pending.append(batch)
+        rows += batch.num_rows
+        size += batch.get_total_buffer_size()
+        if rows >= CHAIN_RECORDS_MAX or size >= GATHER_BYTES_MAX:
+            yield pa.concat_batches(pending)
+            pending, rows, size = [], 0, 0
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 @dataclass
