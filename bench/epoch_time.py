@@ -1,7 +1,8 @@
 """How long a small epoch takes, with Spark's default settings and with ours.
 
 Both run the same query (a Python source, two partitions, `foreachBatch` that collects two rows) in processes of their
-own, in turn, several rounds; what counts is the ratio of the medians.
+own, in turn, several rounds; what counts is the ratio of the medians. With `--ablate`, ours also runs without each of
+the settings that are there for speed, one at a time: what each buys, with all the others as they are.
 """
 
 from __future__ import annotations
@@ -21,11 +22,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from procession.spark.session import open_session
+from procession.spark import session
 
 WARM_EPOCHS = 20
 EPOCHS = 60
 COMMAND = "python -m bench epoch-time"
+SHARING = "class sharing"
+FOR_SPEED = (
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "spark.hadoop.fs.file.impl",
+    "spark.python.unix.domain.socket.enabled",
+    "spark.sql.shuffle.partitions",
+    "spark.ui.enabled",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    SHARING,
+)
 
 
 class Ticks(DataSourceStreamReader):
@@ -64,7 +76,10 @@ def measure(variant: str) -> dict[str, float]:
         spark = SparkSession.builder.master("local[2]").appName("bench").getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
     else:
-        spark = open_session("bench", 2)
+        without = variant.removeprefix("without ")
+        session.SETTINGS = tuple(setting for setting in session.SETTINGS if setting[0] != without)
+        session.JAVA_OPTIONS = tuple(option for option in session.JAVA_OPTIONS if option != without)
+        spark = session.open_session("bench", 2, java_options=[] if without == SHARING else None)
     spark.dataSource.register(TickSource)
     ends: list[float] = []
     is_enough = threading.Event()
@@ -89,12 +104,14 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--variant", choices=("default", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--ablate", action="store_true", help="also without each setting that is there for speed")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.variant:
         print(json.dumps(measure(given.variant)))
         return
-    found: dict[str, list[dict[str, float]]] = {"default": [], "ours": []}
+    variants = ["default", "ours", *(f"without {name}" for name in FOR_SPEED if given.ablate)]
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     for _ in range(given.rounds):
         for variant, figures in found.items():
             argv = [sys.executable, "-m", "bench", "epoch-time", "--variant", variant]
@@ -110,6 +127,6 @@ def main(arguments: Sequence[str]) -> None:
         return
     for variant, median in medians.items():
         print(
-            f"{variant:8} small epoch {median['epoch_ms']:6.0f} ms, first epoch after {median['first_epoch_s']:5.1f} s"
+            f"{variant:56} small epoch {median['epoch_ms']:6.0f} ms, first epoch after {median['first_epoch_s']:5.1f} s"
         )
     print(f"ours / default: {ratio:.2f}   ({COMMAND} --rounds {given.rounds})")
