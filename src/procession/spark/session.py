@@ -107,8 +107,8 @@ def archive_path() -> Path:
 
 
 def cache_directory() -> Path:
-    """Where what is derived from the installation is kept: in the environment itself, so that it goes with it, or in the
-    user's cache if the environment is somebody else's."""
+    """Where what is derived from the installation is kept: in the environment itself, so that it goes with it; in the
+    user's cache where the environment is somebody else's."""
     if os.access(sys.prefix, os.W_OK):
         return Path(sys.prefix) / "var" / "procession"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
