@@ -8,6 +8,7 @@ After it: the gateway, the sinks and whoever connects to them. Imports nothing o
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from contextlib import suppress
 from typing import NamedTuple
@@ -48,7 +49,8 @@ def listening_socket(address: Address, previous: Address | None = None) -> socke
                 next_step="Stop the program that listens there, or choose another port.",
             ) from error
         raise ConfigError(
-            f"Cannot listen on {address}: {error.strerror or error}.", next_step="Choose an address of this machine."
+            f"Cannot listen on {address}: {os.strerror(error.errno) if error.errno else error}.",
+            next_step="Choose an address of this machine.",
         ) from error
 
 

@@ -41,7 +41,8 @@ class FileSource:
         self._paths: dict[int, Path] = {}
         for path in paths:
             if not path.is_file() or not os.access(path, os.R_OK):
-                raise ConfigError(f"Cannot read {path}.", next_step="Give the names of files that this user may read.")
+                why = "there is no such file" if not path.exists() else "it is not a file that this user may read"
+                raise ConfigError(f"Cannot read {path}: {why}.", next_step="Give the names of files that can be read.")
             if self._paths.setdefault(stream_id_of(path), path) is not path:
                 raise ConfigError(f"{path} is named twice.", next_step="Name each file once.")
 

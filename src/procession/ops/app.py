@@ -11,7 +11,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from procession.errors import ConfigError, PlanError, ProcessionError
 from procession.plan.graph import Graph
@@ -45,8 +45,9 @@ def load_app(path: Path) -> App:
         spec.loader.exec_module(module)
     except ProcessionError:
         raise
-    except Exception as error:  # the user's file may raise anything; it is their error either way
-        trace = "".join(traceback.format_exception(error, limit=-4))
+    except (Exception, SystemExit) as error:  # the user's file may raise anything; it is their error either way
+        # From the user's file on: how we came to load it helps nobody.
+        trace = "".join(traceback.format_exception(error.with_traceback(_in_file(error, path))))
         raise PlanError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
         ) from error
@@ -57,3 +58,11 @@ def load_app(path: Path) -> App:
             f"{path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
         )
     return App(module, next(iter(pipelines.values())).graph())
+
+
+def _in_file(error: BaseException, path: Path) -> TracebackType | None:
+    """The part of a trace that begins in the user's file; None for an error in its grammar, which has no frames there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return trace

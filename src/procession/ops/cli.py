@@ -18,7 +18,8 @@ import typer
 
 from procession.errors import ProcessionError
 from procession.ops.logs import keep_logs
-from procession.ops.supervise import EXIT_FATAL
+from procession.ops.partlog import NOTE_PREFIX
+from procession.ops.supervise import EXIT_FATAL, PartFailed
 
 app = typer.Typer(
     help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
@@ -133,9 +134,10 @@ def run(
     if as_json:
         print(json.dumps(figures))
     else:
-        print(
-            f"{figures['committed']:,} of {figures['records_in']:,} records committed in {figures['epochs']:,} epochs"
-        )
+        epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
+        print(f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}")
+    if inputs and not figures["is_done"]:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -204,7 +206,7 @@ def driver(
         app=app_file.resolve(),
         directory=directory,
         gateway=gateway_at or directory / "gateway",
-        sinks=dict(pair.split("=", 1) for pair in sink or [] if "=" in pair),
+        sinks=dict(map(_named_address, sink or [])),
         epoch_interval_s=settings.epoch_interval_s,
         epoch_records_max=settings.epoch_records_max,
         epoch_bytes_max=settings.epoch_bytes_max,
@@ -213,7 +215,7 @@ def driver(
         master=settings.master,
         cookie=settings.cookie,
     )
-    run_driver(config, say=lambda sentence: print(sentence, file=sys.stderr, flush=True))
+    run_driver(config, say=lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True))
 
 
 @source_app.command("file")
@@ -254,6 +256,30 @@ def warm() -> None:
     print(f"classes are shared through {archive}" if archive else "this Java cannot share classes; nothing was made")
 
 
+def _named_address(text: str) -> tuple[str, str]:
+    name, equals, address = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=HOST:PORT", param_hint="--sink")
+    return name, address
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from procession import __version__
+
+        print(f"procession {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Procession: every record, once, in order. A stream processor for Python people, on Spark."""
+
+
 def main() -> NoReturn:
     """The command `procession`."""
     try:
@@ -261,7 +287,7 @@ def main() -> NoReturn:
         app()
     except ProcessionError as error:
         _tell(error)
-        sys.exit(EXIT_FATAL if error.next_step else 1)
+        sys.exit(EXIT_FATAL if error.next_step or isinstance(error, PartFailed) else 1)
     except BrokenPipeError:
         sys.exit(1)
     except Exception:  # ours or a library's: the whole trace, for whoever looks after it

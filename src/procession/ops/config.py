@@ -60,7 +60,9 @@ def load_settings(**given: Any) -> Settings:
         name = ".".join(map(str, first["loc"]))
         known = ", ".join(Settings.model_fields)
         raise ConfigError(
-            f"setting {name!r} is not right: {first['msg']}",
+            f"there is no setting {name!r}"
+            if first["type"] == "extra_forbidden"
+            else f"setting {name!r} is not right: {first['msg']}",
             next_step=f"mend it in {FILE}, in PROCESSION_{name.upper()} or on the command line; there are: {known}",
         ) from error
     except ValueError as error:  # TOML that cannot be read

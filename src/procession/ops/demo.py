@@ -50,7 +50,7 @@ class Demo:
         self.display.say(f"writing {self.records:,} records to {source}")
         write_input(source, self.records)
         figures = self._stream(work, source)
-        if self.directory is None and figures["outcome"] == "clean":
+        if self.directory is None and figures["outcome"] in ("clean", "stopped"):
             shutil.rmtree(work)
         else:
             self.display.say(f"everything is kept in {work}")
@@ -164,6 +164,8 @@ def write_input(path: Path, records: int) -> None:
 
 def sentence(figures: dict[str, Any]) -> str:
     """The verdict, in words."""
+    if figures["outcome"] == "stopped":
+        return f"stopped: {figures['committed']:,} of {figures['records']:,} records were committed"
     latency = figures["latency_ms"]
     told = (
         f"{figures['records']:,} records: {figures['lost']:,} lost, {figures['doubled']:,} doubled,"

@@ -108,8 +108,7 @@ class Driver:
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
     def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._asked_to_stop())
+        self._heed_signals()
         thread = threading.Thread(target=self._loop.run_forever, name="conductor", daemon=True)
         thread.start()
         conductor = self._conduct()
@@ -175,6 +174,7 @@ class Driver:
         spark = open_session(
             graph.name, graph.parallelism, master=config.master, log_file=config.directory / "logs" / "spark.log"
         )
+        self._heed_signals()  # Spark has just taken SIGINT for itself
         ship_by_value(self._app.module)
 
         def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
@@ -186,7 +186,7 @@ class Driver:
             except CancelledError:
                 raise Stopping from None
             except ProcessionError as error:
-                self._failed(error)
+                self._failed(self._gateway.with_stream_name(error))
                 raise
 
         if self._goes_on:
@@ -229,6 +229,10 @@ class Driver:
             if not self._is_stopping.is_set():
                 self._failed(error)
         self._news.put("ended")
+
+    def _heed_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._asked_to_stop())
 
     def _asked_to_stop(self) -> None:
         self._is_stopping.set()

@@ -19,6 +19,9 @@ from procession.commit.conductor import Outcome
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """When the log is this long it is renamed, and the one renamed before goes."""
 
+BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
+"""Latencies are counted between these; each is one per cent above the one before."""
+
 
 class EpochLog:
     """Written by the driver, one line an epoch."""
@@ -79,21 +82,19 @@ class EpochTail:
 
 
 class Latency:
-    """Quantiles over many epochs, from the quantiles of each."""
+    """Quantiles over any number of epochs, from the quantiles of each, in bounded memory: counts in bins that are one
+    per cent wide."""
 
     def __init__(self) -> None:
-        self._values: list[Any] = []
-        self._weights: list[Any] = []
+        self._counts = np.zeros(len(BIN_EDGES_MS) + 1)
 
     def add(self, line: dict[str, Any]) -> None:
         for count, *quantiles in line["latency_ms"]:
-            self._values.append(np.asarray(quantiles))
-            self._weights.append(np.full(len(quantiles), count / len(quantiles)))
+            np.add.at(self._counts, np.searchsorted(BIN_EDGES_MS, quantiles), count / len(quantiles))
 
     def quantile(self, share: float) -> float | None:
-        if not self._values:
+        reached = np.cumsum(self._counts)
+        if not reached[-1]:
             return None
-        values, weights = np.concatenate(self._values), np.concatenate(self._weights)
-        order = np.argsort(values)
-        reached = np.cumsum(weights[order])
-        return float(values[order][np.searchsorted(reached, share * reached[-1])])
+        found = int(np.searchsorted(reached, share * reached[-1]))
+        return round(float(BIN_EDGES_MS[min(found, len(BIN_EDGES_MS) - 1)]), 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.rounds import Round
-from procession.errors import RoundError, StorageError
+from procession.errors import ProcessionError, RecordError, RoundError, StorageError
 from procession.gateway.client import ControlClient
 
 PATIENCE_S = 1.0
@@ -64,6 +64,19 @@ class GatewayWord:
                 f"the gateway's log ends at record {held}, but {offered_end} were offered to Spark",
                 next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
             )
+
+    def with_stream_name(self, error: ProcessionError) -> ProcessionError:
+        """The same error, with the name that its stream was given beside the number; people know the name."""
+        if not isinstance(error, RecordError):
+            return error
+        try:
+            with self._lock:
+                streams = {stream["id"]: stream["name"] for stream in self._client.status()["streams"]}
+        except ProcessionError:
+            return error
+        number = error.stream_id
+        sentence = error.sentence.replace(f"stream {number}", f"stream {number} ({streams.get(number, 'no name')})")
+        return RecordError(sentence, next_step=error.next_step, **error.fields)
 
     def acknowledge(self, record: Round) -> None:
         with self._lock:

@@ -15,6 +15,8 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 TAIL_BYTES_MAX = 64 * 1024
 TAIL_LINES_MAX = 20
 ERROR_PREFIX = "error: "
+NOTE_PREFIX = "note: "
+"""So begins a line that a part means for people, while it goes on."""
 
 
 class PartLog:
@@ -24,13 +26,27 @@ class PartLog:
         self.path = path
         self._bytes_max = bytes_max
         self._start = 0
+        self._noted = 0
 
     def open(self) -> int:
         """A descriptor for the next start to write to, at the end of the file always; the caller closes its copy."""
         self.trim()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._start = os.fstat(descriptor).st_size
+        self._start = self._noted = os.fstat(descriptor).st_size
         return descriptor
+
+    def notes(self) -> list[str]:
+        """What the part has noted since the last call."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size <= self._noted:
+            self._noted = size
+            return []
+        with self.path.open("rb") as file:
+            file.seek(max(self._noted, size - TAIL_BYTES_MAX))
+            text, _, rest = file.read(size - file.tell()).rpartition(b"\n")
+        self._noted = size - len(rest)
+        lines = text.decode(errors="replace").splitlines()
+        return [line.removeprefix(NOTE_PREFIX) for line in lines if line.startswith(NOTE_PREFIX)]
 
     def trim(self) -> None:
         """Set the file aside if it is over its limit. The part goes on writing to it: it appends, so it begins anew."""

@@ -45,12 +45,17 @@ class Progress:
         self._client = ControlClient(self.directory / "gateway", self.cookie, PATIENCE_S)
         self._tail = EpochTail(self.directory / "epochs.jsonl")
 
+    @classmethod
+    def from_now(cls, directory: Path, cookie: bytes = b"") -> Self:
+        """Counts go on from what the pipeline did before; rates and latencies begin now."""
+        progress = cls(directory, cookie)
+        progress._read_epochs()
+        progress.latency = Latency()
+        return progress
+
     def look(self) -> Self:
         """Look again."""
-        for line in self._tail.new():
-            self.latency.add(line)
-            self.epochs = max(self.epochs, line["epoch"] + 1)
-            self.committed, self._end = line["records_in"], line["last"]
+        self._read_epochs()
         try:
             status = self._client.status()
             # Ends of streams have sequence numbers too; what is committed is counted without them.
@@ -64,6 +69,12 @@ class Progress:
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
         return self
+
+    def _read_epochs(self) -> None:
+        for line in self._tail.new():
+            self.latency.add(line)
+            self.epochs = max(self.epochs, line["epoch"] + 1)
+            self.committed, self._end = line["records_in"], line["last"]
 
     @property
     def rate(self) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from procession.connectors.file import FileSource
 from procession.ops.app import load_app
 from procession.ops.config import Settings
 from procession.ops.local import SOURCE, Local
@@ -24,10 +25,12 @@ def run_app(
 ) -> dict[str, Any]:
     """Run until the inputs are committed, or until asked to stop if there are none. Gives what was done."""
     graph = load_app(app).graph
+    FileSource(inputs)  # what cannot be read is told now, not when everything has been started
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen)
-        progress = Progress(local.directory, settings.cookie)
+        progress = Progress.from_now(local.directory, settings.cookie)
+        before = progress.committed, progress.epochs
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if local.start():
             if inputs:
@@ -40,9 +43,9 @@ def run_app(
         progress.look()
         return {
             "pipeline": graph.name,
-            "records_in": progress.records_in,
-            "committed": progress.committed,
-            "epochs": progress.epochs,
+            "records_in": max(progress.records_in, progress.committed) - before[0],
+            "committed": progress.committed - before[0],
+            "epochs": progress.epochs - before[1],
             "restarts": sum(supervisor.restarts.values()),
             "is_done": bool(inputs) and not supervisor.is_asked_to_stop,
         }

@@ -169,6 +169,8 @@ class Supervisor:
 
     def _look_after(self, child: Child) -> None:
         now = time.monotonic()
+        for note in child.log.notes():
+            self._say(f"{child.part.name}: {note}")
         if child.is_running and (status := child.status()) is not None:
             self._bury(child, status, now)
         elif child.state is State.STARTING and child.is_ready():

@@ -1,0 +1,92 @@
+"""The command line as a user types it: run to its end, or started and looked at; and what a good error looks like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from procession.ops import sweep
+
+TIMEOUT_S = 120.0
+MARK = "PROCESSION_TEST_MARK"
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "procession", *map(str, words)]
+
+
+def run(*words: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; nothing of it may be left then."""
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env={**os.environ, **env, MARK: mark},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert living(mark) == [], "processes were left behind"
+    return done
+
+
+class Running:
+    """A command that goes on; its words are kept in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: Path, mark: str) -> None:
+        self.process = process
+        self.mark = mark
+        self._said = said
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text(errors="replace")
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+
+@contextmanager
+def running(*words: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
+    mark = uuid.uuid4().hex
+    said = cwd / f"said-{mark}.txt"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            command(*words), cwd=cwd, env={**os.environ, **env, MARK: mark}, stdout=output, stderr=output
+        )
+    try:
+        yield Running(process, said, mark)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def living(mark: str) -> list[str]:
+    """The commands of all processes that descend from the one with this mark, however long their parents are dead."""
+    found = []
+    for one in sweep.processes():
+        try:
+            environment = Path(f"/proc/{one.pid}/environ").read_bytes()
+            words = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def told(stderr: str, *, is_users_code: bool = False) -> str:
+    """The one error that was told: a sentence, then a next step. A trace belongs to errors of the user's own code."""
+    lines = stderr.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    assert len(errors) == 1, stderr
+    assert lines[errors[0] + 1].startswith("  Next: "), stderr
+    assert len(lines[errors[0] + 1]) > len("  Next: "), stderr
+    assert stderr.count("Traceback") == is_users_code, stderr
+    return lines[errors[0]].removeprefix("error: ")

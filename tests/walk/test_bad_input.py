@@ -1,0 +1,266 @@
+"""Bad input through the real command line: one clear sentence, a next step, a status that is not 0, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from procession.commit.checkpoint import Checkpoint
+from procession.connectors.file import stream_id_of
+from procession.ops.app import load_app
+from procession.ops.supervise import EXIT_FATAL
+from procession.sdk.txnlog import uncommitted
+
+from .cluster import committed, read_json, wait_for
+from .commands import living, run, running, told
+
+APP = """
+from procession import Pipeline
+
+pipeline = Pipeline("good")
+pipeline.source("lines").sink("output", to="file:output")
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "input.txt").write_text("1\n2\n3\n")
+    path = tmp_path / "app.py"
+    path.write_text(APP)
+    return path
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address at which somebody listens already."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+APPS = {
+    "a syntax error": ("def (", r"SyntaxError: invalid syntax \(app.py, line 1\)", True),
+    "an import that fails": ("import nothing_at_all", "No module named 'nothing_at_all'", True),
+    "code that raises": ("1 / 0", "ZeroDivisionError: division by zero", True),
+    "code that exits": ("exit(0)", "SystemExit", True),
+    "no pipeline": ("x = 1", "has no Pipeline at module level", False),
+    "two pipelines": ("from procession import Pipeline\na, b = Pipeline('a'), Pipeline('b')", "has 2 Pipelines", False),
+    "a pipeline without a sink": ("from procession import Pipeline\np = Pipeline('p')\np.source()", "no sink", False),
+    "bytes that are no text": ("\udcff\udcfe", "SyntaxError", True),
+}
+
+
+@pytest.mark.parametrize("what", APPS)
+def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(app: Path, what: str) -> None:
+    text, sentence, is_users_code = APPS[what]
+    app.write_bytes(text.encode(errors="surrogateescape"))
+    done = run("run", "app.py", "--input", "input.txt", cwd=app.parent)
+    assert done.returncode == EXIT_FATAL
+    assert re.search(sentence, told(done.stderr, is_users_code=is_users_code)), done.stderr
+    assert not (app.parent / ".procession").exists()
+
+
+WORDS = {
+    "an app that is not there": (["run", "other.py"], "there is no app at other.py"),
+    "an input that is not there": (["run", "app.py", "--input", "nowhere"], "Cannot read nowhere: there is no such"),
+    "an input that is no file": (["run", "app.py", "--input", "."], "Cannot read .: it is not a file"),
+    "an input named twice": (["run", "app.py", "--input", "input.txt", "--input", "./input.txt"], "is named twice"),
+    "a source's input that is not there": (["source", "file", "nowhere"], "Cannot read nowhere: there is no such"),
+    "a cookie file that is not there": (["run", "app.py", "--cookie-file", "c"], "cannot be read: No such file"),
+    "an epoch of no records": (["run", "app.py", "--epoch-records-max", "0"], "'epoch_records_max' is not right"),
+    "a sink's address that is none": (["sink", "file", "out", "--listen", "here"], "'here' is not an address."),
+    "an address of another machine": (
+        ["gateway", "--dir", "g", "--listen", "192.0.2.1:7100"],
+        "Cannot listen on 192.0.2.1:7100: Cannot assign requested address.",
+    ),
+    "a driver that is not told where its sink is": (
+        ["driver", "app.py", "--dir", "state"],
+        "sink 'output' has no address",
+    ),
+    "nothing to verify": (["verify", "input.txt", "."], "There is nothing to compare"),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str) -> None:
+    words, sentence = WORDS[what]
+    done = run(*words, cwd=app.parent)
+    assert done.returncode == EXIT_FATAL
+    assert sentence in told(done.stderr)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "app.py", "--input", "input.txt", "--listen"],
+        ["gateway", "--dir", "g", "--listen"],
+        ["gateway", "--dir", "g", "--listen", "127.0.0.1:0", "--control"],
+        ["sink", "file", "out", "--listen"],
+    ],
+    ids=["run", "gateway", "control", "sink"],
+)
+def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None:
+    done = run(*words, taken, cwd=app.parent)
+    assert done.returncode == EXIT_FATAL
+    assert told(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('Pipeline("good")', 'Pipeline("other")', "is the checkpoint of pipeline 'good', not of 'other'"),
+        ('"output", to', '"renamed", to', "the sources or sinks of pipeline 'good' are not those"),
+        ('Pipeline("good")', 'Pipeline("good", dead_letter="file:output")', "the sources or sinks of pipeline 'good'"),
+    ],
+    ids=["another pipeline", "changed sinks", "dead letters"],
+)
+def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
+    app: Path, old: str, new: str, sentence: str
+) -> None:
+    graph = load_app(app).graph
+    owner = Checkpoint.claim(app.parent / "state" / "checkpoint", name="good", fingerprint=graph.fingerprint())
+    app.write_text(APP.replace(old, new))
+    done = run("run", "app.py", "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0", cwd=app.parent)
+    assert done.returncode == EXIT_FATAL
+    assert sentence in told(done.stderr)
+    owner.check_fence()
+
+
+def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> None:
+    place = app.parent
+    (place / "right").write_text("secret\n")
+    (place / "wrong").write_text("sekret\n")
+    address = place / "state" / "gateway" / "gateway.json"
+    gateway = ["gateway", "--dir", address.parent, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+    with running(*gateway, "--cookie-file", "right", cwd=place) as gate:
+        wait_for(address.exists, "the gateway", lambda: gate.said)
+        to = ("--to", str(read_json(address)["listen"]))
+        done = run("source", "file", "input.txt", *to, "--cookie-file", "wrong", cwd=place)
+        assert done.returncode == EXIT_FATAL
+        assert "cookie" in told(done.stderr)
+        driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
+        done = run(*driver, "--cookie-file", "wrong", cwd=place)
+        assert done.returncode == EXIT_FATAL
+        assert told(done.stderr) == "The gateway was asked with a wrong cookie, or none."
+        for text in (done.stderr, gate.said):
+            assert "secret" not in text
+            assert "sekret" not in text
+
+
+STRICT = """
+from procession import Pipeline
+
+def strict(line):
+    if line.startswith("bad") and not MENDED:
+        raise ValueError(f"no good: {line}")
+    return line.upper()
+
+MENDED = False
+pipeline = Pipeline("strict")
+pipeline.source("lines", codec="text").map(strict).sink("output", to="file:output")
+"""
+
+
+def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_mended(
+    tmp_path: Path,
+) -> None:
+    """One story in three runs: a function raises; it is mended, but now the sink's disk is full; then there is room."""
+    lines = [f"record {number} ".ljust(99, "x") for number in range(3000)]
+    lines[700] = "bad record"
+    before = sum(len(line) + 1 for line in lines[:700])
+    (tmp_path / "input.txt").write_text("".join(f"{line}\n" for line in lines))
+    expected = "".join(f"{line.upper()}\n" for line in lines).encode()
+    app = tmp_path / "app.py"
+    app.write_text(STRICT)
+    words = ["run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", "200"]
+    instance = tmp_path / "output" / "strict-output-0"
+
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == EXIT_FATAL
+    stream = stream_id_of(tmp_path / "input.txt")
+    named = f"stage 'map-1' raised on message {before} of stream {stream}: ValueError: no good: bad record"
+    assert told(done.stderr, is_users_code=True) == named
+    assert done.stderr.count("no good: bad record") == 2, "once in the sentence, once at the end of the trace"
+    assert "in strict" in done.stderr
+    shown = committed(instance)
+    assert expected.startswith(shown)
+    assert 0 < len(shown) <= before, "nothing of the epoch of the bad record is committed"
+    assert uncommitted(instance.with_suffix(".txnlog")) == ()
+
+    app.write_text(STRICT.replace("MENDED = False", "MENDED = True"))
+    with running(*words, cwd=tmp_path) as second:
+        previous = read_json(tmp_path / "output" / "sink.json")["pid"]
+        wait_for(
+            lambda: read_json(tmp_path / "output" / "sink.json")["pid"] != previous, "the sink", lambda: second.said
+        )
+        limit = 150_000
+        resource.prlimit(read_json(tmp_path / "output" / "sink.json")["pid"], resource.RLIMIT_FSIZE, (limit, limit))
+        assert second.wait() == EXIT_FATAL
+        assert f"Cannot write {instance}.data: File too large." in told(second.said)
+        assert living(second.mark) == []
+    assert expected.startswith(committed(instance))
+    assert len(shown) < len(committed(instance)) <= limit, "what was committed before the disk was full stays"
+
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert committed(instance) == expected
+
+
+OUTSIDE = """
+from procession import Pipeline
+
+pipeline = Pipeline("outside", parallelism=1)
+pipeline.source("lines").sink("output", to="127.0.0.1:PORT", framing="raw")
+"""
+
+
+def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_and_no_port_behind(
+    tmp_path: Path,
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "app.py").write_text(OUTSIDE.replace("PORT", str(port)))
+    (tmp_path / "input.txt").write_bytes(b"".join(b"record %d\n" % number for number in range(500)))
+    address = tmp_path / ".procession" / "outside" / "gateway" / "gateway.json"
+    with running("run", "app.py", "--listen", "127.0.0.1:0", cwd=tmp_path) as pipeline:
+        words = f"sink 'output' at 127.0.0.1:{port}: Connection refused; trying again"
+        wait_for(lambda: words in pipeline.said, "the driver to say that its sink is away", lambda: pipeline.said)
+        wait_for(lambda: "ready: connectors" in pipeline.said, "the pipeline to be ready", lambda: pipeline.said)
+        to = ("--to", str(read_json(address)["listen"]))
+        with (
+            running("source", "file", "input.txt", *to, cwd=tmp_path) as source,
+            running("sink", "file", "output", "--listen", f"127.0.0.1:{port}", cwd=tmp_path),
+        ):
+            assert source.wait() == 0, source.said
+            shown = committed(tmp_path / "output" / "outside-output-0")
+            assert shown == (tmp_path / "input.txt").read_bytes().replace(b"\n", b"")
+            ports = [int(read_json(address)[name].rpartition(":")[2]) for name in ("listen", "control")]
+            began = time.monotonic()
+            pipeline.process.send_signal(signal.SIGINT)
+            assert pipeline.wait() == 0, pipeline.said
+            assert time.monotonic() - began < 20
+        assert "500 of 500 records committed" in pipeline.said
+        assert "error" not in pipeline.said
+        assert living(pipeline.mark) == []
+        for number in ports:
+            with closing(socket.socket()) as probe:
+                assert probe.connect_ex(("127.0.0.1", number)) != 0, f"somebody listens on port {number}"
+    assert json.loads((tmp_path / ".procession" / "outside" / "driver.json").read_text())["fence"] == 1
+
+
+def test_ctrl_c_before_the_input_is_committed_is_not_success(app: Path) -> None:
+    with running("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", cwd=app.parent) as pipeline:
+        wait_for((app.parent / "output" / "sink.json").exists, "the sink", lambda: pipeline.said)
+        pipeline.process.send_signal(signal.SIGINT)
+        assert pipeline.wait() == 1, pipeline.said
+        assert living(pipeline.mark) == []
+        assert "Traceback" not in pipeline.said
