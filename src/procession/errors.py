@@ -1,7 +1,8 @@
 """Errors: each class says who must act.
 
-The one rule: an error carries its fields, a sentence for the person who reads it and, where there is one, a next step;
-and it pickles, because it crosses process borders (Spark's workers, the driver, the supervisor). Imports nothing of ours.
+The one rule: an error carries its fields, a sentence for the person who reads it and, where there is one, a next
+step; and it pickles, because it crosses process borders (Spark's workers, the driver, the supervisor). Imports
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class ProcessionError(Exception):
 
     def explain(self) -> str:
         """The sentence and the next step, as one text for a terminal."""
-        return f"{self.sentence}\n  Next: {self.next_step}" if self.next_step else self.sentence
-
+        told = _as_sentence(self.sentence)
+        return f"{told}\n  Next: {_as_sentence(self.next_step)}" if self.next_step else told
 
     def as_dict(self) -> dict[str, Any]:
         """The error as JSON can carry it: between a task, the driver and the supervisor."""
@@ -45,6 +46,13 @@ class ProcessionError(Exception):
         kinds = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
         kind = kinds.get(told["kind"], ProcessionError)
         return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
+
+
+def _as_sentence(text: str) -> str:
+    """With a capital and a full stop, however it was written where it was raised."""
+    first, _, rest = text.partition("\n")
+    ended = first if first.endswith((".", ":", "?", "!", "…")) else f"{first}."
+    return "\n".join(filter(None, (ended[:1].upper() + ended[1:], rest)))
 
 
 def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields: dict[str, Any]) -> ProcessionError:

@@ -250,6 +250,14 @@ def test_the_word_of_a_sink_that_is_only_advisory_stops_nothing() -> None:
     assert core.handle(connected("a", position=None)) == [DropRuns(4)]
 
 
+def test_a_dead_letter_sink_may_be_added_to_a_pipeline_that_has_committed_before() -> None:
+    core = coordinator("a", "dead-letter", fence=2, rounds={4: committed_round("a")}, committed=4)
+    core.handle(connected("a", position=150))
+    core.handle(connected("dead-letter", position=0))
+    starts = {action.sink: action.start for action in core.handle(EpochReady(5, {"a": 1, "dead-letter": 2}))}  # type: ignore[union-attr]
+    assert starts == {"a": 150, "dead-letter": 0}
+
+
 def test_a_checkpoint_without_the_record_of_its_last_commit_is_refused() -> None:
     with pytest.raises(StorageError):
         coordinator("a", committed=4)

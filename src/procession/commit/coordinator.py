@@ -185,7 +185,8 @@ class Coordinator:
             record = self.rounds.get(transaction.epoch)
             if record is None:
                 return Stop(record_gone(name, text))
-            return record.parts[name].txn == text
+            part = record.parts.get(name)
+            return part is not None and part.txn == text
         vote = self.sinks[name].vote
         return None if vote is not None and vote.txn == text else False
 
@@ -338,7 +339,7 @@ class Coordinator:
 
 
 def _recovered(name: str, last: Round | None) -> Sink:
-    if last is None:
-        return Sink(position=0)
-    part = last.parts[name]
+    part = last.parts.get(name) if last is not None else None
+    if part is None:
+        return Sink(position=0)  # nothing was ever sent to it
     return Sink(position=part.end, unconfirmed=part)

@@ -61,7 +61,7 @@ def load_app(path: Path) -> App:
 
 
 def _in_file(error: BaseException, path: Path) -> TracebackType | None:
-    """The part of a trace that begins in the user's file; None for an error in its grammar, which has no frames there."""
+    """The part of a trace that begins in the user's file; None if no frame does, as for an error in its grammar."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next

@@ -80,9 +80,11 @@ class Graph:
         return next((node for node in self.sinks if node.parent is None), None)
 
     def fingerprint(self) -> str:
-        """What a checkpoint depends on. Stateless code may change between two runs; sources and sinks may not."""
+        """What a checkpoint depends on. Stateless code and the place of dead letters may change between two runs;
+        source and sinks may not."""
+        sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         shape = {
             "source": self.source.name,
-            "sinks": sorted((sink.name, sink.framing.value) for sink in self.sinks),
+            "sinks": sorted((sink.name, sink.framing.value) for sink in sinks),
         }
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

@@ -64,16 +64,19 @@ class SourceClient:
 
     async def run(self) -> None:
         complaints = 0
+        is_waiting = False
         while True:
             before = self.committed
             try:
                 restart = await self._session()
             except OSError as error:
-                log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
+                if not is_waiting:
+                    log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
+                is_waiting = True
             except (GreetingRefused, RemoteProtocolError) as error:
                 # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
-                log.warning("the session ended with an error", address=str(self._address), reason=error.sentence)
+                log.info("the session ended with an error", address=str(self._address), reason=error.sentence)
                 if complaints == COMPLAINTS_MAX:
                     raise
             else:
@@ -82,6 +85,7 @@ class SourceClient:
                 self._go_to(restart)
             if self.committed != before:
                 self._backoff.reset()
+                is_waiting = False
             await asyncio.sleep(self._backoff.next_s())
 
     def _go_to(self, restart: Restart) -> None:
