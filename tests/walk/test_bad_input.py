@@ -65,11 +65,12 @@ def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(app: Path
     done = run("run", "app.py", "--input", "input.txt", cwd=app.parent)
     assert done.returncode == EXIT_FATAL
     assert re.search(sentence, told(done.stderr, is_users_code=is_users_code)), done.stderr
+    assert not is_users_code or f'File "{app}", line 1' in done.stderr, "the line that did it"
     assert not (app.parent / ".procession").exists()
 
 
 WORDS = {
-    "an app that is not there": (["run", "other.py"], "there is no app at other.py"),
+    "an app that is not there": (["run", "other.py"], "here is no app at other.py"),
     "an input that is not there": (["run", "app.py", "--input", "nowhere"], "Cannot read nowhere: there is no such"),
     "an input that is no file": (["run", "app.py", "--input", "."], "Cannot read .: it is not a file"),
     "an input named twice": (["run", "app.py", "--input", "input.txt", "--input", "./input.txt"], "is named twice"),
@@ -83,7 +84,7 @@ WORDS = {
     ),
     "a driver that is not told where its sink is": (
         ["driver", "app.py", "--dir", "state"],
-        "sink 'output' has no address",
+        "ink 'output' has no address",
     ),
     "nothing to verify": (["verify", "input.txt", "."], "There is nothing to compare"),
 }
@@ -118,10 +119,9 @@ def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None
     ("old", "new", "sentence"),
     [
         ('Pipeline("good")', 'Pipeline("other")', "is the checkpoint of pipeline 'good', not of 'other'"),
-        ('"output", to', '"renamed", to', "the sources or sinks of pipeline 'good' are not those"),
-        ('Pipeline("good")', 'Pipeline("good", dead_letter="file:output")', "the sources or sinks of pipeline 'good'"),
+        ('"output", to', '"renamed", to', "he sources or sinks of pipeline 'good' are not those"),
     ],
-    ids=["another pipeline", "changed sinks", "dead letters"],
+    ids=["another pipeline", "changed sinks"],
 )
 def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
     app: Path, old: str, new: str, sentence: str
@@ -187,8 +187,9 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
     done = run(*words, cwd=tmp_path)
     assert done.returncode == EXIT_FATAL
     stream = stream_id_of(tmp_path / "input.txt")
-    named = f"stage 'map-1' raised on message {before} of stream {stream}: ValueError: no good: bad record"
-    assert told(done.stderr, is_users_code=True) == named
+    sentence = told(done.stderr, is_users_code=True)
+    assert f"tage 'map-1' raised on message {before} of stream {stream}" in sentence
+    assert "ValueError: no good: bad record" in sentence
     assert done.stderr.count("no good: bad record") == 2, "once in the sentence, once at the end of the trace"
     assert "in strict" in done.stderr
     shown = committed(instance)

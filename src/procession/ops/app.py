@@ -47,15 +47,15 @@ def load_app(path: Path) -> App:
         raise
     except (Exception, SystemExit) as error:  # the user's file may raise anything; it is their error either way
         # From the user's file on: how we came to load it helps nobody.
-        trace = "".join(traceback.format_exception(error.with_traceback(_in_file(error, path))))
+        trace = "".join(traceback.format_exception(error.with_traceback(_in_file(error, path.absolute()))))
         raise PlanError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
+            f"the app {path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
         ) from error
     pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
     if len(pipelines) != 1:
         found = "no Pipeline" if not pipelines else f"{len(pipelines)} Pipelines"
         raise PlanError(
-            f"{path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
+            f"the app {path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
         )
     return App(module, next(iter(pipelines.values())).graph())
 
