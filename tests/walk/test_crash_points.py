@@ -7,8 +7,11 @@ records with a random suffix, made anew whenever an epoch is run again: they mus
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 from procession.storage.journal import read_journal
 
-from .cluster import Cluster, stopped, wait_for
+from .cluster import Cluster, read_json, stopped, wait_for
 
 APP = '''
 import os
@@ -213,6 +216,39 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(clus
 def greetings(cluster: Cluster) -> int:
     """How many sessions the sinks have taken so far, in all their lives."""
     return sum(cluster.supervisor.log_path(part).read_text().count("= session") for part in ("sink-0", "sink-1"))
+
+
+NONSENSE = {
+    "noise": random.Random(5).randbytes(5_000),
+    "a frame that is longer than any": b"\xff\xff\xff\xff" + bytes(1_000),
+    "a frame of nothing": bytes(4),
+    "the beginning of a frame": b"\0\0\x10\0half a frame",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    "JSON that is no request": b'{"op": ["commit"], "fence": -1}\n[]\n{"op": "offer"}\nnull\n',
+    "a fence that is no number": b'{"op": "fence", "fence": "99", "cookie": ""}\n',
+    "a request without an end": b"x" * 3_000_000,
+}
+
+
+def test_i7_no_nonsense_at_any_port_ends_a_process_or_disturbs_the_pipeline(cluster: Cluster) -> None:
+    restarts = dict(cluster.supervisor.restarts)
+    source = cluster.send(numbered(cluster, 2_000), rate=2_000)
+    gateway = read_json(cluster.directory / "gateway" / "gateway.json")
+    sinks = [read_json(place / "sink.json")["listen"] for place in cluster.local.sink_parts]
+    for address in (gateway["listen"], gateway["control"], *sinks):
+        host, _, port = address.rpartition(":")
+        for noise in NONSENSE.values():
+            with closing(socket.create_connection((host, int(port)), timeout=30)) as peer, suppress(ConnectionError):
+                peer.sendall(noise)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(65_536):  # until they have hung up: a peer like that is not kept
+                    pass
+    cluster.until_done(source)
+    assert {part: cluster.restarts(part) for part in restarts} == restarts
+    everything_is_there_once_and_in_order(cluster)
+    for part in ("gateway", "sink-0", "sink-1"):
+        status = Path(f"/proc/{cluster.supervisor.pid(part)}/status").read_text()
+        assert int(status.split("VmHWM:")[1].split()[0]) < 400_000, f"{part} took more memory than it has a use for"
 
 
 def test_i3_no_transaction_id_is_used_for_two_contents_and_an_aborted_one_is_never_committed(cluster: Cluster) -> None:
