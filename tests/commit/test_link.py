@@ -1,0 +1,187 @@
+"""The link to a sink over real TCP: it waits, says so, settles before it sends, and gives up where nothing helps."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.address import Address, listening_socket
+from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.link import REFUSALS_MAX, Link, SinkOptions, packed
+from procession.connectors.file import FileSink
+from procession.errors import ConfigError
+from procession.sdk.sink import SinkServer
+
+TXN = "p-w-out-id-abc.1.1:c_id=0"
+PATIENCE_S = 30.0
+
+
+class Talk:
+    """A link, what it reports and what it says; `until` waits for an event of a kind."""
+
+    def __init__(self, port: int, cookie: bytes = b"", answer_timeout_s: float = 10.0) -> None:
+        self.events: list[Event] = []
+        self.said: list[str] = []
+        self._news = asyncio.Event()
+        options = SinkOptions(
+            "out", "127.0.0.1", port, "p", "p-out-0", cookie, answer_timeout_s=answer_timeout_s, backoff_max_s=0.05
+        )
+        self.link = Link(options, self._take, self._hear)
+        self.task = asyncio.ensure_future(self.link.run())
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    def _hear(self, sentence: str) -> None:
+        self.said.append(sentence)
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return int(free.getsockname()[1])
+
+
+class Sink:
+    """A file sink in this process, at a given port."""
+
+    def __init__(self, directory: Path, port: int, cookie: bytes = b"") -> None:
+        self._sink = FileSink(directory)
+        listener = listening_socket(Address("127.0.0.1", port))
+        self._task = asyncio.ensure_future(SinkServer(self._sink.open_outlet, cookie=cookie).serve(listener))
+
+    async def end(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._sink.close()
+
+
+def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        talk = Talk(port)
+        await talk.until(lambda: len(talk.said) == 2)
+        assert talk.said[0] == f"sink 'out' at 127.0.0.1:{port}: Connection refused; trying again"
+        assert talk.events == []
+        sink = Sink(tmp_path, port)
+        await talk.until(lambda: bool(talk.events))
+        assert talk.events == [SinkConnected("out", (), 0)]
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port, cookie=b"right")
+        talk = Talk(port, cookie=b"wrong")
+        with pytest.raises(ConfigError, match="the cookie does not match") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert "cookie file" in caught.value.next_step
+        assert "right" not in caught.value.explain()
+        assert len(talk.said) == 1, "said once, not at each of the refusals"
+        assert talk.events == []
+        assert REFUSALS_MAX > 1, "once may be a sink that is just stopping"
+        await sink.end()
+
+    asyncio.run(story())
+
+
+def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_sink_lists_what_is_open(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port)
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 6), iter([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])]))
+        await talk.until(lambda: len(talk.events) == 2)
+        assert talk.events[1] == VoteReceived("out", TXN, True)
+        await sink.end()
+        sink = Sink(tmp_path, port)
+        await talk.until(lambda: len(talk.events) == 4)
+        assert talk.events[2:] == [SinkLost("out"), SinkConnected("out", (TXN,), 0)]
+        talk.link.phase2(TXN, True)
+        await talk.until(lambda: len(talk.events) == 5)
+        assert talk.events[4] == Phase2Confirmed("out", TXN)
+        assert (tmp_path / "p-out-0.data").read_bytes() == b"abcdef"
+        talk.link.reconnect(0.0)
+        await talk.until(lambda: len(talk.events) == 7)
+        assert talk.events[6] == SinkConnected("out", (), 6)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path) -> None:
+    """A peer that takes everything and says nothing: in the greeting it is away, after the question for a vote hung."""
+
+    async def story() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(PATIENCE_S), "127.0.0.1", 0)
+        talk = Talk(silent.sockets[0].getsockname()[1], answer_timeout_s=0.1)
+        await talk.until(lambda: bool(talk.said))
+        assert "no answer; trying again" in talk.said[0]
+        assert talk.events == []
+        await talk.end()
+        silent.close()
+
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port, answer_timeout_s=0.3)
+        await talk.until(lambda: bool(talk.events))
+        talk.link._connection.receive = lambda data: []  # type: ignore[method-assign, union-attr]  # the vote is lost
+        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
+        await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+@given(
+    records=st.lists(st.binary(max_size=12), min_size=1, max_size=60),
+    bytes_max=st.integers(0, 20),
+    skipped=st.integers(0, 5),
+)
+def test_packing_changes_where_messages_are_cut_and_nothing_else(
+    records: list[bytes], bytes_max: int, skipped: int
+) -> None:
+    column = pa.array([b"skipped"] * skipped + records, pa.binary()).slice(skipped)
+    messages, edges = packed(column, bytes_max)
+    assert messages.type == pa.binary()
+    whole = messages.to_pylist()
+    assert b"".join(whole) == b"".join(records)
+    assert [edge - edges[0] for edge in edges] == [sum(map(len, whole[:number])) for number in range(len(whole) + 1)]
+    assert edges[0] == 0
+    if bytes_max == 0:
+        assert whole == records
+    starts = {sum(map(len, records[:number])) for number in range(len(records) + 1)}
+    assert set(edges.tolist()) <= starts, "a record is never cut"
+    longest = max(map(len, records))
+    assert all(len(message) <= max(1, bytes_max) + longest for message in whole)
