@@ -45,7 +45,11 @@ PURE = (
     "commit.coordinator",
     "chaos.scenario",
     "chaos.simulator",
+    "chaos.verdict",
     "chaos.verifier",
+    "chaos.prefix",
+    "chaos.decision",
+    "chaos.semantics",
     "ops.restarts",
 )
 # Clocks, disks, sockets, chance and Spark: what a module that only decides has no business with.

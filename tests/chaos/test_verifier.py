@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.chaos import verifier
-from procession.chaos.verifier import Chunks, Outcome, Verdict, compare
+from procession.chaos import lines, order
+from procession.chaos.order import Order
+from procession.chaos.verifier import Bounds, Chunks, Outcome, Verdict, compare
 
 
 def chunked(data: bytes, size: int = 7) -> Chunks:
@@ -195,7 +196,7 @@ def test_order_across_inputs_that_share_a_line_cannot_be_told() -> None:
 
 
 def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "RECORD_BYTES_MAX", 100)
+    monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 100)
     verdict = compare([chunked(text(GOOD))], chunked(b"x" * 1000, 50))
     assert verdict.lost == 12
     assert verdict.corrupt > 1
@@ -206,3 +207,91 @@ def test_a_long_offender_is_shown_in_part() -> None:
     verdict = compare([chunked(b"a\n")], chunked(b"y" * 1000 + b"\n", 64))
     assert verdict.first["corrupt"].record.endswith("… (1000 bytes)")
     assert len(verdict.first["corrupt"].record) < 300
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 50), st.integers(4, 40))
+def test_in_bounded_memory_the_counts_are_the_same_and_disorder_is_never_too_small(
+    actual: list[int], size: int, bound: int
+) -> None:
+    inputs, output = [chunked(text(range(size)))], chunked(text(actual))
+    exact = compare(inputs, output)
+    bounded = compare(inputs, output, bounds=Bounds(bound))
+    if bounded.why:  # so many equal lines do not fit
+        assert max(actual.count(record) for record in actual) * 2 > bound or bounded.why == exact.why
+        return
+    assert (bounded.outcome, bounded.lost, bounded.doubled, bounded.corrupt) == (
+        exact.outcome,
+        exact.lost,
+        exact.doubled,
+        exact.corrupt,
+    )
+    assert bounded.disordered >= exact.disordered
+    if not exact.doubled:
+        assert bool(bounded.disordered) == bool(exact.disordered)
+    assert {kind: offender for kind, offender in bounded.first.items() if kind != "disordered"} == {
+        kind: offender for kind, offender in exact.first.items() if kind != "disordered"
+    }
+
+
+@pytest.mark.parametrize("moved_to", [0, 999])
+def test_one_record_that_moved_far_is_one_disorder_in_bounded_memory_too(moved_to: int) -> None:
+    records = list(range(1000))
+    records.insert(moved_to, records.pop(999 - moved_to))
+    verdict = compare([chunked(text(range(1000)))], chunked(text(records)), bounds=Bounds(100))
+    assert (verdict.disordered, verdict.is_disorder_bounded) == (1, True)
+    assert "at most 1 out of order" in verdict.sentence()
+
+
+def test_lines_that_are_all_equal_cannot_be_judged_in_bounded_memory() -> None:
+    verdict = compare([chunked(b"same\n" * 1000)], chunked(b"same\n" * 999), bounds=Bounds(100))
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "equal" in verdict.why
+
+
+def test_more_keys_than_memory_was_meant_for_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "GROUPS_MAX", 5)
+    lines = text(range(12))
+    verdict = compare([chunked(lines)], chunked(lines[10:]), order=Order.KEY, key_of=lambda line: line)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "keys" in verdict.why
+
+
+def test_order_by_key_needs_a_key() -> None:
+    with pytest.raises(ValueError, match="key"):
+        compare([chunked(b"a\n")], chunked(b"a\n"), order=Order.KEY)
+
+
+@pytest.mark.parametrize("last", [None, *GOOD])
+def test_acknowledged_but_lost_is_what_is_lost_up_to_the_last_acknowledged_record(last: int | None) -> None:
+    position = None if last is None else text(GOOD).index(b"record-%d\n" % last)
+    verdict = compare([chunked(text(GOOD))], chunked(text([0, 1, 2, 4, 5, 6, 8, 9])), acknowledged=[position])
+    lost = [record for record in (3, 7, 10, 11) if last is not None and record <= last]
+    assert verdict.lost == 4
+    assert verdict.acknowledged_lost == len(lost)
+    assert ("acknowledged_lost" in verdict.first) == bool(lost)
+    if lost:
+        assert verdict.first["acknowledged_lost"].record == f"'record-{lost[0]}'"
+
+
+def test_acknowledgements_belong_each_to_its_own_input() -> None:
+    one, other = text(["a0", "a1"]), text(["b0", "b1"])
+    verdict = compare([chunked(one), chunked(other)], chunked(text(["a0"])), acknowledged=[None, 0])
+    assert (verdict.lost, verdict.acknowledged_lost) == (3, 1)
+    assert verdict.first["acknowledged_lost"].record == "'record-b0'"
+
+
+@pytest.mark.parametrize("end", range(1, 13))
+def test_while_a_run_goes_on_its_beginning_is_clean_and_a_gap_in_it_is_not(end: int) -> None:
+    so_far = GOOD[:end]
+    verdict = compare([chunked(text(GOOD))], chunked(text(so_far)), is_complete=False)
+    assert (verdict.outcome, verdict.committed) == (Outcome.CLEAN, end)
+    if end > 1:
+        verdict = compare([chunked(text(GOOD))], chunked(text(so_far[1:])), is_complete=False)
+        assert (verdict.outcome, counts(verdict)) == (Outcome.VIOLATED, (1, 0, 0, 0))
+        verdict = compare([chunked(text(GOOD))], chunked(text(so_far[1:])), is_complete=False, order=Order.NONE)
+        assert verdict.is_clean
+
+
+def test_while_a_run_goes_on_nothing_is_not_clean_either() -> None:
+    assert compare([chunked(text(GOOD))], chunked(b""), is_complete=False).outcome is Outcome.UNKNOWN
+    assert compare([chunked(text(GOOD))], chunked(b"rec"), is_complete=False).outcome is Outcome.VIOLATED

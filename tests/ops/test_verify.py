@@ -9,7 +9,7 @@ import pytest
 
 from procession.chaos.verifier import Outcome
 from procession.errors import ConfigError
-from procession.ops.verify import run_verify, verify
+from procession.ops.verify import Question, run_verify, verify
 from procession.sdk.txnlog import Transaction, TxnLog
 
 GOOD = b"".join(b"record-%d\n" % number for number in range(100))
@@ -43,8 +43,11 @@ def test_committed_output_that_equals_the_input_is_clean(
     source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(sink, GOOD, [(0, 500, True), (500, len(GOOD), True)])
-    assert run_verify([source], sink) == 0
-    assert capsys.readouterr().out == "app-0: 100 records: 0 lost, 0 doubled, 0 out of order\nverdict: clean\n"
+    assert run_verify(Question([source], sink)) == 0
+    assert (
+        capsys.readouterr().out
+        == "app-0: 100 records: 0 lost, 0 doubled, 0 out of order\nshown: effectively-once\nverdict: clean\n"
+    )
 
 
 def test_what_is_not_committed_does_not_exist(source: Path, sink: Path) -> None:
@@ -83,7 +86,7 @@ def test_nothing_committed_is_unknown_and_never_status_0(
     source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(sink, GOOD, [])
-    assert run_verify([source], sink) == 1
+    assert run_verify(Question([source], sink)) == 1
     out = capsys.readouterr().out
     assert "Nothing is committed" in out
     assert out.endswith("verdict: unknown\n")
@@ -94,7 +97,7 @@ def test_json_has_the_counts_and_the_first_offenders(
 ) -> None:
     damaged = GOOD.replace(b"record-7\n", b"record-8\n", 1)
     write(sink, damaged, [(0, len(damaged), True)])
-    assert run_verify([source], sink, as_json=True) == 1
+    assert run_verify(Question([source], sink), as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["outcome"], told["records"], told["lost"], told["doubled"]) == ("violated", 100, 1, 1)
     assert told["outputs"][0]["first"]["lost"] == {"where": "input", "number": 7, "record": "'record-7'"}

@@ -1,235 +1,279 @@
 """The verifier: compares what went in with what came out, and says what is lost, doubled, out of order or corrupt.
 
 The one rule: it calls clean only what it has seen to be equal; empty input or output is never clean, it is *unknown*.
-Records are lines. Equal bytes are compared chunk by chunk; only when they differ, each line is reduced to a 64-bit
-hash and judged by where it stands in the input: less than 200 bytes of memory a record, whatever its length. Before
-it stands a reader of files; after it a verdict that a person, a test or a script can act on.
+Pure. Before it stands a reader of files (`ops/verify`), after it a verdict (`chaos/verdict`).
 
 What is counted. *Corrupt*: an output line that no input has, or a last line without its newline. *Doubled*: a line
-that came out more often than it went in. *Lost*: a line that came out less often. *Disordered*: the fewest lines that
-would have to be taken out so that the rest stands in the order of its input (all lines less the longest increasing
-subsequence of positions). Several inputs were interleaved as they arrived, so each is held to its own order. Lines
-that repeat are paired in turn, the first with the first: for one input the verdict is exact, the counts then are an
-upper bound.
+that came out more often than it went in. *Lost*: a line that came out less often; *acknowledged but lost*: one of
+these, whose producer was told that it is safe. *Disordered*: see `chaos/order`. Lines that repeat are paired in turn,
+the first with the first: for one input the verdict is exact, the counts then are an upper bound. While a run goes on
+(`is_complete=False`) a line is lost only if a later one of its group is there; with order `none`, never yet.
+
+Memory. Equal bytes are compared piece by piece. Only when they differ, each line becomes a row of 16 bytes (24 with
+keys) on a shelf: on disk, if there are more than `Bounds.memory_records` of both sides. At most that many are in memory
+at a time, at less than 200 bytes each, whatever the number of records. Only lines that are all equal can break the
+bound, and keys beyond `GROUPS_MAX`: then the verdict is unknown.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-RECORD_BYTES_MAX = 16 * 1024 * 1024
-SHOWN_BYTES_MAX = 200
+from procession.chaos.lines import Chunks, Numbers, count_lines, sameness, shown, terminated
+from procession.chaos.match import (
+    HASH,
+    KEY,
+    NUMBER,
+    MemoryShelves,
+    NewShelves,
+    Rows,
+    Shelves,
+    file_lines,
+    pair,
+    put_sorted,
+)
+from procession.chaos.order import (
+    Disorder,
+    Groups,
+    KeyOf,
+    Order,
+    Overtaken,
+    TooManyGroups,
+    bounded_disorder,
+    least_disorder,
+    stream_of,
+)
+from procession.chaos.verdict import Offender, Outcome, Verdict
 
-# A stream of bytes, from its beginning, as often as it is asked for.
-Chunks = Callable[[], Iterator[bytes]]
-Numbers = npt.NDArray[np.int64]
+__all__ = ["Bounds", "Chunks", "Offender", "Outcome", "Verdict", "compare"]
 
-
-class Outcome(StrEnum):
-    """A verdict has three values: what we could not judge is not clean."""
-
-    CLEAN = "clean"
-    VIOLATED = "violated"
-    UNKNOWN = "unknown"
+# An odd number with its bits well spread: keys of different inputs become different groups.
+SPREAD = 0x1E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Offender:
-    """The first record of its kind: its number (from 0) in the output or, if it never came out, in its input."""
+class Bounds:
+    """How much may be in memory at a time."""
 
-    where: str
-    number: int
-    record: str
-
-    def __str__(self) -> str:
-        return f"record {self.number} of the {self.where}: {self.record}"
+    memory_records: int = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was found. `first` holds an offender for each kind that has any; `why` says why nothing could be said."""
+def compare(
+    inputs: Sequence[Chunks],
+    output: Chunks,
+    *,
+    order: Order = Order.TOTAL,
+    key_of: KeyOf | None = None,
+    is_complete: bool = True,
+    acknowledged: Sequence[int | None] = (),
+    bounds: Bounds | None = None,
+    shelves: NewShelves = MemoryShelves,
+) -> Verdict:
+    """Judge an output that should hold every line of the inputs, once, in the order that the level promises.
 
-    outcome: Outcome
-    records: int
-    committed: int
-    lost: int = 0
-    doubled: int = 0
-    disordered: int = 0
-    corrupt: int = 0
-    first: dict[str, Offender] = field(default_factory=dict)
-    why: str = ""
+    `acknowledged` has, for each input, the last message id that its producer saw acknowledged: the position of a line's
+    first byte. `key_of` gives a line's key, for order `key`."""
+    if order is Order.KEY and key_of is None:
+        raise ValueError("order 'key' needs to know what the key of a line is")
+    if len(inputs) == 1:
+        same = sameness(terminated(inputs[0]()), output())
+        if same.lines and (same.is_equal or (same.is_prefix and not is_complete)):
+            return Verdict(Outcome.CLEAN, same.lines, same.lines, order=order, is_complete=is_complete)
+    bounds = bounds or Bounds()
+    ends = np.cumsum([count_lines(terminated(chunks())) for chunks in inputs]).astype(np.int64)
+    rows = int(ends[-1] if len(ends) else 0) + count_lines(output())
+    inquiry = Inquiry(
+        inputs=inputs,
+        output=output,
+        order=order,
+        key_of=key_of if order is Order.KEY else None,
+        is_complete=is_complete,
+        safe_ends=_safe_ends(inputs, ends, acknowledged),
+        ends=ends,
+        bounds=bounds,
+        buckets=1 + 4 * rows // bounds.memory_records,
+        shelves=MemoryShelves if rows <= bounds.memory_records else shelves,
+    )
+    try:
+        return inquiry.verdict()
+    except TooManyGroups:
+        why = "There are more keys than memory was meant for, so the order of each cannot be told."
+    except TooManyEquals:
+        why = "Too many lines are equal to compare them in bounded memory; give records that differ."
+    return Verdict(Outcome.UNKNOWN, inquiry.records, inquiry.committed, why=why, order=order, is_complete=is_complete)
+
+
+class TooManyEquals(Exception):
+    """A bucket is too full: only equal lines can do that."""
+
+
+@dataclass
+class Tally:
+    """How many of a kind, and the number of the first."""
+
+    count: int = 0
+    first: int = -1
+
+    def add(self, numbers: Numbers) -> None:
+        self.count += len(numbers)
+        if len(numbers):
+            least = int(numbers.min())
+            self.first = least if self.first < 0 else min(self.first, least)
+
+
+@dataclass
+class Inquiry:
+    """One comparison of streams that are known to differ, or of several inputs."""
+
+    inputs: Sequence[Chunks]
+    output: Chunks
+    order: Order
+    key_of: KeyOf | None
+    is_complete: bool
+    safe_ends: Numbers
+    ends: Numbers
+    bounds: Bounds
+    buckets: int
+    shelves: NewShelves
+    committed: int = 0
+    lost: Tally = field(default_factory=Tally)
+    doubled: Tally = field(default_factory=Tally)
+    corrupt: Tally = field(default_factory=Tally)
+    acknowledged_lost: Tally = field(default_factory=Tally)
+    groups: Groups = field(default_factory=Groups)
+    present: int = 0
+    has_repeats: bool = False
 
     @property
-    def is_clean(self) -> bool:
-        return self.outcome is Outcome.CLEAN
+    def records(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
 
-    def sentence(self) -> str:
-        counts = f"{self.records} records: {self.lost} lost, {self.doubled} doubled, {self.disordered} out of order"
-        return counts + (f", {self.corrupt} corrupt" if self.corrupt else "")
+    def verdict(self) -> Verdict:
+        placed, missing = self._match()
+        disorder, is_bounded = self._disorder(placed)
+        self._count_lost(placed, missing)
+        why = self._why_unknown(disorder)
+        counts = (self.lost.count, self.doubled.count, disorder.count, self.corrupt.count)
+        return Verdict(
+            Outcome.UNKNOWN if why else Outcome.VIOLATED if any(counts) else Outcome.CLEAN,
+            self.records,
+            self.committed,
+            *counts,
+            first=self._first(disorder),
+            why=why,
+            acknowledged_lost=self.acknowledged_lost.count,
+            order=self.order,
+            is_complete=self.is_complete,
+            is_disorder_bounded=is_bounded,
+        )
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def _match(self) -> tuple[Shelves, Shelves]:
+        """Rows (number in the output, position in the inputs, group), a doubled one's position negated; and rows
+        (position, group) of what did not come out. Both on shelves by their first column."""
+        columns = 3 if self.key_of else 2
+        expected, actual = self.shelves(columns), self.shelves(columns)
+        begin = 0
+        for chunks in self.inputs:
+            begin += file_lines(terminated(chunks()), expected, self.buckets, begin=begin, key_of=self.key_of).lines
+        self.committed, broken = file_lines(self.output(), actual, self.buckets, key_of=self.key_of)
+        self.corrupt.add(np.array(broken, np.int64))
+        placed, missing = self.shelves(3), self.shelves(2)
+        for bucket in range(self.buckets):
+            ours, theirs = expected.take(bucket), actual.take(bucket)
+            if len(ours) + len(theirs) > max(self.bounds.memory_records, 16):
+                raise TooManyEquals
+            pairs = pair(ours[:, HASH], theirs[:, HASH])
+            self.has_repeats |= pairs.has_repeats
+            is_known = pairs.place >= 0
+            self.corrupt.add(theirs[~is_known, NUMBER])
+            self.doubled.add(theirs[pairs.is_doubled, NUMBER])
+            came = ours[pairs.place[is_known]]
+            positions = np.where(pairs.is_doubled[is_known], ~came[:, NUMBER], came[:, NUMBER])
+            self._shelve(placed, theirs[is_known, NUMBER], positions, self._groups(came))
+            self.present += len(came)
+            absent = ours[~pairs.is_present]
+            self._shelve(missing, absent[:, NUMBER], self._groups(absent))
+        return placed, missing
 
+    def _groups(self, rows: Rows) -> Numbers:
+        streams = stream_of(rows[:, NUMBER], self.ends)
+        if self.key_of is None:
+            return streams
+        return self.groups.numbers(rows[:, KEY] + (streams + 1) * SPREAD)
 
-def compare(inputs: Sequence[Chunks], output: Chunks) -> Verdict:
-    """Judge an output that should hold every line of the inputs, once, each input's in its order."""
-    if len(inputs) == 1:
-        records = _count_if_equal(_terminated(inputs[0]()), output())
-        if records:
-            return Verdict(Outcome.CLEAN, records, records)
-    return _judge(inputs, output)
+    def _shelve(self, shelves: Shelves, numbers: Numbers, *others: Numbers) -> None:
+        put_sorted(shelves, np.column_stack([numbers, *others]), numbers // self.bounds.memory_records)
 
+    def _taken(self, shelves: Shelves, count: int, *, is_reversed: bool = False) -> Iterator[Rows]:
+        """The rows of each shelf, in the order of their numbers."""
+        pieces = range(1 + max(count - 1, 0) // self.bounds.memory_records)
+        for piece in reversed(pieces) if is_reversed else pieces:
+            rows = shelves.take(piece)
+            by_number = np.argsort(rows[:, 0], kind="stable")
+            yield rows[by_number[::-1] if is_reversed else by_number]
 
-def _terminated(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """An input's last line is a record even without its newline; the output gives it one."""
-    last = b"\n"
-    for chunk in filter(None, chunks):
-        yield chunk
-        last = chunk[-1:]
-    if last != b"\n":
-        yield b"\n"
+    def _disorder(self, placed: Shelves) -> tuple[Disorder, bool]:
+        if self.order is Order.NONE:
+            return Disorder(0, -1), False
+        if self.present <= self.bounds.memory_records:
+            rows = np.concatenate(list(self._taken(placed, self.committed)))
+            positions = np.maximum(rows[:, 1], ~rows[:, 1])
+            return least_disorder(rows[:, 2], positions, rows[:, 0]), False
+        late, early = Overtaken(), Overtaken()
+        for is_reversed, side in ((False, late), (True, early)):
+            for rows in self._taken(placed, self.committed, is_reversed=is_reversed):
+                once = rows[rows[:, 1] >= 0]
+                side.take(once[:, 2], -once[:, 1] if is_reversed else once[:, 1], once[:, 0])
+        return bounded_disorder(late, early), True
 
+    def _count_lost(self, placed: Shelves, missing: Shelves) -> None:
+        if not self.is_complete and self.order is Order.NONE:
+            return
+        furthest = np.full(max(len(self.groups), len(self.inputs)), -1, np.int64)
+        if not self.is_complete:
+            for rows in self._taken(placed, self.committed):
+                np.maximum.at(furthest, rows[:, 2], rows[:, 1])
+        for rows in self._taken(missing, self.records):
+            positions = rows[:, 0]
+            if not self.is_complete:
+                positions = positions[positions < furthest[rows[:, 1]]]
+            self.lost.add(positions)
+            self.acknowledged_lost.add(positions[positions < self.safe_ends[stream_of(positions, self.ends)]])
 
-def _count_if_equal(expected: Iterator[bytes], actual: Iterator[bytes]) -> int | None:
-    """The number of lines if both are the same bytes, None if not."""
-    lines = 0
-    ours, theirs = memoryview(b""), memoryview(b"")
-    while True:
-        ours = ours or memoryview(next(filter(None, expected), b""))
-        theirs = theirs or memoryview(next(filter(None, actual), b""))
-        size = min(len(ours), len(theirs))
-        if ours[:size] != theirs[:size]:
-            return None
-        if size == 0:
-            return lines if not ours and not theirs else None
-        lines += bytes(ours[:size]).count(b"\n")
-        ours, theirs = ours[size:], theirs[size:]
+    def _why_unknown(self, disorder: Disorder) -> str:
+        if not self.records:
+            return "The input is empty, so there is nothing to compare with."
+        if not self.committed:
+            return "Nothing is committed at the output, so there is nothing to judge."
+        is_certain = self.doubled.count or self.corrupt.count or (self.lost.count and self.is_complete)
+        if len(self.inputs) > 1 and self.has_repeats and not is_certain and (disorder.count or self.lost.count):
+            return "The same line stands in the inputs more than once, so their order in the output cannot be told."
+        return ""
 
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
-    """Lines without their newlines, many at a time, and whether they were whole: a last one may have had no newline."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield lines, True
-        if len(rest) > RECORD_BYTES_MAX:  # no record is that long: what is this?
-            yield [rest], False
-            rest = b""
-    if rest:
-        yield [rest], False
-
-
-def _hashes(chunks: Iterable[bytes]) -> tuple[Numbers, Numbers]:
-    """A hash for each line, and the numbers of the lines that are not whole. (A collision: 1 in 10^7 for 2 M lines.)"""
-    parts: list[Numbers] = []
-    broken: list[int] = []
-    count = 0
-    for lines, are_whole in _lines(chunks):
-        parts.append(np.fromiter(map(hash, lines), np.int64, len(lines)))
-        if not are_whole:
-            broken.append(count)
-        count += len(lines)
-    return np.concatenate([*parts, np.empty(0, np.int64)]), np.array(broken, np.int64)
-
-
-def _judge(inputs: Sequence[Chunks], output: Chunks) -> Verdict:
-    streams = [_hashes(_terminated(chunks()))[0] for chunks in inputs]
-    ends = np.cumsum([len(stream) for stream in streams])
-    expected = np.concatenate([*streams, np.empty(0, np.int64)])
-    actual, broken = _hashes(output())
-
-    positions = _positions(expected, actual)
-    positions[broken] = -1
-    known = positions[positions >= 0]
-    is_present = np.zeros(len(expected), bool)
-    is_present[known] = True
-    is_disordered = is_present.copy()
-    for start, end in zip([0, *ends], ends, strict=False):
-        of_stream = known[(known >= start) & (known < end)]
-        is_disordered[_longest_increasing(of_stream)] = False
-
-    lost, corrupt = np.flatnonzero(~is_present), np.flatnonzero(positions < 0)
-    doubled = _repeated(positions)
-    disordered = np.flatnonzero((positions >= 0) & is_disordered[positions]) if len(expected) else lost
-    first = {
-        kind: Offender("output", int(numbers[0]), _shown(output(), int(numbers[0])))
-        for kind, numbers in (("doubled", doubled), ("disordered", disordered), ("corrupt", corrupt))
-        if len(numbers)
-    }
-    if len(lost):
-        stream = int(np.searchsorted(ends, lost[0], "right"))
-        number = int(lost[0] - (ends[stream - 1] if stream else 0))
-        where = "input" if len(inputs) == 1 else f"input {stream + 1}"
-        first["lost"] = Offender(where, number, _shown(inputs[stream](), number))
-
-    counts = (len(lost), len(doubled), int(is_disordered.sum()), len(corrupt))
-    why = _why_unknown(expected, actual, len(inputs), counts)
-    outcome = Outcome.UNKNOWN if why else Outcome.VIOLATED if any(counts) else Outcome.CLEAN
-    return Verdict(outcome, len(expected), len(actual), *counts, first, why)
-
-
-def _positions(expected: Numbers, actual: Numbers) -> Numbers:
-    """Where each output line stands in the input; -1 if nowhere. The n-th of equal lines is paired with the n-th."""
-    order, turn = np.argsort(expected, kind="stable"), np.argsort(actual, kind="stable")
-    known, seen = expected[order], actual[turn]
-    begin, end = np.searchsorted(known, seen, "left"), np.searchsorted(known, seen, "right")
-    nth = np.arange(len(seen)) - np.searchsorted(seen, seen, "left")
-    positions = np.full(len(actual), -1, np.int64)
-    is_known = end > begin
-    # One too many stands where the last of its equals stands: it is found there as doubled.
-    positions[turn[is_known]] = order[np.minimum(begin + nth, end - 1)[is_known]]
-    return positions
-
-
-def _repeated(positions: Numbers) -> Numbers:
-    """The output lines whose place in the input was taken before them."""
-    _, firsts = np.unique(positions, return_index=True)
-    is_repeated = positions >= 0
-    is_repeated[firsts] = False
-    return np.flatnonzero(is_repeated)
+    def _first(self, disorder: Disorder) -> dict[str, Offender]:
+        numbers = {"doubled": self.doubled.first, "disordered": disorder.first, "corrupt": self.corrupt.first}
+        first = {
+            kind: Offender("output", number, shown(self.output(), number))
+            for kind, number in numbers.items()
+            if number >= 0
+        }
+        for kind, tally in (("lost", self.lost), ("acknowledged_lost", self.acknowledged_lost)):
+            if tally.count:
+                stream = int(stream_of(np.array([tally.first]), self.ends)[0])
+                number = tally.first - (int(self.ends[stream - 1]) if stream else 0)
+                where = "input" if len(self.inputs) == 1 else f"input {stream + 1}"
+                first[kind] = Offender(where, number, shown(self.inputs[stream](), number))
+        return first
 
 
-def _longest_increasing(positions: Numbers) -> Numbers:
-    """A longest strictly increasing subsequence (patience sorting with links back)."""
-    tops: list[int] = []
-    pile_of = np.empty(len(positions), np.int64)
-    for number, position in enumerate(positions.tolist()):
-        if not tops or position > tops[-1]:
-            pile_of[number] = len(tops)
-            tops.append(position)
-        else:
-            pile_of[number] = pile = bisect_left(tops, position)
-            tops[pile] = position
-    # Backwards: on each pile, the last that is smaller than the one taken from the pile after it.
-    taken = np.empty(len(tops), np.int64)
-    pile, below = len(tops) - 1, np.iinfo(np.int64).max
-    for position, its_pile in zip(reversed(positions.tolist()), reversed(pile_of.tolist()), strict=True):
-        if its_pile == pile and position < below:
-            taken[pile] = below = position
-            pile -= 1
-    return taken
-
-
-def _why_unknown(expected: Numbers, actual: Numbers, inputs: int, counts: tuple[int, int, int, int]) -> str:
-    lost, doubled, disordered, corrupt = counts
-    if not len(expected):
-        return "The input is empty, so there is nothing to compare with."
-    if not len(actual):
-        return "Nothing is committed at the output, so there is nothing to judge."
-    if disordered and not (lost or doubled or corrupt) and inputs > 1 and len(np.unique(expected)) < len(expected):
-        return "The same line stands in the inputs more than once, so their order in the output cannot be told."
-    return ""
-
-
-def _shown(chunks: Iterable[bytes], number: int) -> str:
-    line = next(islice((line for lines, _ in _lines(chunks) for line in lines), number, None))
-    shown = repr(line[:SHOWN_BYTES_MAX])[1:]
-    return shown if len(line) <= SHOWN_BYTES_MAX else f"{shown}… ({len(line)} bytes)"
+def _safe_ends(inputs: Sequence[Chunks], ends: Numbers, acknowledged: Sequence[int | None]) -> Numbers:
+    """For each input, the number among all records that its acknowledged ones end before."""
+    begins = np.concatenate([[0], ends])[:-1]
+    safe = begins.copy()
+    for stream, last in enumerate(acknowledged):
+        if last is not None:
+            safe[stream] = min(ends[stream], begins[stream] + count_lines(inputs[stream](), last) + 1)
+    return safe

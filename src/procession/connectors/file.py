@@ -118,10 +118,16 @@ def _batch(chunk: bytes, newlines: npt.NDArray[np.int64], position: int) -> Batc
 
 
 def run_source(
-    paths: Sequence[Path], to: str, *, cookie: bytes = b"", rate: float | None = None, is_stamping: bool = False
+    paths: Sequence[Path],
+    to: str,
+    *,
+    cookie: bytes = b"",
+    rate: float | None = None,
+    is_stamping: bool = False,
+    acks: Path | None = None,
 ) -> bool:
     """Send every line of every file; True when all of it is committed, False if a signal came first."""
-    options = SourceOptions("procession source file", paths[0].name, cookie, rate, is_stamping)
+    options = SourceOptions("procession source file", paths[0].name, cookie, rate, is_stamping, acks)
     client = SourceClient(FileSource(paths), parse_address(to), options)
     return run_program(_all_of(client)) is True
 

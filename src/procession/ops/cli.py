@@ -142,15 +142,47 @@ def run(
 
 @app.command()
 def verify(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="What was sent, a record a line.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="What was sent, a record a line.")],
     directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
     instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
+    order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
+    key_field: Annotated[
+        int | None, typer.Option(min=1, help="With --order key: which field of a line, parted by blanks, is its key.")
+    ] = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="The run goes on: what is missing at the end may still come.")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(min=0.01, help="Look again every so many seconds, until it is violated.")
+    ] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option("--dir", help="The pipeline's directory: what is visible must be decided there.")
+    ] = None,
+    acks: Annotated[
+        list[Path] | None, typer.Option(help="What a source noted down with its --acks (repeatable).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1."""
-    from procession.ops.verify import run_verify
+    from procession.chaos.order import Order
+    from procession.chaos.order import key_field as key_at
+    from procession.ops.verify import Question, run_verify
+    from procession.ops.watch import run_watch
 
-    raise typer.Exit(run_verify([source], directory, instance, as_json=as_json))
+    if order not in set(Order):
+        raise typer.BadParameter("choose one of total, key, stream, none", param_hint="--order")
+    question = Question(
+        inputs=sources,
+        directory=directory,
+        instance=instance,
+        order=Order(order),
+        key_of=key_at(key_field) if key_field else None,
+        is_complete=not (prefix or every),
+        checkpoint=pipeline / "checkpoint" if pipeline else None,
+        acks=acks or [],
+    )
+    status = run_watch(question, every, as_json=as_json) if every else run_verify(question, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -224,13 +256,14 @@ def source_file(
     to: Annotated[str, typer.Option(help="The gateway's address.")] = "127.0.0.1:7100",
     rate: Annotated[float | None, typer.Option(help="Records a second at most.")] = None,
     stamp: Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")] = False,
+    acks: Annotated[Path | None, typer.Option(help="Note down in this file what is acknowledged, and when.")] = None,
     cookie_file: CookieFile = None,
 ) -> None:
     """Send the lines of files; ends with status 0 when all of them are committed."""
     from procession.connectors.file import run_source
     from procession.ops.cookie import read_cookie
 
-    if not run_source(paths, to, cookie=read_cookie(cookie_file), rate=rate, is_stamping=stamp):
+    if not run_source(paths, to, cookie=read_cookie(cookie_file), rate=rate, is_stamping=stamp, acks=acks):
         raise typer.Exit(1)
 
 

@@ -1,28 +1,73 @@
 """Verify: the inputs of a passthrough against what its file sinks have committed.
 
 The one rule: what the transaction log does not commit does not exist, and what it commits must be in the data file,
-without a gap, from its first byte. Before it stand an input and a sink's directory (`<instance>.data`,
-`<instance>.txnlog`); after it the verifier's verdict on each instance, as a text or as JSON, and the status 0 (all
-clean) or 1.
+without a gap, from its first byte; and, if the checkpoint is named, be decided there. Before it an input and a sink's
+directory (`<instance>.data`, `<instance>.txnlog`); after it the verifier's verdict on each instance, as a text or as
+JSON, and the status 0 (all clean) or 1.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from procession.chaos.verifier import Outcome, Verdict, compare
+from procession.chaos.decision import Undecided
+from procession.chaos.order import KeyOf, Order
+from procession.chaos.semantics import Semantics, shown_by
+from procession.chaos.shelf import disk_shelves
+from procession.chaos.verdict import KINDS, Outcome, Verdict, worst
+from procession.chaos.verifier import Bounds, compare
+from procession.connectors.file import stream_id_of
 from procession.errors import ConfigError
-from procession.sdk.txnlog import committed_ranges
+from procession.ops.decisions import DecisionReader
+from procession.sdk.acklog import acknowledged
+from procession.sdk.txnlog import Transaction, TxnTail, joined
 
 CHUNK_BYTES = 1024 * 1024
-COUNTS = ("records", "committed", "lost", "doubled", "disordered", "corrupt")
+COUNTS = ("records", "committed", *KINDS)
 
 Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be held against what."""
+
+    inputs: Sequence[Path]
+    directory: Path
+    instance: str | None = None
+    order: Order = Order.TOTAL
+    key_of: KeyOf | None = None
+    is_complete: bool = True
+    """False while the run goes on: what is missing at the end may still come."""
+    checkpoint: Path | None = None
+    """The pipeline's checkpoint: then what is visible must be decided there."""
+    acks: Sequence[Path] = ()
+    """What the producers noted down of their acknowledgements."""
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def check(self) -> None:
+        """A ConfigError if there is nothing to compare."""
+        if not self.inputs:
+            raise ConfigError("No input was named.", next_step="name the input files")
+        for path in self.inputs:
+            _must_be_readable(path)
+        if self.order is Order.KEY and self.key_of is None:
+            raise ConfigError("Order 'key' needs a key.", next_step="say with --key-field which field of a line it is")
+
+    def logs(self) -> list[Path]:
+        """The transaction logs of the instances that are asked about."""
+        logs = sorted(self.directory.glob("*.txnlog"))
+        return [log for log in logs if self.instance is None or log.stem == self.instance]
+
+    def last_acknowledged(self) -> list[int | None]:
+        """For each input, the last message id that its producer saw acknowledged."""
+        heard = acknowledged(self.acks)
+        return [heard.get(stream_id_of(path)) for path in self.inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +86,8 @@ class Output:
     def lines(self) -> Iterator[str]:
         yield f"{self.instance}: {self.verdict.sentence()}"
         yield from (f"  {reason}" for reason in (self.damage, self.verdict.why) if reason)
-        yield from (f"  first {kind}: {offender}" for kind, offender in self.verdict.first.items())
+        for kind, offender in self.verdict.first.items():
+            yield f"  first {kind.replace('_', ' but ')}: {offender}"
         if self.uncommitted_bytes:
             yield f"  {self.uncommitted_bytes} bytes after that are not committed and were left out"
 
@@ -58,55 +104,97 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        outcomes = {output.outcome for output in self.outputs}
-        return next(worst for worst in (Outcome.VIOLATED, Outcome.UNKNOWN, Outcome.CLEAN) if worst in outcomes)
+        return worst(output.outcome for output in self.outputs)
 
     @property
     def is_clean(self) -> bool:
         return self.outcome is Outcome.CLEAN
 
+    @property
+    def semantics(self) -> Semantics | None:
+        """What all outputs together have shown; None if nothing can be said of one of them."""
+        if not self.outputs or any(output.verdict.semantics is None for output in self.outputs):
+            return None
+        lost, doubled, corrupt = (self._sum(kind) for kind in ("lost", "doubled", "corrupt"))
+        return shown_by(lost=lost, doubled=doubled, corrupt=corrupt)
+
     def text(self) -> str:
-        return "\n".join([line for output in self.outputs for line in output.lines()] + [f"verdict: {self.outcome}"])
+        shown = f"shown: {self.semantics}" if self.semantics else "shown: nothing"
+        told = [line for output in self.outputs for line in output.lines()]
+        return "\n".join([*told, shown, f"verdict: {self.outcome}"])
 
     def as_dict(self) -> dict[str, Any]:
         """The counts of all instances together, then each alone."""
-        sums = {name: sum(getattr(output.verdict, name) for output in self.outputs) for name in COUNTS}
-        return {"outcome": self.outcome} | sums | {"outputs": [output.as_dict() for output in self.outputs]}
+        sums = {name: self._sum(name) for name in COUNTS}
+        whole = {"outcome": self.outcome, "semantics": self.semantics}
+        return whole | sums | {"outputs": [output.as_dict() for output in self.outputs]}
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(output.verdict, name) for output in self.outputs)
 
 
 def verify(inputs: Sequence[Path], directory: Path, instance: str | None = None) -> Report:
     """Judge every instance in a sink's directory (or the one named) against the inputs."""
-    for path in inputs:
-        _must_be_readable(path)
-    logs = sorted(directory.glob("*.txnlog"))
-    if instance is not None:
-        logs = [log for log in logs if log.stem == instance]
-    if not inputs or not logs:
-        what = f"the instance {instance}" if instance else "any file sink"
+    return judge(Question(inputs, directory, instance))
+
+
+def judge(question: Question) -> Report:
+    question.check()
+    if not (logs := question.logs()):
+        what = f"the instance {question.instance}" if question.instance else "any file sink"
         raise ConfigError(
-            f"There is nothing to compare: {directory} holds no output of {what}." if inputs else "No input was named.",
+            f"There is nothing to compare: {question.directory} holds no output of {what}.",
             next_step="name the input files and the directory that the file sink wrote to",
         )
-    return Report(tuple(_judge(inputs, log) for log in logs))
+    return Report(tuple(_judge(question, log) for log in logs))
 
 
-def run_verify(inputs: Sequence[Path], directory: Path, instance: str | None = None, *, as_json: bool = False) -> int:
+def run_verify(question: Question, *, as_json: bool = False) -> int:
     """The command: prints the report; the status to exit with."""
-    report = verify(inputs, directory, instance)
+    report = judge(question)
     print(json.dumps(report.as_dict()) if as_json else report.text())
     return 0 if report.is_clean else 1
 
 
-def _judge(inputs: Sequence[Path], log: Path) -> Output:
+def _judge(question: Question, log: Path) -> Output:
+    # Acknowledgements are read first and decisions last: each is made before the next becomes visible.
+    heard = question.last_acknowledged()
+    transactions = list(TxnTail(log).look())
+    return judge_output(question, log, transactions, heard)
+
+
+def judge_output(
+    question: Question, log: Path, transactions: Sequence[Transaction], heard: Sequence[int | None]
+) -> Output:
+    """Judge one instance by its committed transactions."""
     data = log.with_suffix(".data")
-    ranges = committed_ranges(log)
+    ranges = joined(transactions)
     size = data.stat().st_size if data.exists() else 0
     end = max((end for _, end in ranges), default=0)
-    verdict = compare([partial(_read, path, None) for path in inputs], partial(_read, data, ranges))
-    return Output(log.stem, verdict, max(0, size - end), _damage(ranges, size, end))
+    with disk_shelves() as shelves:
+        verdict = compare(
+            [partial(read_ranges, path, None) for path in question.inputs],
+            partial(read_ranges, data, ranges),
+            order=question.order,
+            key_of=question.key_of,
+            is_complete=question.is_complete,
+            acknowledged=heard,
+            bounds=question.bounds,
+            shelves=shelves,
+        )
+    if question.checkpoint is not None:
+        undecided = Undecided()
+        undecided.take(transactions, DecisionReader(question.checkpoint).look(transactions))
+        verdict = undecided.judge(verdict)
+        if transactions and not undecided.named and verdict.is_clean:
+            why = "No round record of the checkpoint names any of the visible transactions."
+            verdict = replace(verdict, outcome=Outcome.UNKNOWN, why=why)
+    return Output(log.stem, verdict, max(0, size - end), damage(ranges, size))
 
 
-def _damage(ranges: Ranges, size: int, end: int) -> str:
+def damage(ranges: Ranges, size: int) -> str:
+    """What is wrong with an instance's files; nothing if the data file holds all that is committed, without a gap."""
+    end = max((end for _, end in ranges), default=0)
     if size < end:
         return (
             f"The data file ends at byte {size}, but the transaction log has committed {end}: committed output is gone."
@@ -126,7 +214,7 @@ def _must_be_readable(path: Path) -> None:
         ) from error
 
 
-def _read(path: Path, ranges: Ranges | None) -> Iterator[bytes]:
+def read_ranges(path: Path, ranges: Ranges | None) -> Iterator[bytes]:
     """A file's bytes, or those of the given ranges of it, in pieces. A file that is not there has none."""
     if ranges is not None and not path.exists():
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -83,6 +83,7 @@ class Feed:
         *,
         pace: Pace | None = None,
         is_stamping: bool = False,
+        hear: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self._source = source
         self._progress = progress
@@ -91,6 +92,7 @@ class Feed:
         self._writer = writer
         self._pace = pace
         self._is_stamping = is_stamping
+        self._hear = hear
         self._credited = asyncio.Event()
         self._reading = asyncio.Semaphore(STREAMS_READ_AT_ONCE_MAX)
         self._to_notify = deque(progress.values())
@@ -139,14 +141,14 @@ class Feed:
                 log.debug("< NOTIFY_ACK", stream=stream_id, success=success, committed=point_of_reference)
                 progress = self._progress[stream_id]
                 if success:
-                    progress.commit(point_of_reference)
+                    self._commit(progress, point_of_reference)
                     progress.begin()
                     self._senders.append(tasks.create_task(self._feed(progress)))
                 else:
                     self._refused.append(progress)
             case Ack(_, positions):
                 for stream_id, point_of_reference in positions:
-                    self._progress[stream_id].commit(point_of_reference)
+                    self._commit(self._progress[stream_id], point_of_reference)
                 self._to_notify.extend(self._refused)
                 self._refused.clear()
                 self._notify()
@@ -159,6 +161,12 @@ class Feed:
             case Violation(reason):
                 self._writer.write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
+
+    def _commit(self, progress: Progress, point_of_reference: int) -> None:
+        before = progress.committed
+        progress.commit(point_of_reference)
+        if self._hear is not None and progress.committed is not None and progress.committed != before:
+            self._hear(progress.stream.id, progress.committed, time.time())
 
     def _notify(self) -> None:
         while self._to_notify and self._connection.credit.available:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from procession.address import Address, notice_silence, parse_address
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
 from procession.sdk.feed import Feed, GreetingRefused, Progress
@@ -41,6 +43,8 @@ class SourceOptions:
     """Records a second, all streams together; as fast as they are taken if None."""
     is_stamping: bool = False
     """Each record's event time is when it is sent, in nanoseconds since 1970."""
+    acks: Path | None = None
+    """Every acknowledgement that is heard is noted down in this file (sdk/acklog)."""
 
 
 class SourceClient:
@@ -55,6 +59,7 @@ class SourceClient:
         self._address = address
         self._options = options
         self._backoff = backoff or Backoff()
+        self._acks = AckLog(options.acks) if options.acks else None
         self._progress = {stream.id: Progress(stream) for stream in source.streams()}
 
     @property
@@ -108,6 +113,7 @@ class SourceClient:
                 writer,
                 pace=Pace(options.rate, time.monotonic()) if options.rate else None,
                 is_stamping=options.is_stamping,
+                hear=self._acks.heard if self._acks else None,
             )
             return await feed.run(hello)
         finally:

@@ -10,12 +10,12 @@ tell what is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from procession.errors import StorageError
-from procession.storage.journal import Entry, Journal, read_journal
+from procession.storage.journal import Entry, Journal, read_journal, read_journal_from
 
 
 class Transaction(NamedTuple):
@@ -84,19 +84,38 @@ class TxnLog:
         self._ledger.take(entry)
 
 
+class TxnTail:
+    """Reads a log that somebody else writes: each look gives what was committed since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ledger = Ledger()
+        self._position = 0
+
+    def look(self) -> Iterator[Transaction]:
+        for entry, end in read_journal_from(self.path, self._position):
+            self._position = end
+            transaction = _taken(self._ledger, entry, self.path)
+            if transaction is not None:
+                yield transaction
+
+
+def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
+    """Their byte ranges, neighbours joined, in the same order."""
+    ranges: list[tuple[int, int]] = []
+    for _, start, end in transactions:
+        if start == end:
+            continue
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((start, end))
+    return ranges
+
+
 def committed_ranges(path: Path) -> list[tuple[int, int]]:
     """The committed byte ranges of the output whose transaction log this is, neighbours joined, in order of commit."""
-    ledger = Ledger()
-    ranges: list[tuple[int, int]] = []
-    for entry in read_journal(path):
-        transaction = _taken(ledger, entry, path)
-        if transaction is None or transaction.start == transaction.end:
-            continue
-        if ranges and ranges[-1][1] == transaction.start:
-            ranges[-1] = (ranges[-1][0], transaction.end)
-        else:
-            ranges.append((transaction.start, transaction.end))
-    return ranges
+    return joined(TxnTail(path).look())
 
 
 def uncommitted(path: Path) -> tuple[Transaction, ...]:

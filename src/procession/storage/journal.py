@@ -80,6 +80,11 @@ def read_journal(path: Path) -> Iterator[Entry]:
     return (entry for entry, _ in _scan(path))
 
 
+def read_journal_from(path: Path, position: int) -> Iterator[tuple[Entry, int]]:
+    """The same, from the end of an entry that was read before; with each entry, the position of its own end."""
+    return _scan(path, position)
+
+
 def encode(entry: Entry) -> bytes:
     """The line of an entry."""
     text = json.dumps(entry, separators=(",", ":")).encode()
@@ -88,19 +93,19 @@ def encode(entry: Entry) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _scan(path: Path) -> Iterator[tuple[Entry, int]]:
+def _scan(path: Path, position: int = 0) -> Iterator[tuple[Entry, int]]:
     """Each whole entry and the position of its end, up to the torn tail if there is one."""
     try:
         with open(path, "rb") as file:
-            yield from _scan_file(file, path)
+            file.seek(position)
+            yield from _scan_file(file, path, position)
     except FileNotFoundError:
         return
     except OSError as error:
         raise storage_error(path, "read", error) from error
 
 
-def _scan_file(file: BinaryIO, path: Path) -> Iterator[tuple[Entry, int]]:
-    position = 0
+def _scan_file(file: BinaryIO, path: Path, position: int) -> Iterator[tuple[Entry, int]]:
     while line := file.readline(ENTRY_BYTES_MAX):
         if not _is_whole(line):
             if _is_torn(line):

@@ -1,0 +1,59 @@
+"""Decisions, read from a pipeline's checkpoint while somebody else may be writing it.
+
+The one rule: only the copy that `CURRENT` names counts, or the last whole one while its successor is being made. Ask
+after the sinks' logs were read: a decision is on disk before its phase 2, so what was visible is decided by then.
+Before it the checkpoint directory; after it `chaos/decision`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from procession.chaos.decision import Decisions
+from procession.commit.checkpoint import CURRENT, PIPELINE
+from procession.commit.rounds import Round, Rounds
+from procession.commit.sparklog import SparkLog
+from procession.commit.transaction import Transaction
+from procession.errors import ConfigError
+
+TRIES = 20
+"""A driver that takes over clears older copies away under our eyes; it cannot do so for ever."""
+
+
+class DecisionReader:
+    """Remembers the round records it has seen: the checkpoint itself forgets them after a while."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rounds: dict[int, Round] = {}
+        try:
+            self._id = str(json.loads((root / PIPELINE).read_text())["id"])
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{root} is not the checkpoint of a pipeline.",
+                next_step="name the directory that the pipeline was given with --dir",
+            ) from error
+
+    def look(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
+        """What is decided now, with the records of these transactions' epochs as far as they are there."""
+        parsed = (Transaction.parse(txn) for txn, _, _ in visible)
+        epochs = {transaction.epoch for transaction in parsed if transaction is not None} - self._rounds.keys()
+        for _ in range(TRIES):
+            copy = self._copy()
+            committed = SparkLog(copy).committed
+            rounds = Rounds(copy / "rounds")
+            found = {epoch: record for epoch in epochs if epoch <= committed and (record := rounds.read(epoch))}
+            if self._copy() == copy:
+                self._rounds |= found
+                return Decisions(self._id, committed, dict(self._rounds))
+        raise ConfigError(f"{self._root} changes all the time.", next_step="stop all drivers but one")
+
+    def _copy(self) -> Path:
+        copies = sorted(path for path in self._root.glob("[0-9]*") if path.name.isdigit())
+        try:
+            current = self._root / f"{int((self._root / CURRENT).read_text()):010d}"
+        except (OSError, ValueError):
+            current = self._root / "none"
+        return current if current in copies or not copies else copies[-1]

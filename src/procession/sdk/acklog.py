@@ -1,0 +1,47 @@
+"""The acknowledgement log: what a producer was told is safe, and when.
+
+    {"stream": stream id, "id": the last acknowledged message id, "time": seconds since 1970}
+
+The one rule: it only says what was heard; nothing is decided by it, so it is not synced. The verifier holds the output
+against it: a record that was acknowledged and is not there is the worst that can happen. Before it on the walk:
+sdk/feed. After it: storage/journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from procession.errors import StorageError
+from procession.storage.journal import Journal, read_journal
+
+
+class AckLog:
+    """Small and append-only; goes on where an earlier life of the source ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+        self._journal.open()
+
+    def heard(self, stream_id: int, message_id: int, now: float) -> None:
+        self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, sync=False)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def acknowledged(paths: Iterable[Path]) -> dict[int, int]:
+    """The highest acknowledged message id of each stream, over all these logs."""
+    highest: dict[int, int] = {}
+    for path in paths:
+        for entry in read_journal(path):
+            match entry:
+                case {"stream": int(stream_id), "id": int(message_id)}:
+                    highest[stream_id] = max(message_id, highest.get(stream_id, 0))
+                case _:
+                    raise StorageError(
+                        f"{path} is not a log of acknowledgements.",
+                        next_step="Name the file that the source was given with --acks.",
+                        path=str(path),
+                    )
+    return highest
