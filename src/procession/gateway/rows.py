@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD
 from procession.wire.messages import NOTHING_COMMITTED
@@ -59,10 +58,11 @@ def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> Tail:
         kinds = batch.column("kind").to_numpy()
         for row in np.flatnonzero(kinds == KIND_EOS).tolist():
             tail.eos_sequences[batch.column("stream_id")[row].as_py()] = start + row
-        records = pa.Table.from_batches([batch]).filter(pc.field("kind") == KIND_RECORD)
-        last = records.group_by("stream_id").aggregate([("message_id", "max")])
-        pairs = zip(last["stream_id"].to_pylist(), last["message_id_max"].to_pylist(), strict=True)
-        # Ids of a stream only grow along the log, so a later batch has the later id.
-        tail.seen.update(pairs)
+        is_record = kinds == KIND_RECORD
+        streams = batch.column("stream_id").to_numpy()[is_record][::-1]
+        ids = batch.column("message_id").to_numpy()[is_record][::-1]
+        # Ids of a stream only grow along the log, so the last one is the highest, here and in a later batch.
+        names, lasts = np.unique(streams, return_index=True)
+        tail.seen.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
         start += batch.num_rows
     return tail
