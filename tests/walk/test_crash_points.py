@@ -128,8 +128,10 @@ def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_success
 
 
 def acknowledged(cluster: Cluster, path: Path) -> int | None:
-    streams = [stream for stream in cluster.status()["streams"] if stream["name"].endswith(path.name)]
-    return streams[0]["committed"] if streams else None
+    """The last message id that the gateway says is committed of a file that is being sent."""
+    (stream,) = [stream for stream in cluster.status()["streams"] if stream["name"].endswith(path.name)]
+    committed: int | None = stream["committed"]
+    return committed
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,7 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(clus
         assert cluster.prepared() == prepared, "neither committed nor aborted"
         assert set(in_flight(cluster).values()) == {size}, "I1: visible before it is decided"
         assert not cluster.log().is_committed(epoch)
+        assert acknowledged(cluster, cluster.inputs[-1]) is None, "I4: acknowledged before it is committed"
     finally:
         os.kill(java, signal.SIGCONT)
     cluster.until_done(source)
