@@ -146,7 +146,7 @@ def test_i10_a_driver_that_was_stopped_replaced_and_woken_ends_and_nothing_of_it
         os.kill(pid, signal.SIGCONT)
     cluster.until(lambda: old.poll() is not None, "the old driver to end")
     assert old.returncode == EXIT_FATAL
-    assert f"error: driver {fence} was replaced by driver {fence + 1} and stops" in cluster.words(old)
+    assert f"river {fence} was replaced by driver {fence + 1} and stops" in cluster.words(old)
     assert "Traceback" not in cluster.words(old)
     # It had the record, and its JVM could write the commit: in its own copy, which decides nothing.
     assert cluster.rounds(fence).read(epoch) is not None
