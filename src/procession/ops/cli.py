@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from procession.errors import ProcessionError
+from procession.ops.cli_chaos import chaos
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed
@@ -31,6 +32,7 @@ source_app = typer.Typer(help="Connectors that send records to a gateway.", no_a
 sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
+app.command()(chaos)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]

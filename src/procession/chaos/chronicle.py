@@ -1,0 +1,127 @@
+"""The chronicle: what was done, what came of it, and how far the records were; everything that a report tells.
+
+The one rule: it only notes; times are seconds since the run began. Before it the harness; after it the screen and the
+report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from procession.chaos.recovery import Recoveries
+from procession.chaos.scenario import Run
+from procession.chaos.verdict import Outcome, Verdict
+
+RECENT_MAX = 12
+STORY_CHARS_MAX = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at_s: float
+    scenario: str
+    on: str
+    what: str
+
+
+@dataclass(slots=True)
+class Span:
+    """A scenario from its first record to its drain."""
+
+    scenario: str
+    start_s: float
+    end_s: float | None = None
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run is not clean: a violation, a stall, or a death that had no reason. `story` is what all parts said."""
+
+    kind: str
+    sentence: str
+    scenario: str
+    story: str = ""
+
+
+@dataclass
+class Chronicle:
+    """One run of the harness."""
+
+    seed: int
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    runs: list[Run] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    """Committed records over time."""
+    absences: list[tuple[str, float, float]] = field(default_factory=list)
+    """Part, from, to: not at its work."""
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    committed: int = 0
+    epochs: int = 0
+    pauses: int = 0
+    faults_put: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: float = 0.0
+    was_stopped: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """Clean only if everything was seen to be there at the end, and nothing was wrong on the way."""
+        found = [verdict.outcome for verdict in self.verdicts.values()]
+        if self.failures or Outcome.VIOLATED in found:
+            return Outcome.VIOLATED
+        if self.was_stopped or not found or Outcome.UNKNOWN in found:
+            return Outcome.UNKNOWN
+        return Outcome.CLEAN
+
+    def event(self, now_s: float, on: str, what: str) -> None:
+        scenario = self.spans[-1].scenario if self.spans else ""
+        self.events.append(Event(round(now_s, 3), scenario, on, what))
+
+    @property
+    def recent(self) -> list[Event]:
+        return self.events[-RECENT_MAX:]
+
+    def counts(self) -> dict[str, int]:
+        """The worst that any sink shows, of each kind."""
+        names = ("lost", "doubled", "disordered", "corrupt")
+        return {name: max((getattr(one, name) for one in self.verdicts.values()), default=0) for name in names}
+
+    def figures(self) -> dict[str, Any]:
+        hours = self.seconds / 3600
+        return {
+            "outcome": self.outcome,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "scenarios": len({span.scenario for span in self.spans if span.end_s is not None}),
+            "runs": len(self.runs),
+            "events": self.recoveries.events,
+            "events_per_hour": round(self.recoveries.events / hours) if hours else 0,
+            "pauses": self.pauses,
+            "other_faults": dict(self.faults_put),
+            "records": self.committed,
+            "epochs": self.epochs,
+            **self.counts(),
+            "recoveries": self.recoveries.figures(),
+            "failures": [asdict(failure) for failure in self.failures],
+            "notes": self.notes,
+        }
+
+    def sentence(self) -> str:
+        """The verdict in words."""
+        counts = self.counts()
+        told = (
+            f"{self.recoveries.events:,} crashes, {self.committed:,} records: {counts['lost']:,} lost,"
+            f" {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
+        )
+        lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)"]
+        for kind, one in self.recoveries.figures().items():
+            times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
+            lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")
+        lines += [f"  {failure.kind} in {failure.scenario}: {failure.sentence}" for failure in self.failures]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -1,0 +1,205 @@
+"""The harness: one living cluster, scenarios one after another, drained in between, watched all the time.
+
+The one rule: it can only say clean of what it has seen through: every scenario ends with all producers done, nothing
+left in the gateway, and every record of every stream at both sinks, once, in order. Before it the command line, with a
+schedule; after it the chronicle.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.chaos.chronicle import Chronicle, Span
+from procession.chaos.cluster import Cluster
+from procession.chaos.forgetting import Forgetting
+from procession.chaos.hands import NEEDS_LIFE, WAITS_FOR_DEATH, Hands
+from procession.chaos.outputs import Outputs, Stream
+from procession.chaos.records import records, tag
+from procession.chaos.scenario import SOURCES, Do, Run, Step
+from procession.chaos.verdict import Outcome
+from procession.chaos.vigil import Failed, Stopped, Vigil
+
+STRIKE_S = 20.0
+"""How long an armed fault waits for its occasion; one that never comes is noted, not failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is sent. A source sends its file at `rate`, and another one when it has ended; what is left of it when
+    the scenario is over is sent at once."""
+
+    rate: float = 250.0
+    seconds: float = 30.0
+    rogue_records: int = 2_000
+
+    @property
+    def records(self) -> int:
+        return int(self.rate * self.seconds)
+
+
+class Harness:
+    """`run` the schedule, then read the chronicle."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        seed: int = 0,
+        load: Load | None = None,
+        deadline_s: float = 60.0,
+        show: Callable[[Chronicle], None] = lambda chronicle: None,
+    ) -> None:
+        self.chronicle = Chronicle(seed)
+        self._cluster = cluster
+        self._load = load or Load()
+        self._outputs = Outputs(cluster.instances())
+        self._hands = Hands(cluster, self.chronicle, random.Random(seed))
+        self._vigil = Vigil(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
+        self._files = 0
+        self._rogues: list[str] = []
+
+    def run(self, runs: Iterable[Run]) -> Chronicle:
+        """Until the runs are over or the first thing is wrong; then the complete comparison."""
+        try:
+            self._vigil.is_awaiting = False
+            for run in runs:
+                self._run(run)
+            self._compare()
+        except Failed as error:
+            self.chronicle.failures.append(self._vigil.failure(error))
+        except Stopped:
+            self.chronicle.was_stopped = True
+        finally:
+            self._hands.undo_all()
+        return self.chronicle
+
+    def _run(self, run: Run) -> None:
+        span = Span(run.scenario, round(time.monotonic() - self._hands.began, 3))
+        self.chronicle.spans.append(span)
+        self.chronicle.runs.append(run)
+        before = self.chronicle.committed
+        self._hands.note("", f"scenario {run.scenario}")
+        self._feed()
+        self._vigil.is_awaiting = True
+        self._until(lambda: self._vigil.is_settled, "the first records of the scenario")
+        for step in run.steps:
+            self._take(step)
+        self._until(lambda: self._vigil.is_settled, "the last recovery")
+        self._drain()
+        span.end_s = round(time.monotonic() - self._hands.began, 3)
+        span.records = self.chronicle.committed - before
+
+    # Steps
+
+    def _take(self, step: Step) -> None:
+        if step.is_settled:
+            self._until(lambda: self._vigil.is_settled, f"everybody to recover before: {step}")
+        begin = time.monotonic() + step.delay_s
+        self._until(lambda: time.monotonic() >= begin, "the time to pass")
+        if step.do in NEEDS_LIFE:
+            stage = self._cluster.stage
+            self._until(lambda: stage.pid(step.on) is not None or step.on in stage.held, f"{step.on} to be there")
+            if step.on in stage.held:
+                return
+        match step.do:
+            case Do.ROGUE:
+                self._start_rogue(step)
+            case Do.FORGET:
+                self._hands.note(step.on, str(step))
+                Forgetting(self._cluster, self._hands, self._vigil).run(step.detail)
+            case _:
+                self._hands.do(step)
+        if step.do in WAITS_FOR_DEATH:
+            self._until_struck(step)
+
+    def _until_struck(self, step: Step) -> None:
+        """Wait for the death that was prepared. A disk stays bad for a while; a fault point strikes once."""
+        events = len(self.chronicle.events)
+        limit = time.monotonic() + STRIKE_S
+
+        def has_died() -> bool:
+            return any(one.on == step.on and "ended with" in one.what for one in self.chronicle.events[events:])
+
+        self._until(lambda: has_died() or time.monotonic() > limit, f"{step} to strike")
+        if not has_died():
+            self.chronicle.notes.append(f"{step} did not strike within {STRIKE_S:g} s")
+        elif step.do is not Do.ARM:
+            again = time.monotonic() + step.seconds
+            self._until(lambda: time.monotonic() >= again, "the disk to be repaired")
+        self._cluster.disarm(step.on)
+        self._hands.note(step.on, "disarmed")
+        if step.do is Do.ARM:
+            self._hands.excuses.pop(step.on, None)
+        # A process that met the bad disk may still be on its way out: excused until it is back at work.
+        self._until(lambda: self._vigil.is_back(step.on), f"{step.on} to be back")
+        self._hands.excuses.pop(step.on, None)
+
+    def _until(self, holds: Callable[[], bool], what: str) -> None:
+        def holds_while_fed() -> bool:
+            self._feed()
+            return holds()
+
+        self._vigil.until(holds_while_fed, what)
+
+    # Producers
+
+    def _feed(self) -> None:
+        """Every source has something to send: a new file when the last one is done."""
+        stage = self._cluster.stage
+        for name in SOURCES:
+            if not stage.has(name) or (stage.is_done(name) and name not in stage.held):
+                path = self._write(self._load.records)
+                self._vigil.streams[name] = path.name
+                self._cluster.start_source(name, path, self._load.rate)
+
+    def _write(self, count: int) -> Path:
+        name = tag(self._files)
+        self._files += 1
+        path = self._cluster.directory / f"{name}.txt"
+        path.write_bytes(b"".join(line + b"\n" for line in records(name, count)))
+        self._outputs.expect(Stream(name, path, count))
+        return path
+
+    def _start_rogue(self, step: Step) -> None:
+        path = self._write(self._load.rogue_records)
+        name = f"rogue-{path.stem}"
+        self._hands.note(name, str(step))
+        self._vigil.streams[name] = path.name
+        self._cluster.start_rogue(name, path, step.detail)
+        self._rogues.append(name)
+
+    def _drain(self) -> None:
+        """Everything that was begun is sent, at once, and everything that was sent is committed."""
+        stage = self._cluster.stage
+        for name in SOURCES:
+            if not stage.is_done(name):
+                path = self._cluster.directory / self._vigil.streams[name]
+                self._cluster.start_source(name, path, None)
+        everybody = [*SOURCES, *self._rogues]
+        self._hands.note("", "drain")
+        self._vigil.until(lambda: all(stage.is_done(name) for name in everybody), "the producers to end")
+        self._vigil.until(self._is_quiet, "the gateway to be empty")
+        self._vigil.is_awaiting = False
+        self._vigil.until(lambda: not self._outputs.missing(), "all records at all sinks", 10.0)
+        for name in everybody:
+            stage.forget(name)
+        self._rogues.clear()
+
+    def _is_quiet(self) -> bool:
+        status = self._vigil.status
+        return status is not None and status["committed_end"] == status["next_sequence"]
+
+    # The end
+
+    def _compare(self) -> None:
+        self._vigil.look()
+        if missing := self._outputs.missing():
+            raise Failed("violation", f"lost: {missing[0]}")
+        self.chronicle.verdicts = self._outputs.compare_all()
+        for name, verdict in self.chronicle.verdicts.items():
+            if verdict.outcome is not Outcome.CLEAN:
+                raise Failed("violation", f"{name}: {verdict.sentence()} {verdict.why}")

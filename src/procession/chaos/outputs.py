@@ -1,0 +1,166 @@
+"""The outputs of a chaos run: what the sinks have committed, held against the inputs all the time.
+
+The one rule: every committed byte is read once, as soon as it is committed, and belongs to the next record of its
+stream; and all sinks have the same bytes, salt included. Before it the sinks' files; after it the harness, which asks
+several times a second, and at each drain whether all is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from procession.chaos.prefix import PrefixCheck
+from procession.chaos.records import SALT_BYTES, unsalted
+from procession.chaos.verifier import Verdict, compare
+from procession.sdk.txnlog import TxnTail
+
+READ_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One input: a file of records, all with the same tag."""
+
+    tag: str
+    path: Path
+    records: int
+
+
+class Output:
+    """One sink's output, and how far each stream has come in it."""
+
+    def __init__(self, name: str, instance: Path) -> None:
+        self.name = name
+        self.data = instance.with_suffix(".data")
+        self.end = 0
+        """Up to here it is committed, and was looked at."""
+        self.checks: dict[str, PrefixCheck] = {}
+        self._tail = TxnTail(instance.with_suffix(".txnlog"))
+
+    def look(self, streams: Mapping[str, Stream]) -> Iterator[str]:
+        """Take what is new; a sentence for everything that is wrong."""
+        for transaction in self._tail.look():
+            if transaction.start != self.end:
+                yield f"{self.name}: {transaction.txn_id} commits from {transaction.start}, but {self.end} was the end"
+            data = read(self.data, transaction.start, transaction.end)
+            if len(data) < transaction.end - transaction.start:
+                yield f"{self.name}: committed output is gone: {self.data} ends before {transaction.end}"
+            self.end = transaction.end
+            if data[-1:] not in (b"", b"\n"):
+                yield f"{self.name}: {transaction.txn_id} ends in the middle of a record"
+            for tag, lines in unsalted(data.splitlines()).items():
+                yield from self._take(tag, lines, streams.get(tag))
+
+    def _take(self, tag: str, lines: list[bytes], stream: Stream | None) -> Iterator[str]:
+        if stream is None:
+            yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
+            return
+        check = self.checks.get(tag)
+        if check is None:
+            check = self.checks[tag] = PrefixCheck(1, partial(_read_input, stream.path))
+        was_over = check.is_over
+        check.take(b"".join(line + b"\n" for line in lines))
+        if check.is_over and not was_over:
+            yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
+
+    def _judged(self, stream: Stream) -> Verdict:
+        """What kind of damage it is: the stream's part of the output, all of it, against its input."""
+
+        def lines() -> Iterator[bytes]:
+            for found in self.committed_lines():
+                yield from (line + b"\n" for line in unsalted(found).get(stream.tag, []))
+
+        return compare([lambda: iter([stream.path.read_bytes()])], lines, is_complete=False)
+
+    def committed_lines(self) -> Iterator[list[bytes]]:
+        position, rest = 0, b""
+        while position < self.end:
+            piece = read(self.data, position, min(self.end, position + READ_BYTES))
+            if not piece:
+                return
+            position += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            yield lines
+
+    def records(self, tag: str) -> int:
+        check = self.checks.get(tag)
+        return check.records if check is not None else 0
+
+
+class Outputs:
+    """All sinks' outputs against all inputs."""
+
+    def __init__(self, instances: Mapping[str, Path]) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.outputs = {name: Output(name, instance) for name, instance in instances.items()}
+        self._same = 0
+
+    def expect(self, stream: Stream) -> None:
+        self.streams[stream.tag] = stream
+
+    def look(self) -> list[str]:
+        """What is wrong in what was committed since the last look."""
+        wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams)]
+        return wrong or self._differences()
+
+    def _differences(self) -> list[str]:
+        """Whether all sinks have the same bytes, as far as all of them are."""
+        first, *others = self.outputs.values()
+        end = min(output.end for output in self.outputs.values())
+        ours = read(first.data, self._same, end)
+        for other in others:
+            if read(other.data, self._same, end) != ours:
+                return [f"{first.name} and {other.name} differ between bytes {self._same} and {end}"]
+        self._same = end
+        return []
+
+    @property
+    def committed(self) -> int:
+        """Records that every sink shows."""
+        return min(sum(check.records for check in output.checks.values()) for output in self.outputs.values())
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {name: output.end for name, output in self.outputs.items()}
+
+    def missing(self) -> list[str]:
+        """What is not there although everything should be; looked at when all sources have ended."""
+        return [
+            f"{output.name} has {output.records(tag)} of {stream.records} records of stream {tag}"
+            for output in self.outputs.values()
+            for tag, stream in self.streams.items()
+            if output.records(tag) != stream.records
+        ]
+
+    def compare_all(self) -> dict[str, Verdict]:
+        """The complete comparison, anew from the first byte: all inputs against each output."""
+        inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
+        return {name: compare(inputs, partial(_unsalted_pieces, output)) for name, output in self.outputs.items()}
+
+
+def read(path: Path, start: int, end: int) -> bytes:
+    """The bytes of a file from start to end; fewer if it is shorter or not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+    except FileNotFoundError:
+        return b""
+
+
+def _read_input(path: Path, _number: int, position: int, size: int) -> bytes:
+    return read(path, position, position + size)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    for position in range(0, os.stat(path).st_size, READ_BYTES):
+        yield read(path, position, position + READ_BYTES)
+
+
+def _unsalted_pieces(output: Output) -> Iterator[bytes]:
+    for lines in output.committed_lines():
+        yield b"".join(line[:-SALT_BYTES] + b"\n" for line in lines)

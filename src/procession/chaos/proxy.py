@@ -1,0 +1,269 @@
+"""The proxy: a TCP connection between two parts that can be made as bad as networks are, while it runs.
+
+The one rule: with no fault on it, it changes nothing but the address. Faults (see FAULTS) are put on from the harness's
+thread; the proxies live in an event loop of their own. Before it a part that believes to talk to another; after it
+that other part, found anew for each connection, because it may have moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from procession.address import Address
+from procession.chaos.cutter import Cutter, FrameCutter, Piece
+
+READ_BYTES_MAX = 64 * 1024
+HELD_BYTES_MAX = 4 * 1024 * 1024
+CONNECT_TIMEOUT_S = 5.0
+GATHER_S = 0.2
+"""How long `late` lets bytes gather before the sender loses its connection."""
+
+FAULTS = {
+    "cut": "connections are reset, and no new one comes through",
+    "silent": "nothing gets through, and nobody is told",
+    "delay": "every read is late by the given seconds",
+    "half-close": "one direction (up or down) of the present connections ends",
+    "truncate": "half of the next frame (up or down), then nothing more",
+    "corrupt": "the head of the next frame (up or down) is wrong",
+    "late": "what is under way arrives after the sender has lost its connection and has a new one",
+    "cut-before": "the connection is reset when the given word is about to pass, once",
+    "cut-after": "… when it has passed, once",
+    "swallow": "the given word does not arrive, once",
+}
+ONCE = frozenset({"truncate", "corrupt", "cut-before", "cut-after", "swallow"})
+
+
+@dataclass(eq=False)
+class Fault:
+    kind: str
+    argument: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        kind, _, argument = text.partition(":")
+        if kind not in FAULTS:
+            raise ValueError(f"no fault of a network is called {kind!r}; there are: {', '.join(FAULTS)}")
+        return cls(kind, argument)
+
+
+class Link:
+    """One connection through the proxy: two directions, `up` to the part that listens and `down` from it."""
+
+    def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.proxy = proxy
+        self.writers = {"up": server, "down": client}
+        self.is_late = False
+        self.closed: set[str] = set()
+
+    def abort(self) -> None:
+        for writer in self.writers.values():
+            writer.transport.abort()
+
+    def end(self, direction: str) -> None:
+        """One direction ends; what comes after is dropped."""
+        self.closed.add(direction)
+        with suppress(OSError, RuntimeError):
+            self.writers[direction].write_eof()
+
+    async def carry(self, direction: str, reader: asyncio.StreamReader) -> None:
+        cutter = self.proxy.make_cutter()
+        held = bytearray()
+        writer = self.writers[direction]
+        try:
+            while data := await reader.read(READ_BYTES_MAX):
+                await self.proxy.passage(self)
+                for piece in cutter.feed(data):
+                    out, is_last = self.proxy.treated(piece, direction)
+                    if direction in self.closed:
+                        continue
+                    if self.is_late and direction == "up":
+                        held += out[: HELD_BYTES_MAX - len(held)]
+                        continue
+                    writer.write(out)
+                    if is_last:
+                        await writer.drain()
+                        self._lose(writer)
+                        return
+                await writer.drain()
+        except OSError:
+            pass
+        if self.is_late and direction == "up":
+            with suppress(OSError):
+                await self._deliver_late(bytes(held))
+        elif direction not in self.closed:
+            self.end(direction)
+
+    def _lose(self, delivered: asyncio.StreamWriter) -> None:
+        """Reset the connection, but let one side have what it was sent."""
+        delivered.close()
+        for writer in self.writers.values():
+            if writer is not delivered:
+                writer.transport.abort()
+
+    async def _deliver_late(self, held: bytes) -> None:
+        for fault in [fault for fault in self.proxy.faults if fault.kind == "late"]:
+            await fault.ended.wait()
+        self.writers["up"].write(held)
+        await self.writers["up"].drain()
+        self.writers["up"].close()
+
+
+class Proxy:
+    """Listens at `address`; `upstream` says where the other part is now. All but `put` belongs to the loop."""
+
+    def __init__(
+        self, name: str, upstream: Callable[[], Address], make_cutter: Callable[[], Cutter] = FrameCutter
+    ) -> None:
+        self.name = name
+        self.make_cutter = make_cutter
+        self.address = Address("", 0)
+        self.faults: list[Fault] = []
+        self.fired = 0
+        """How often a fault has struck: a fault that meets nobody proves nothing."""
+        self._upstream = upstream
+        self._links: set[Link] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=READ_BYTES_MAX)
+        self.address = Address(*self._server.sockets[0].getsockname()[:2])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for link in self._links:
+            link.abort()
+
+    def put(self, text: str, seconds: float) -> None:
+        """Put a fault on for so long."""
+        fault = Fault.parse(text)
+        self.faults.append(fault)
+        asyncio.get_running_loop().call_later(seconds, self._lift, fault)
+        match fault.kind:
+            case "cut":
+                self.fired += len(self._links)
+                for link in list(self._links):
+                    link.abort()
+            case "half-close":
+                self.fired += len(self._links)
+                for link in list(self._links):
+                    link.end(fault.argument)
+            case "late":
+                self.fired += len(self._links)
+                for link in list(self._links):
+                    link.is_late = True
+                    asyncio.get_running_loop().call_later(GATHER_S, link.writers["down"].transport.abort)
+
+    def _lift(self, fault: Fault) -> None:
+        if fault in self.faults:
+            self.faults.remove(fault)
+        fault.ended.set()
+
+    def lift_all(self) -> None:
+        for fault in list(self.faults):
+            self._lift(fault)
+
+    # What happens to connections
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if any(fault.kind == "cut" for fault in self.faults):
+            self.fired += 1
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                other_reader, other = await asyncio.open_connection(*self._upstream(), limit=READ_BYTES_MAX)
+        except (OSError, TimeoutError, ValueError):
+            writer.transport.abort()
+            return
+        link = Link(self, writer, other)
+        self._links.add(link)
+        try:
+            await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
+        finally:
+            self._links.discard(link)
+            for one in (writer, other):
+                one.close()
+
+    async def passage(self, link: Link) -> None:
+        """Wait as long as the faults want it."""
+        for fault in list(self.faults):
+            if fault.kind == "silent":
+                self.fired += 1
+                await fault.ended.wait()
+            elif fault.kind == "delay":
+                self.fired += 1
+                await asyncio.sleep(float(fault.argument))
+
+    def treated(self, piece: Piece, direction: str) -> tuple[bytes, bool]:
+        """What passes of a piece, and whether the connection is lost with it."""
+        for fault in [fault for fault in self.faults if fault.kind in ONCE]:
+            if fault.argument not in (direction, piece.kind):
+                continue
+            self.faults.remove(fault)
+            self.fired += 1
+            match fault.kind:
+                case "truncate":
+                    return piece.data[: max(1, len(piece.data) // 2)], True
+                case "corrupt":
+                    return b"\xff\xff" + piece.data[2:], False
+                case "cut-before":
+                    return b"", True
+                case "cut-after":
+                    return piece.data, True
+                case "swallow":
+                    return b"", False
+        return piece.data, False
+
+
+class Proxies:
+    """Proxies in a thread of their own. Use it as a context; the methods may be called from any thread."""
+
+    def __init__(self, *proxies: Proxy) -> None:
+        self._proxies = {proxy.name: proxy for proxy in proxies}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for proxy in self._proxies.values():
+            asyncio.run_coroutine_threadsafe(proxy.open(), self._loop).result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.lift_all()
+            proxy.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def address(self, name: str) -> Address:
+        return self._proxies[name].address
+
+    def put(self, name: str, fault: str, seconds: float) -> None:
+        Fault.parse(fault)
+        self._loop.call_soon_threadsafe(self._proxies[name].put, fault, seconds)
+
+    def lift_all(self) -> None:
+        for proxy in self._proxies.values():
+            self._loop.call_soon_threadsafe(proxy.lift_all)
+
+    def fired(self) -> dict[str, int]:
+        return {name: proxy.fired for name, proxy in self._proxies.items()}

@@ -1,0 +1,76 @@
+"""Recoveries: how long each part took from the signal to its first useful work. Pure; time arrives as `now`.
+
+The one rule: a time counts for a part only if it was down alone; while another one was down too, who waited for whom
+cannot be told. Those are counted, not timed. A part that is hit again before it is back was not back. Before it the
+harness's looks; after it the report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Down:
+    """A part that is not back at work: since when, and whether others were down meanwhile."""
+
+    since: float
+    is_alone: bool
+    is_timed: bool
+
+
+@dataclass
+class Recoveries:
+    """`hit` when something is done to a part, `back` when it has done useful work since."""
+
+    kills: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    recovered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    times_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    down: dict[str, Down] = field(default_factory=dict)
+
+    def hit(self, part: str, now: float, *, is_timed: bool = True) -> None:
+        """`is_timed`: only a plain kill says how long a recovery takes; one who is held back does not."""
+        self.kills[part] += 1
+        for other in self.down.values():
+            other.is_alone = False
+        others = [name for name in self.down if name != part]
+        self.down[part] = Down(now, not others and part not in self.down, is_timed)
+
+    def back(self, part: str, now: float) -> None:
+        one = self.down.pop(part, None)
+        if one is None:
+            return
+        self.recovered[part] += 1
+        if one.is_alone and one.is_timed:
+            self.times_s[part].append(now - one.since)
+
+    @property
+    def events(self) -> int:
+        """Kills and the restarts that followed them."""
+        return sum(self.kills.values())
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """For each kind of part (all sources are one kind, all sinks another)."""
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for part in sorted(self.kills):
+            kinds[part.partition("-")[0]].append(part)
+        return {kind: self._figures(parts) for kind, parts in kinds.items()}
+
+    def _figures(self, parts: list[str]) -> dict[str, Any]:
+        times = sorted(time for part in parts for time in self.times_s[part])
+        return {
+            "kills": sum(self.kills[part] for part in parts),
+            "recovered": sum(self.recovered[part] for part in parts),
+            "timed": len(times),
+            "p50_s": quantile(times, 0.5),
+            "p99_s": quantile(times, 0.99),
+        }
+
+
+def quantile(ordered: list[float], share: float) -> float | None:
+    """The value that `share` of the values do not exceed."""
+    if not ordered:
+        return None
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)

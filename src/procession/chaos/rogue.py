@@ -1,0 +1,239 @@
+"""A rogue producer: sends what it was told not to send again, and wants what others hold. `python -m …chaos.rogue`.
+
+The one rule: in the end it has sent its file, every line of it, so that the output can be held against it; only its
+manners on the way are bad. It speaks the protocol through `wire.connection`, so what it does is allowed by the tables
+and wrong only in meaning. Status 0 when all is committed, 4 when the gateway let it do what it must not.
+
+    zero, middle    sessions that begin at the first record, or half way, whatever the gateway says is committed
+    duplicates      what was sent in an earlier session, twice
+    back            an id that goes back within a session; the gateway ends it
+    fight           a stream that another session holds
+    reopen          the stream ends and is opened again, several times
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from procession.address import Address, parse_address
+from procession.connectors.file import stream_id_of
+from procession.wire.connection import Connection, Event, Violation
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
+from procession.wire.v3 import SOURCE_VERSION
+
+READ_BYTES = 64 * 1024
+PIECE_RECORDS_MAX = 200
+ANSWER_TIMEOUT_S = 10.0
+PAUSE_S = 0.3
+MANNERS = ("zero", "middle", "duplicates", "back", "fight", "reopen")
+STATUS_BROKEN = 4
+
+
+class Lost(Exception):
+    """The session is over."""
+
+
+class Broken(Exception):
+    """The gateway did what it must not do."""
+
+
+class Session:
+    """One connection; what is heard is noted."""
+
+    def __init__(self, address: Address, name: str) -> None:
+        self.committed: int | None = None
+        self._connection = Connection(Side.INITIATOR, Role.SOURCE)
+        self._answers: list[NotifyAck] = []
+        self._is_welcome = False
+        self._socket = socket.create_connection(address, timeout=ANSWER_TIMEOUT_S)
+        self._say(Hello(SOURCE_VERSION, b"", "rogue", name))
+        self._until(lambda: self._is_welcome)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def open(self, stream_id: int, name: str) -> bool:
+        """Ask for the stream; whether we got it."""
+        self._wait_for_credit()
+        self._say(Notify(stream_id, name, 0))
+        self._until(lambda: bool(self._answers))
+        answer = self._answers.pop()
+        if answer.success and answer.point_of_reference != NOTHING_COMMITTED:
+            self.committed = answer.point_of_reference
+        return answer.success
+
+    def send(self, stream_id: int, lines: Sequence[bytes], start: int, end: int) -> None:
+        while start < end:
+            self._wait_for_credit()
+            count = min(end - start, self._connection.credit.available, PIECE_RECORDS_MAX)
+            ids = range(start, start + count)
+            data = self._connection.send_messages(
+                stream_id, ids, [0] * count, None, pa.array(lines[start : start + count], pa.binary())
+            )
+            self._socket.sendall(memoryview(data))
+            start += count
+
+    def end(self, stream_id: int) -> None:
+        self._wait_for_credit()
+        self._say(Eos(stream_id))
+
+    def until_committed(self, last: int) -> None:
+        """However long it takes; a session that is lost ends it."""
+        self._until(lambda: self.committed is not None and self.committed >= last, is_patient=True)
+
+    def is_alive(self) -> bool:
+        """Whether the other side is still there, as far as can be told."""
+        try:
+            self._hear(0.2)
+        except TimeoutError:
+            return True
+        except (Lost, OSError):
+            return False
+        return True
+
+    def _wait_for_credit(self) -> None:
+        self._until(lambda: self._connection.credit.available > 0, is_patient=True)
+
+    def _say(self, frame: Frame) -> None:
+        self._socket.sendall(self._connection.send(frame))
+
+    def _until(self, holds: Callable[[], bool], *, is_patient: bool = False) -> None:
+        while not holds():
+            try:
+                self._hear(ANSWER_TIMEOUT_S)
+            except TimeoutError:
+                if not is_patient:
+                    raise Lost("no answer") from None
+
+    def _hear(self, timeout_s: float) -> None:
+        self._socket.settimeout(timeout_s)
+        data = self._socket.recv(READ_BYTES)
+        self._socket.settimeout(ANSWER_TIMEOUT_S)
+        if not data:
+            raise Lost("closed")
+        for event in self._connection.receive(data):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Ok():
+                self._is_welcome = True
+            case NotifyAck():
+                self._answers.append(event)
+            case Ack(_, positions):
+                for _, message_id in positions:
+                    self.committed = message_id if self.committed is None else max(self.committed, message_id)
+            case Error(reason) | Violation(reason):
+                raise Lost(reason)
+            case Restart():
+                raise Lost("restart")
+
+
+class Rogue:
+    """The producer. Each method is a session or two; `finish` is the decent end of all of them."""
+
+    def __init__(self, address: Address, path: Path) -> None:
+        self._address = address
+        self._path = path
+        self._stream = stream_id_of(path)
+        self._lines = path.read_bytes().splitlines()
+        self._half = len(self._lines) // 2
+
+    def run(self, manners: str) -> None:
+        for _ in range(3):
+            with suppress(Lost, OSError):
+                getattr(self, f"_{manners}")()
+            time.sleep(PAUSE_S)
+        self.finish(len(self._lines))
+
+    def finish(self, end: int) -> None:
+        """Send all up to `end` that is not committed, end the stream, and wait; as often as it takes."""
+        while True:
+            try:
+                with self._session() as session:
+                    if session.open(self._stream, self._path.name):
+                        after = -1 if session.committed is None else session.committed
+                        session.send(self._stream, self._lines, after + 1, end)
+                        session.end(self._stream)
+                        session.until_committed(end - 1)
+                        return
+            except (Lost, OSError):
+                pass
+            time.sleep(PAUSE_S)
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        session = Session(self._address, self._path.name)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def _again_from(self, start: int, end: int) -> None:
+        with self._session() as session:
+            if session.open(self._stream, self._path.name):
+                session.send(self._stream, self._lines, start, end)
+
+    def _zero(self) -> None:
+        self._again_from(0, self._half)
+        self._again_from(0, self._half + self._half // 2)
+
+    def _middle(self) -> None:
+        with self._session() as session:
+            if session.open(self._stream, self._path.name):
+                session.send(self._stream, self._lines, (session.committed or 0) // 2, self._half)
+                session.until_committed(self._half - 1)
+        self._again_from(self._half // 2, self._half + self._half // 2)
+
+    def _duplicates(self) -> None:
+        self._again_from(0, self._half)
+        with self._session() as session:
+            if session.open(self._stream, self._path.name):
+                for _ in range(2):
+                    session.send(self._stream, self._lines, 0, self._half // 2)
+
+    def _back(self) -> None:
+        with self._session() as session:
+            if session.open(self._stream, self._path.name):
+                session.send(self._stream, self._lines, 0, self._half)
+                session.send(self._stream, self._lines, self._half - 1, self._half)
+                session.until_committed(self._half - 1)
+
+    def _fight(self) -> None:
+        with self._session() as holder:
+            if not holder.open(self._stream, self._path.name):
+                return
+            holder.send(self._stream, self._lines, 0, self._half // 2)
+            with self._session() as other:
+                if other.open(self._stream, self._path.name) and holder.is_alive():
+                    raise Broken("two sessions hold the same stream")
+
+    def _reopen(self) -> None:
+        for part in range(1, 4):
+            self.finish(len(self._lines) * part // 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="procession.chaos.rogue", description="A producer of bad manners.")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--to", required=True)
+    parser.add_argument("--manners", choices=MANNERS, required=True)
+    given = parser.parse_args()
+    try:
+        Rogue(parse_address(given.to), given.path).run(given.manners)
+    except Broken as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(STATUS_BROKEN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The vigil: looks at everything, all the time, and speaks up at the first thing that is wrong.
+
+The one rule: three things are wrong: an output that is not a prefix of what must come out; a death that nobody brought
+about; and no progress within the deadline while nothing is being done to anybody. Before it the cluster; after it the
+harness, which it stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from procession.chaos.chronicle import Chronicle, Failure
+from procession.chaos.cluster import Cluster, Death
+from procession.chaos.hands import Hands
+from procession.chaos.outputs import Outputs
+from procession.chaos.scenario import DRIVER, GATEWAY
+
+LOOK_S = 0.02
+PROBE_S = 0.05
+SAMPLE_S = 1.0
+
+
+class Failed(Exception):
+    """The run ends here."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+        self.sentence = sentence
+
+
+class Stopped(Exception):
+    """Somebody asked us to stop."""
+
+
+@dataclass
+class Before:
+    """How far things were when a part died: it is at work again when they have moved since."""
+
+    fence: int
+    epoch: int
+    end: int
+    seen: int
+
+
+@dataclass
+class Vigil:
+    cluster: Cluster
+    chronicle: Chronicle
+    hands: Hands
+    outputs: Outputs
+    deadline_s: float
+    show: Callable[[Chronicle], None]
+    streams: dict[str, str] = field(default_factory=dict)
+    """The path of the file that each source sends at the moment."""
+    is_awaiting: bool = True
+    """Whether there is anything that should move."""
+    status: dict[str, Any] | None = None
+    epoch: int = -1
+    fence: int = 0
+    _before: dict[str, Before] = field(default_factory=dict)
+    _next_probe: float = 0.0
+    _next_sample: float = 0.0
+    _progress: tuple[int, int] = (0, 0)
+    progress_at: float = field(default_factory=time.monotonic)
+    _acknowledged_at: float = field(default_factory=time.monotonic)
+
+    def look(self) -> None:
+        """Look after the parts for a moment, then at everything that is due to be looked at."""
+        if not self.cluster.stage.watch(LOOK_S):
+            raise Stopped
+        now = time.monotonic()
+        self.hands.undo_due(now)
+        self._take_deaths()
+        if now >= self._next_probe:
+            self._next_probe = now + PROBE_S
+            self._probe(now)
+
+    def until(self, holds: Callable[[], bool], what: str, patience_s: float | None = None) -> None:
+        """Look until it holds. The deadline for progress is always there; `patience_s` is for this alone."""
+        limit = time.monotonic() + (patience_s or 10 * self.deadline_s)
+        self.look()
+        while not holds():
+            if time.monotonic() > limit:
+                raise Failed("stall", f"waited in vain for {what}")
+            self.look()
+
+    def is_back(self, part: str) -> bool:
+        return part not in self.chronicle.recoveries.down
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything that was done is over, everybody is back, and something was committed since."""
+        is_quiet = not self.hands.is_active and not self.chronicle.recoveries.down
+        return is_quiet and self.progress_at > self.hands.last_done
+
+    # Deaths
+
+    def _take_deaths(self) -> None:
+        deaths, self.cluster.stage.deaths = self.cluster.stage.deaths, []
+        for death in deaths:
+            if not self.hands.is_excused(death):
+                raise Failed("death", f"{death}, and nothing was done to it. Its last words: {death.words or 'none'}")
+            self._note(death)
+
+    def _note(self, death: Death) -> None:
+        self.chronicle.event(death.at - self.hands.began, death.part, str(death))
+        recoveries = self.chronicle.recoveries
+        if not death.is_ours:
+            recoveries.hit(death.part, death.at)
+        if death.part not in recoveries.down:
+            return  # it was ended to make room for another
+        self._check_outputs()  # what was under way when it died is not its recovery
+        self._before[death.part] = Before(
+            fence=self.cluster.fence(),
+            epoch=self.epoch,
+            end=self.outputs.ends.get(death.part.removeprefix("sink-"), 0),
+            seen=self._seen(death.part),
+        )
+
+    # Progress
+
+    def _probe(self, now: float) -> None:
+        self._check_outputs()
+        self.status = self.cluster.status()
+        for line in self.cluster.new_epochs():
+            self.epoch, self.fence = max(self.epoch, line["epoch"]), line["fence"]
+        self.chronicle.epochs = self.epoch + 1
+        for part in list(self.chronicle.recoveries.down):
+            if self._is_at_work(part):
+                since = self.chronicle.recoveries.down[part].since - self.hands.began
+                self.chronicle.recoveries.back(part, now)
+                self.chronicle.absences.append((part, round(since, 3), round(now - self.hands.began, 3)))
+                self.chronicle.event(now - self.hands.began, part, "is back at work")
+        self._check_progress(now)
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_S
+            self.chronicle.samples.append((round(now - self.hands.began, 1), self.chronicle.committed))
+        self.chronicle.seconds = now - self.hands.began
+        self.show(self.chronicle)
+
+    def _check_outputs(self) -> None:
+        wrong = self.outputs.look()
+        self.chronicle.committed = self.outputs.committed
+        if wrong:
+            raise Failed("violation", "; ".join(wrong[:3]))
+
+    def _is_at_work(self, part: str) -> bool:
+        if part == "worker":
+            return True
+        before = self._before.get(part)
+        if before is None:
+            return False  # it has not died yet
+        stage = self.cluster.stage
+        if part.startswith(("source", "rogue")) and (not stage.has(part) or stage.is_done(part)):
+            return part not in stage.held
+        if stage.pid(part) is None:
+            return False
+        if part == GATEWAY:
+            is_idle = not self.is_awaiting
+            return self.status is not None and (is_idle or int(self.status["records_in"]) > 0)
+        if part == DRIVER:
+            return self.fence > before.fence
+        if part.startswith("sink-"):
+            return self.outputs.ends[part.removeprefix("sink-")] > before.end
+        return self._seen(part) > before.seen
+
+    def _seen(self, part: str) -> int:
+        path = self.streams.get(part)
+        streams = self.status["streams"] if self.status else []
+        return max((int(one["seen"] or 0) for one in streams if path and one["name"].endswith(path)), default=-1)
+
+    def _check_progress(self, now: float) -> None:
+        acknowledged = 0
+        if self.status is not None:
+            acknowledged = sum(int(one["committed"] or 0) for one in self.status["streams"])
+        progress = (sum(self.outputs.ends.values()), acknowledged)
+        is_disturbed = self.hands.is_active or not self.is_awaiting
+        if progress[0] != self._progress[0]:
+            self.progress_at = now
+        if progress[1] != self._progress[1]:
+            self._acknowledged_at = now
+        self._progress = (progress[0], progress[1] if self.status is not None else self._progress[1])
+        if is_disturbed:
+            self.hands.last_stir = now
+            return
+        for what, at in (("committed", self.progress_at), ("acknowledged", self._acknowledged_at)):
+            if now - max(at, self.hands.last_done, self.hands.last_stir) > self.deadline_s:
+                raise Failed("stall", f"nothing was {what} for {self.deadline_s:g} s, and nothing was being done")
+        for part, down in self.chronicle.recoveries.down.items():
+            if now - max(down.since, self.hands.last_done) > self.deadline_s:
+                raise Failed("stall", f"{part} is not back at work after {self.deadline_s:g} s")
+
+    def failure(self, error: Failed) -> Failure:
+        scenario = self.chronicle.spans[-1].scenario if self.chronicle.spans else ""
+        return Failure(error.kind, error.sentence, scenario, self.cluster.story())

@@ -1,0 +1,158 @@
+"""A wayward sink: the file sink, with behaviours that a decent one does not have. `python -m procession.chaos.wayward`.
+
+The one rule: it is our own sink in everything but what its behaviour file says, which is read again at every word of a
+round; so a harness can change it while it runs. Before it the driver; after it the file sink's own files. The file
+holds `name=value`, comma-separated; an empty or missing one is a decent sink. A number that counts, counts from when
+the file was written.
+
+    abort_on=N            vote abort on the N-th transaction
+    abort_content=TEXT    vote abort where TEXT is to be seen (three times; then it has got used to it)
+    abort_chance=P        vote abort with this probability
+    vote_delay_s=S, decide_delay_s=S    take so long for a vote, or for phase 2
+    hang_on=N             from the N-th transaction on, answer nothing while the file says so
+    close_before_vote=N, close_after_vote=N, close_before_decision=N, close_after_decision=N
+                          end the session, the N-th time
+    double=N, swap=N, spoil=N    PLANTED BUGS: write a record twice (in place of the next), two in the wrong order, or
+                                 one with a wrong byte, in the N-th transaction; for the test of the harness itself
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from procession.address import address_of, listening_socket, parse_address
+from procession.connectors.file import FileOutput, FileSink
+from procession.errors import RemoteProtocolError
+from procession.sdk.outlet import Outlet, Where
+from procession.sdk.program import run_program
+from procession.sdk.sink import SinkServer
+from procession.sdk.txnlog import TxnLog
+
+CONTENT_ABORTS_MAX = 3
+HANG_LOOK_S = 0.05
+
+
+class Behaviour:
+    """What the file says now, and how often each occasion has come since it said so."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        self._path = path
+        self._chance = chance
+        self._text = ""
+        self._options: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def get(self, name: str) -> str:
+        try:
+            text = self._path.read_text().strip()
+        except FileNotFoundError:
+            text = ""
+        if text != self._text:
+            self._text = text
+            self._options = dict(one.split("=", 1) for one in text.split(",") if "=" in one)
+            self._counts = {}
+        return self._options.get(name, "")
+
+    def number(self, name: str) -> float:
+        return float(self.get(name) or 0)
+
+    def is_turn(self, name: str) -> bool:
+        """Whether this is the N-th occasion."""
+        turn = int(self.number(name))
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return turn == self._counts[name]
+
+    def happens(self, name: str) -> bool:
+        return self._chance.random() < self.number(name)
+
+    def may_still(self, name: str, times: int) -> bool:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return self._counts[name] <= times
+
+
+class Wayward(Outlet):
+    """An outlet that does as its behaviour says."""
+
+    def __init__(self, output: FileOutput, txnlog: TxnLog, behaviour: Behaviour) -> None:
+        super().__init__(output, txnlog)
+        self._behaviour = behaviour
+        self._is_disgusted = False
+
+    def append(self, message_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+        text = self._behaviour.get("abort_content").encode()
+        if text and any(text in payload for payload in payloads):
+            self._is_disgusted = True
+        super().append(message_ids, [self._damaged(payload) for payload in payloads])
+
+    def _damaged(self, payload: bytes) -> bytes:
+        lines = payload.splitlines(keepends=True)
+        if len(lines) >= 2:
+            if self._behaviour.get("double") and self._behaviour.is_turn("double"):
+                lines[1] = lines[0]
+            if self._behaviour.get("swap") and self._behaviour.is_turn("swap"):
+                lines[:2] = lines[1::-1]
+            if self._behaviour.get("spoil") and self._behaviour.is_turn("spoil"):
+                lines[0] = lines[0][:20] + b"?" + lines[0][21:]
+        return b"".join(lines)
+
+    def phase1(self, txn_id: str, where: Where) -> bool:
+        behaviour = self._behaviour
+        self._close_if("close_before_vote")
+        if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._is_offended():
+            self._has_gap = True  # as if something had not arrived: the decent way to say no
+        time.sleep(behaviour.number("vote_delay_s"))
+        if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
+            while behaviour.get("hang_on"):
+                time.sleep(HANG_LOOK_S)
+        vote = super().phase1(txn_id, where)
+        self._close_if("close_after_vote")
+        return vote
+
+    def phase2(self, txn_id: str, commit: bool) -> None:
+        self._close_if("close_before_decision")
+        time.sleep(self._behaviour.number("decide_delay_s"))
+        super().phase2(txn_id, commit)
+        self._close_if("close_after_decision")
+
+    def _is_offended(self) -> bool:
+        was_disgusted, self._is_disgusted = self._is_disgusted, False
+        return was_disgusted and self._behaviour.may_still("abort_content", CONTENT_ABORTS_MAX)
+
+    def _close_if(self, name: str) -> None:
+        if self._behaviour.get(name) and self._behaviour.is_turn(name):
+            raise RemoteProtocolError("I have had enough")
+
+
+class WaywardSink(FileSink):
+    def __init__(self, directory: Path, behaviour: Behaviour) -> None:
+        super().__init__(directory)
+        self._behaviour = behaviour
+
+    def open_outlet(self, instance: str) -> Outlet:
+        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
+        txnlog.open()
+        return Wayward(FileOutput(self.directory / f"{instance}.data"), txnlog, self._behaviour)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="procession.chaos.wayward", description="A file sink that misbehaves.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--behaviour", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    sink = WaywardSink(given.directory, Behaviour(given.behaviour, random.Random(given.seed)))
+    try:
+        with listening_socket(parse_address(given.listen), sink.previous()) as listener:
+            sink.announce(address_of(listener))
+            run_program(SinkServer(sink.open_outlet).serve(listener))
+    finally:
+        sink.close()
+
+
+if __name__ == "__main__":
+    main()

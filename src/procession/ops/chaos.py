@@ -1,0 +1,297 @@
+"""The cluster of a chaos run: a gateway, a driver, two sinks, producers that come and go; all real processes.
+
+The one rule: whatever dies is started again and remembered, with its status and its last words; whether it had a reason
+to die is the harness's question. Between any two parts stands a proxy. Before it `chaos/harness`, which this
+room introduces to the supervisor; after it the parts themselves, each started by its own command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from procession import faults
+from procession.address import Address, parse_address
+from procession.chaos.cluster import Death
+from procession.chaos.cutter import LineCutter
+from procession.chaos.proxy import Proxies, Proxy
+from procession.chaos.records import APP
+from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, LEFT, RIGHT, TO_GATEWAY, TO_LEFT, TO_RIGHT
+from procession.commit.checkpoint import CURRENT
+from procession.errors import ProcessionError
+from procession.gateway.client import ControlClient
+from procession.ops import sweep
+from procession.ops.epochs import EpochTail
+from procession.ops.local import COMMAND
+from procession.ops.part import Child, Part, State
+from procession.ops.supervise import Supervisor
+
+RESTART_DELAY_S = 0.02
+STATUS_TIMEOUT_S = 0.3
+STORY_BYTES_MAX = 4000
+EPOCH_INTERVAL_S = 0.1
+EPOCH_RECORDS_MAX = 5_000
+ANSWER_TIMEOUT_S = 3.0
+
+
+class Stage(Supervisor):
+    """A supervisor with endless patience that tells of every death, and can keep a part away for a while."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.deaths: list[Death] = []
+        self.held: set[str] = set()
+        self.ending: set[str] = set()
+        """Parts that are asked to end: a clean status is no reason to leave them ended."""
+
+    def _bury(self, child: Child, status: int, now: float) -> None:
+        name = child.part.name
+        words = child.log.last_words()
+        child.clear()
+        is_done = status == 0 and name not in self.ending
+        child.state = State.ENDED if is_done or name in self.held else State.WAITING
+        child.due = now + RESTART_DELAY_S
+        if not is_done:
+            self.deaths.append(Death(name, status, now, child.is_killed_by_us or name in self.ending, words))
+        self.ending.discard(name)
+
+    def hold(self, name: str) -> None:
+        """Kill it, and do not start it again."""
+        self.held.add(name)
+        self.kill(name)
+        child = self._children[name]
+        if child.state is State.WAITING:
+            child.state = State.ENDED
+
+    def release(self, name: str) -> None:
+        self.held.discard(name)
+        child = self._children[name]
+        if child.state is State.ENDED:
+            child.state, child.due = State.WAITING, time.monotonic()
+
+    def end(self, name: str) -> None:
+        """Ask it to end; it is started again."""
+        self.ending.add(name)
+        self._children[name].send(signal.SIGTERM)
+
+    def forget(self, name: str) -> None:
+        """A part that is done, or not wanted any more; another one may take its name."""
+        child = self._children.pop(name, None)
+        if child is not None:
+            child.clear()
+        self.held.discard(name)
+        self.ending.discard(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._children
+
+
+class ChaosCluster:
+    """Use it as a context. Everything that it writes is in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.stage = Stage(directory / "logs")
+        self.behaviour = directory / "behaviour"
+        self._app = directory / "app.py"
+        self._epochs = EpochTail(directory / "epochs.jsonl")
+        self._client = ControlClient(directory / "gateway", timeout_s=STATUS_TIMEOUT_S)
+        gateway = directory / "gateway" / "gateway.json"
+        self.proxies = Proxies(
+            Proxy(TO_GATEWAY, _address_in(gateway, "listen")),
+            Proxy(CONTROL, _address_in(gateway, "control"), LineCutter),
+            Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
+            Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._app.write_text(APP)
+        self._stack.enter_context(self.proxies)
+        self._stack.enter_context(self.stage)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.proxies.lift_all()
+        self.behaviour.unlink(missing_ok=True)
+        self._client.close()
+        self._stack.close()
+
+    # Starting
+
+    def start(self) -> None:
+        """Gateway, sinks, driver; returns when each has said that it is ready."""
+        place = self.directory
+        none = "127.0.0.1:0"
+        self._start(
+            GATEWAY, [*COMMAND, "gateway", "--dir", str(place / "gateway"), "--listen", none, "--control", none]
+        )
+        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", none])
+        wayward = [sys.executable, "-m", "procession.chaos.wayward", str(place / "right"), "--listen", none]
+        self._start(RIGHT, [*wayward, "--behaviour", str(self.behaviour)])
+        self.stage.wait_ready()
+        driver = [*COMMAND, "driver", str(self._app), "--dir", str(place)]
+        driver += ["--gateway", str(self.proxies.address(CONTROL))]
+        driver += ["--sink", f"left={self.proxies.address(TO_LEFT)}"]
+        driver += ["--sink", f"right={self.proxies.address(TO_RIGHT)}"]
+        driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
+        driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
+        self._start(DRIVER, driver)
+        self.stage.wait_ready()
+
+    def _start(self, name: str, argv: list[str]) -> None:
+        announcement = {
+            GATEWAY: self.directory / "gateway" / "gateway.json",
+            LEFT: self.directory / "left" / "sink.json",
+            RIGHT: self.directory / "right" / "sink.json",
+            DRIVER: self.directory / "driver.json",
+        }[name]
+        env = {faults.FILE_VARIABLE: str(self.fault_file(name))}
+        self.stage.start(
+            Part(name, tuple(argv), env, _announced_in(announcement), stop_rank=1 if name == DRIVER else 2)
+        )
+
+    def start_source(self, name: str, path: Path, rate: float | None) -> None:
+        """A producer of that file; it ends when all of it is committed."""
+        argv = [*COMMAND, "source", "file", str(path), "--to", str(self.proxies.address(TO_GATEWAY))]
+        argv += ["--rate", str(rate)] if rate else []
+        self.stage.forget(name)
+        self.stage.start(Part(name, tuple(argv)))
+
+    def start_rogue(self, name: str, path: Path, manners: str) -> None:
+        argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
+        self.stage.forget(name)
+        self.stage.start(Part(name, (*argv, "--to", str(self.proxies.address(TO_GATEWAY)))))
+
+    # Doing
+
+    def arm(self, name: str, point: str) -> None:
+        draft = self.fault_file(name).with_suffix(".draft")
+        draft.write_text(point)
+        draft.rename(self.fault_file(name))
+
+    def disarm(self, name: str) -> bool:
+        """Whether it was still armed."""
+        try:
+            self.fault_file(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_armed(self, name: str) -> bool:
+        return self.fault_file(name).exists()
+
+    def fault_file(self, name: str) -> Path:
+        return self.directory / f"fault-{name}"
+
+    def signal_all(self, name: str, number: int) -> None:
+        """A signal to a part's process and to all that it has started."""
+        for pid in self._session_of(name):
+            self.signal_one(pid, number)
+
+    def signal_one(self, pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def workers(self) -> list[int]:
+        """Spark's Python workers: what its daemon has forked."""
+        session = [one for one in sweep.processes() if one.pid in self._session_of(DRIVER)]
+        daemons = {one.pid for one in session if "pyspark.daemon" in _command_of(one.pid) and one.parent != 1}
+        return [one.pid for one in session if one.parent in daemons]
+
+    def _session_of(self, name: str) -> set[int]:
+        leader = self.stage.pid(name)
+        return {one.pid for one in sweep.processes() if one.session == leader and one.state != "Z"}
+
+    # Looking
+
+    def status(self) -> dict[str, Any] | None:
+        """What the gateway says, if it does."""
+        try:
+            return self._client.status()
+        except ProcessionError:
+            self._client.close()
+            return None
+
+    def fence(self) -> int:
+        with suppress(OSError, ValueError):
+            return int((self.directory / "checkpoint" / CURRENT).read_text())
+        return 0
+
+    def new_epochs(self) -> list[dict[str, Any]]:
+        return list(self._epochs.new())
+
+    def instances(self) -> dict[str, Path]:
+        return {side: self.directory / side / f"chaos-{side}-0" for side in ("left", "right")}
+
+    def story(self) -> str:
+        """What everybody said last, and what state they are in."""
+        logs = sorted((self.directory / "logs").glob("*.log"))
+        tails = [f"--- {log.name}\n{_tail(log)}" for log in logs if not log.name.endswith(".old.log")]
+        tails += [
+            f"--- {instance.name}.txnlog\n{_tail(instance.with_suffix('.txnlog'))}"
+            for instance in self.instances().values()
+        ]
+        states = {one.pid: one.state for one in sweep.processes()}
+        parts = ", ".join(f"{name} {states.get(self.stage.pid(name) or 0, 'away')}" for name in self.names())
+        return "\n".join([f"processes: {parts}", f"gateway: {json.dumps(self.status())}", *tails])
+
+    def names(self) -> list[str]:
+        return list(self.stage._children)
+
+    def save_copy(self) -> None:
+        """Keep the right sink's files, as they are."""
+        shutil.rmtree(self.directory / "right.saved", ignore_errors=True)
+        shutil.copytree(self.directory / "right", self.directory / "right.saved")
+
+    def restore_copy(self) -> None:
+        for path in (self.directory / "right.saved").iterdir():
+            shutil.copy2(path, self.directory / "right" / path.name)
+
+
+def _tail(path: Path) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - STORY_BYTES_MAX))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _address_in(path: Path, name: str) -> Callable[[], Address]:
+    """Where a part says it listens, read anew each time; a ValueError while it says nothing."""
+
+    def find() -> Address:
+        try:
+            return parse_address(json.loads(path.read_text())[name])
+        except FileNotFoundError as error:
+            raise ValueError(f"{path} is not there yet") from error
+
+    return find
+
+
+def _announced_in(path: Path) -> Callable[[int], bool]:
+    def is_ready(pid: int) -> bool:
+        try:
+            return bool(json.loads(path.read_text())["pid"] == pid)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+
+    return is_ready

@@ -1,0 +1,128 @@
+"""`procession chaos`: the command. Words in, one call out.
+
+The one rule: as in `cli`. The seed is printed before anything is done and the schedule is kept as it is run, so that
+whatever happens can be run again with `--replay`. Before it the command line; after it `chaos/harness`, on the cluster
+of `ops/chaos`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from procession.errors import ConfigError
+
+if TYPE_CHECKING:
+    from procession.chaos.scenario import Run
+
+SCHEDULE = "schedule.json"
+REPORT = "report.html"
+
+
+def chaos(
+    scenario: Annotated[
+        list[str] | None, typer.Option(show_default="all", help="Only this scenario (repeatable; see --list).")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, show_default="each scenario once", help="Go on, over and over, for so long."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(show_default="random", help="Decides what is done when, and to whom.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(show_default="chaos-report", help="A directory for report, schedule and logs.")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Run this schedule again: schedule.json of a report.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="Only say which scenarios there are.")] = False,
+    deadline_s: Annotated[
+        float, typer.Option(min=1, help="So long nothing may be committed before that is a failure.")
+    ] = 60.0,
+) -> None:
+    """Kill, pause, cut and fill everything there is, and hold what comes out against what went in."""
+    import secrets
+    import shutil
+    import tempfile
+
+    from procession.chaos.catalogue import CATALOGUE
+    from procession.chaos.harness import Harness
+    from procession.chaos.report import write_report
+    from procession.chaos.screen import Screen
+    from procession.ops.chaos import ChaosCluster
+
+    if as_list:
+        told = {one.name: one.prose for one in CATALOGUE}
+        print(json.dumps(told) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in told.items()))
+        return
+    chosen = secrets.randbelow(10_000) if seed is None else seed
+    recorded = None
+    if replay is not None:
+        chosen, recorded = _recorded(replay)
+    place = (report or Path("chaos-report")).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
+    with Screen() as screen:
+        screen.say(f"seed {chosen}; working in {work}, the report goes to {place}")
+        with ChaosCluster(work) as cluster:
+            screen.say("starting gateway, two sinks and the Spark driver")
+            cluster.start()
+            harness = Harness(cluster, seed=chosen, deadline_s=deadline_s, show=screen.show)
+            ends = None if minutes is None else time.monotonic() + 60 * minutes
+            chronicle = harness.run(recorded if recorded is not None else _drawn(scenario or [], chosen, ends))
+    (place / SCHEDULE).write_text(
+        json.dumps({"seed": chosen, "runs": [run.as_dict() for run in chronicle.runs]}, indent=1)
+    )
+    write_report(place / REPORT, chronicle)
+    if chronicle.outcome == "clean":
+        shutil.rmtree(work)
+    elif work.exists():
+        screen.say(f"everything is kept in {work}")
+    print(json.dumps(chronicle.figures()) if as_json else chronicle.sentence())
+    if not as_json:
+        print(f"again: procession chaos --replay {place / SCHEDULE}; the report: {place / REPORT}")
+    if chronicle.outcome != "clean":
+        raise typer.Exit(1)
+
+
+def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]:
+    """Scenarios in an order drawn from the seed; with a time limit over and over, long ones in the first turn only."""
+    import random
+
+    from procession.chaos.catalogue import BY_NAME
+    from procession.chaos.scenario import Run, schedule
+
+    unknown = [name for name in names if name not in BY_NAME]
+    if unknown:
+        raise ConfigError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
+    chance = random.Random(seed)
+    turn = 0
+    while True:
+        these = [BY_NAME[name] for name in names] or [one for one in BY_NAME.values() if turn == 0 or not one.is_long]
+        if not names:
+            chance.shuffle(these)
+        for one in these:
+            steps = schedule(one, chance)
+            if ends is not None and time.monotonic() >= ends:
+                return
+            yield Run(one.name, steps)
+        turn += 1
+        if ends is None:
+            return
+
+
+def _recorded(path: Path) -> tuple[int, list[Run]]:
+    from procession.chaos.scenario import Run
+
+    try:
+        told = json.loads(path.read_text())
+        return int(told["seed"]), [Run.from_dict(one) for one in told["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a schedule: {error}", next_step="give the schedule.json of a report"
+        ) from error
