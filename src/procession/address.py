@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from contextlib import suppress
 from typing import NamedTuple
@@ -16,6 +17,9 @@ from typing import NamedTuple
 from procession.errors import ConfigError
 
 SILENCE_S = 30
+PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
+"""Below those that the system gives to outgoing connections: nobody takes our port while we are started again."""
+PORT_TRIES = 32
 
 
 class Address(NamedTuple):
@@ -40,6 +44,10 @@ def listening_socket(address: Address, previous: Address | None = None) -> socke
     if address.port == 0 and previous is not None and previous.host == address.host:
         with suppress(OSError):
             return _bound(previous)
+    if address.port == 0:
+        for port in random.sample(PORTS_TO_CHOOSE_FROM, PORT_TRIES):
+            with suppress(OSError):
+                return _bound(Address(address.host, port))
     try:
         return _bound(address)
     except OSError as error:

@@ -1,13 +1,15 @@
-"""Fault points: named places where a test makes the process die, exactly there.
+"""Fault points: named places where a test makes the process die, exactly there; or its disk fail.
 
 The one rule: off unless the environment names a point or a file, and then it costs one look. `PROCESSION_FAULT` holds
 `name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
 file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
-that it happens once, and can be seen to have happened. Imports nothing of ours.
+that it happens once, and can be seen to have happened. A file that says `disk:full` or `disk:sync` stays, and every
+write, or every sync, fails as long as it is there. Imports nothing of ours.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -24,6 +26,7 @@ def _armed(text: str) -> dict[str, int]:
     return points
 
 
+_DISK = {"full": errno.ENOSPC, "sync": errno.EIO}
 _points = _armed(os.environ.get(VARIABLE, ""))
 _file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
 
@@ -47,3 +50,15 @@ def _is_taken(file: Path, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def disk(what: str) -> None:
+    """Raise the OSError of a disk that is full (before a write), or that fails to sync, if the file says so."""
+    if _file is None:
+        return
+    try:
+        said = _file.read_text().strip()
+    except FileNotFoundError:
+        return
+    if said == f"disk:{what}":
+        raise OSError(_DISK[what], os.strerror(_DISK[what]))

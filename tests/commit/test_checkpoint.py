@@ -27,11 +27,11 @@ def round_of(epoch: int, fence: int = 1) -> Round:
 
 
 def write_offsets(checkpoint: Checkpoint, epoch: int) -> None:
-    _write(checkpoint.directory / "offsets" / str(epoch), f"offsets of {epoch}")
+    _write(checkpoint.directory / "offsets" / str(epoch), f'v1\n{{}}\n{{"gateway-0":{epoch}}}')
 
 
 def write_commit(checkpoint: Checkpoint, epoch: int) -> None:
-    _write(checkpoint.directory / "commits" / str(epoch), f"commit of {epoch}")
+    _write(checkpoint.directory / "commits" / str(epoch), f'v1\n{{"epoch":{epoch}}}')
 
 
 def _write(path: Path, text: str) -> None:
@@ -50,6 +50,32 @@ def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> C
         write_offsets(checkpoint, committed + 1)
         checkpoint.rounds.write(round_of(committed + 1))
     return checkpoint
+
+
+@pytest.mark.parametrize("torn", ["", "v1\n", "v1\n{", "\0" * 40])
+def test_a_commit_that_a_power_cut_has_torn_decides_nothing(tmp_path: Path, torn: str) -> None:
+    old = grown(claim(tmp_path), 3, is_open=True)
+    _write(old.directory / "commits" / "4", torn)
+    assert (claim(tmp_path).log.offered, claim(tmp_path).log.committed) == (4, 3)
+
+
+@pytest.mark.parametrize("torn", ["", "v1\n{}\n", "\0" * 40])
+def test_offsets_that_a_power_cut_has_torn_are_offered_anew(tmp_path: Path, torn: str) -> None:
+    old = grown(claim(tmp_path), 3)
+    _write(old.directory / "offsets" / "4", torn if torn != "v1\n{}\n" else "v1\n{}\n{")
+    assert (claim(tmp_path).log.offered, claim(tmp_path).log.committed) == (3, 3)
+
+
+def test_another_gateways_directory_is_refused(tmp_path: Path) -> None:
+    claim(tmp_path).check_gateway("one")
+    claim(tmp_path).check_gateway("one")
+    with pytest.raises(StorageError, match="not the one"):
+        claim(tmp_path).check_gateway("other")
+
+
+def test_what_a_first_claim_left_half_made_bars_nobody(tmp_path: Path) -> None:
+    (tmp_path / f"{PIPELINE}.123.draft").write_text("{")
+    assert claim(tmp_path).fence == 1
 
 
 def coordinator(checkpoint: Checkpoint) -> Coordinator:
@@ -83,7 +109,7 @@ def test_a_successor_takes_over_what_is_decided_and_leaves_the_open_round_behind
     new = claim(tmp_path)
     assert (new.log.offered, new.log.committed) == (4, 3)
     assert new.rounds.read_all() == {epoch: round_of(epoch) for epoch in range(4)}
-    assert (new.directory / "offsets" / "4").read_text() == "offsets of 4"
+    assert (new.directory / "offsets" / "4").read_text() == (old.directory / "offsets" / "4").read_text()
     assert (new.directory / "metadata").read_text() == '{"id":"x"}'
     # What the old one still writes goes where nobody reads.
     write_commit(old, 4)

@@ -17,8 +17,12 @@ from procession.address import Address, listening_socket
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.link import REFUSALS_MAX, Link, SinkOptions, packed
 from procession.connectors.file import FileSink
-from procession.errors import ConfigError
+from procession.errors import ConfigError, StorageError
 from procession.sdk.sink import SinkServer
+from procession.wire import twopc
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import Error, Frame, Messages, NotifyAck, Ok, ReplyUncommitted, Restart
 
 TXN = "p-w-out-id-abc.1.1:c_id=0"
 PATIENCE_S = 30.0
@@ -158,6 +162,52 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
         await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
         await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
         await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("last_word", [Restart(None), Error("no more")])
+def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and_nobody_is_blamed(
+    last_word: Frame,
+) -> None:
+    """Our side of the connection is over at once; the data that is still to be sent must not count as our mistake."""
+
+    async def story() -> None:
+        sessions = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sessions
+            sessions += 1
+            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            while not any(isinstance(event, Messages) for event in connection.receive(await reader.read(65_536))):
+                pass
+            listed = twopc.wrap(ReplyUncommitted(1, ()))
+            for frame in (Ok(2), NotifyAck(True, 1, 0), listed, *([last_word] if sessions == 1 else [])):
+                writer.write(connection.send(frame))
+            await reader.read(65_536)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1], answer_timeout_s=5.0)
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
+        await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
+        assert not talk.task.done()
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port)
+        await talk.until(lambda: bool(talk.events))
+        with pytest.raises(StorageError, match="manifests say"):
+            await talk.link.emit(Emit("out", TXN, 0, 0, 5), iter([pa.array([b"x"])]))
         await talk.end()
         await sink.end()
 

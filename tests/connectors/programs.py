@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from procession import faults
-from procession.sdk.address import parse_address
+from procession.address import parse_address
 from procession.sdk.testing import Worker
 
 SINK = """

@@ -329,7 +329,7 @@ def test_a_full_disk_ends_the_gateway_with_a_sentence_and_loses_nothing(gateway_
 def test_a_replaced_driver_gets_nothing_from_the_gateway_any_more_also_after_a_restart(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with gateway.client() as control:
-        assert control.fence(5) == (0, 0)
+        assert control.fence(5)[:2] == (0, 0)
         for _ in range(2):
             with pytest.raises(FencedError):
                 control.offer(4, 0, 1, 1)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from procession.errors import StorageError
 from procession.address import Address, address_of, listening_socket
+from procession.errors import StorageError
 from procession.sdk.outlet import Outlet
 from procession.sdk.sink import SinkServer
 from procession.sdk.testing import MemoryOutput, Worker
 from procession.sdk.txnlog import Transaction, TxnLog
-from procession.wire import twopc
+from procession.wire import twopc, v3
 from procession.wire.messages import (
     DATA_STREAM,
     Eos,
@@ -225,6 +225,30 @@ async def test_what_a_worker_must_not_say_ends_its_session_with_a_reason(sink: S
                 assert reason in await refusal(worker)
         witness.data(0, b"abc")
         assert await witness.phase1("t1", 0, 3), "nobody else notices"
+
+
+@on_a_loop
+async def test_whatever_follows_a_good_greeting_in_one_segment_the_sink_goes_on_serving(sink: Sink) -> None:
+    hello = v3.encode(Hello(SINK_VERSION, b"", "p", "other"))
+    words = [
+        v3.encode(Notify(DATA_STREAM, "out", 0)),
+        v3.encode(twopc.wrap(ListUncommitted(1))),
+        v3.encode(twopc.wrap(Phase2("t", True))),
+        v3.encode(Message(DATA_STREAM, 7, 0, b"", b"x")),
+        v3.encode(Ok(1)),
+        b"\0\0\0\1\x63",
+        hello,
+    ]
+    async with sink.serving() as server:
+        for sequence in [(one, other) for one in words for other in words]:
+            reader, writer = await asyncio.open_connection(*sink.address)
+            writer.write(hello + b"".join(sequence))
+            writer.write_eof()
+            await reader.read()  # to its end: the session is over
+            writer.close()
+        async with await sink.worker() as worker:
+            assert await worker.hello() == (0, ())
+        assert not server.done()
 
 
 @on_a_loop

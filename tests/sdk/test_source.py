@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from procession.errors import ConfigError, RemoteProtocolError
 from procession.address import Address
+from procession.errors import ConfigError, RemoteProtocolError
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
 from procession.sdk.source import SourceClient, SourceOptions

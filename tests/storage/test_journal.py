@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from procession.errors import StorageError
 from procession.storage.durable import write_durably
-from procession.storage.journal import ENTRY_BYTES_MAX, Journal, encode, read_journal
+from procession.storage.journal import ENTRY_BYTES_MAX, Entry, Journal, encode, read_journal
 from tests.storage.disks import file_size_limit, tiny_disk
 
 ENTRIES: list[dict[str, object]] = [
@@ -32,7 +32,9 @@ def written(path: Path, entries: list[dict[str, object]]) -> bytes:
 def reopened(path: Path) -> list[dict[str, object]]:
     journal = Journal(path)
     try:
-        return journal.open()
+        entries: list[Entry] = []
+        journal.open(entries.append)
+        return entries
     finally:
         journal.close()
 
@@ -60,7 +62,9 @@ def test_a_journal_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_pa
         assert list(read_journal(path)) == ENTRIES[:whole]
         assert path.stat().st_size == cut, "reading changes nothing"
         journal = Journal(path)
-        assert journal.open() == ENTRIES[:whole]
+        entries: list[Entry] = []
+        journal.open(entries.append)
+        assert entries == ENTRIES[:whole]
         journal.append({"after": cut})
         journal.close()
         assert reopened(path) == [*ENTRIES[:whole], {"after": cut}]

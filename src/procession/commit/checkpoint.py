@@ -19,12 +19,13 @@ from pathlib import Path
 
 from procession.commit.breach import fenced
 from procession.commit.rounds import Rounds
-from procession.commit.sparklog import SparkLog
+from procession.commit.sparklog import SparkLog, is_whole
 from procession.errors import ConfigError, PlanError, StorageError
-from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
+GATEWAY = "GATEWAY"
 EPOCHS_COPIED = 10
 """A successor needs the last two; each file costs a sync, and a restart should be quick."""
 
@@ -55,6 +56,17 @@ class Checkpoint:
         if current != self.fence:
             raise fenced(self.fence, current)
 
+    def check_gateway(self, identity: str) -> None:
+        """The gateway's directory must be the one that the pipeline began with: sequence numbers are its own."""
+        path = self.root / GATEWAY
+        if not path.exists():
+            write_durably(path, identity.encode())
+        if path.read_text() != identity:
+            raise StorageError(
+                "the gateway's directory is not the one that this checkpoint was made with",
+                next_step="restore the gateway's directory, or begin anew with another --dir (and an empty output)",
+            )
+
     @classmethod
     def claim(cls, root: Path, *, name: str, fingerprint: str) -> Checkpoint:
         """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off."""
@@ -62,6 +74,7 @@ class Checkpoint:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(root, "make", error) from error
+        fsync_dir(root.parent)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             identity = _identity(root, name, fingerprint)
@@ -90,7 +103,8 @@ class Checkpoint:
                 _copy_files(last / part, draft / part)
             committed = SparkLog(draft).committed
             _copy_files(last / "rounds", draft / "rounds", up_to=committed)
-            _copy_file(last / "metadata", draft / "metadata")
+            if is_whole(last / "metadata"):
+                _copy_file(last / "metadata", draft / "metadata")
             if not last.exists():
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
         fsync_dir(draft)
@@ -108,7 +122,9 @@ class Checkpoint:
 def _identity(root: Path, name: str, fingerprint: str) -> str:
     path = root / PIPELINE
     if not path.exists():
-        strangers = [entry.name for entry in root.iterdir() if entry.name not in (CURRENT, "LOCK")]
+        # Our own names, and what a claim that was killed left half made, are no strangers.
+        names = [entry.name for entry in root.iterdir()]
+        strangers = [name for name in names if name not in (CURRENT, "LOCK") and not name.endswith(".draft")]
         if strangers:
             raise ConfigError(
                 f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
@@ -161,6 +177,9 @@ def _damaged(path: Path) -> StorageError:
 def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
     target.mkdir()
     named = {int(path.name): path for path in source.glob("[0-9]*") if path.name.isdigit()}
+    # Spark does not sync: a power cut may leave its newest file torn. Nothing was built on a file that we did not sync.
+    if named and not is_whole(named[max(named)]):
+        del named[max(named)]
     for epoch in sorted(epoch for epoch in named if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
         _copy_file(named[epoch], target / named[epoch].name)
     fsync_dir(target)
@@ -172,7 +191,7 @@ def _copy_file(source: Path, target: Path) -> None:
         data = source.read_bytes()
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            os.write(descriptor, data)
+            write_all(descriptor, data, 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -118,6 +118,7 @@ class Conductor:
 
     def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
         last = self._coordinator.rounds.get(epoch - 1)
+        _check_joined(epoch, manifests, last.last if last is not None else 0)
         positions = dict(last.positions) if last is not None else {}
         for manifest in manifests:
             positions.update(manifest.positions)
@@ -208,18 +209,18 @@ class Conductor:
                 raise error
 
     async def _emit(self, action: Emit) -> None:
+        if self._epoch is None or self._epoch.epoch != action.epoch:
+            return  # the round was ended before its turn came
         try:
-            await self._links[action.sink].emit(action, self._payloads(action))
+            await self._links[action.sink].emit(action, self._payloads(action, self._epoch.manifests))
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:
             self._stop(error)
 
-    def _payloads(self, action: Emit) -> Iterator[pa.Array]:
+    def _payloads(self, action: Emit, manifests: Sequence[Manifest]) -> Iterator[pa.Array]:
         """The sink's runs in partition order, which is the order of the records: ranges need no merge."""
-        if self._epoch is None or self._epoch.epoch != action.epoch:
-            return
-        for manifest in self._epoch.manifests:
+        for manifest in manifests:
             run = manifest.runs.get(action.sink)
             if run is not None:
                 yield from self._runs.read(action.epoch, run)
@@ -271,6 +272,10 @@ class Conductor:
     def _stop(self, error: ProcessionError) -> None:
         if self._error is not None:
             return
+        try:
+            self._checkpoint.check_fence()
+        except ProcessionError as fenced:
+            error = fenced  # whatever went wrong, it went wrong because another driver has taken over
         self._error = error
         self._idle.set()
         if self._epoch is not None and not self._epoch.finished.done():
@@ -299,3 +304,11 @@ class Conductor:
 def _added(before: Mapping[str, int], **counts: int) -> dict[str, int]:
     """Counters go on over the life of the checkpoint."""
     return {name: before.get(name, 0) + count for name, count in counts.items()}
+
+
+def _check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
+    """Each range begins where the one before ends, and the first where the last epoch ended."""
+    for manifest in manifests:
+        if manifest.first != end:
+            raise StorageError(f"epoch {epoch} begins or goes on at record {manifest.first}, not at {end}")
+        end = manifest.last

@@ -12,19 +12,21 @@ import os
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from procession import faults
+from procession.address import notice_silence
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.wire import twopc
 from procession.wire.connection import Connection, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import (
+    DATA_STREAM,
     NOTHING_COMMITTED,
     Error,
     Hello,
@@ -37,15 +39,18 @@ from procession.wire.messages import (
     Phase2,
     Reply,
     ReplyUncommitted,
+    Restart,
 )
+from procession.wire.v3 import SINK_VERSION
 
-DATA_STREAM = 1
 CREDITS_MIN = 2
 LIST_TAG = 1
 READ_BYTES = 65_536
 REFUSALS_MAX = 8
 """So many greetings in a row that a sink answers with an error are for a person to see."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
+LINGER_S = 5.0
+"""How long a connection that we close may take to carry what is written."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,8 @@ class SinkOptions:
     port: int
     program: str
     instance: str
-    cookie: bytes = b""
-    version: str = "v0.0.1"
+    cookie: bytes = field(default=b"", repr=False)
+    version: str = SINK_VERSION
     is_authoritative: bool = True
     pack_bytes_max: int = 0
     """Records are packed into messages of at most this many bytes; 0: each record is a message of its own."""
@@ -120,6 +125,7 @@ class Link:
         async with asyncio.timeout(options.answer_timeout_s):
             reader, writer = await asyncio.open_connection(options.host, options.port)
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        notice_silence(writer.get_extra_info("socket"))
         try:
             hello = Hello(options.version, options.cookie, options.program, options.instance)
             notify = Notify(DATA_STREAM, options.instance, 0)
@@ -128,7 +134,7 @@ class Link:
             async with asyncio.timeout(options.answer_timeout_s):
                 listed, position, rest = await self._handshake(connection, reader)
             self._connection, self._writer = connection, writer
-            self._delay_s, self._failures, self._refusals = 0.0, 0, 0
+            self._delay_s = 0.0
             self._is_leaving = self._is_hung = False
             self._report(SinkConnected(options.name, listed, position))
             self._take(rest)
@@ -142,9 +148,12 @@ class Link:
                 self._disarm()
                 self._phase2_sent.clear()
                 self._report(SinkLost(options.name, self._is_hung))
+            # What is written goes out, unless the sink does not read it.
             writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await writer.wait_closed()
+            writer.transport.abort()
 
     async def _handshake(
         self, connection: Connection, reader: asyncio.StreamReader
@@ -186,11 +195,14 @@ class Link:
                     if commit:
                         self._report(Phase2Confirmed(name, txn_id))
                 case Reply(txn_id, commit):
+                    self._failures = self._refusals = 0  # a greeting proves little; a sink that votes works
                     self._disarm()
                     self._phase2_sent.clear()  # whoever votes has had phase 2 of the round before
                     self._report(VoteReceived(name, txn_id, commit))
                 case Error(reason):
                     raise RemoteProtocolError(f"the sink says: {reason}")
+                case Restart():
+                    raise ConnectionResetError("the sink asks us to come again")
                 case Violation(reason):
                     raise RemoteProtocolError(reason)
 
@@ -204,16 +216,25 @@ class Link:
         position = action.start
         try:
             for payload in payloads:
+                if connection.is_over:
+                    return  # the sink has said ERROR or RESTART; the session is about to end
                 messages, edges = packed(payload, self.options.pack_bytes_max)
                 starts = (position + edges[:-1]).astype(np.uint64)
                 times = np.zeros(len(messages), np.int64)
                 writer.write(memoryview(connection.send_messages(DATA_STREAM, starts, times, None, messages)))
                 position += int(edges[-1])
                 await self._drained(writer)
+            if connection.is_over:
+                return
+            if position != action.end:
+                raise StorageError(
+                    f"the runs of epoch {action.epoch} hold {position - action.start} bytes for sink"
+                    f" {action.sink!r}, their manifests say {action.end - action.start}"
+                )
             faults.point("driver:before-phase1")
             where = ((DATA_STREAM, action.start, position),)
             writer.write(connection.send(twopc.wrap(Phase1(action.txn, where))))
-            self._arm()
+            self._arm(writer)
             await self._drained(writer)
         except OSError:
             return
@@ -223,10 +244,10 @@ class Link:
             async with asyncio.timeout(self.options.answer_timeout_s):
                 await writer.drain()
         except TimeoutError:
-            self._give_up()
+            self._give_up(writer)
 
     def phase2(self, txn: str, commit: bool) -> None:
-        if self._writer is None or self._connection is None:
+        if self._writer is None or self._connection is None or self._connection.is_over:
             return
         self._phase2_sent.add(txn)
         self._writer.write(self._connection.send(twopc.wrap(Phase2(txn, commit))))
@@ -238,22 +259,21 @@ class Link:
         if self._writer is not None:
             self._writer.close()
             # A sink that does not read what is left must not hold us for ever.
-            asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._writer.transport.abort)
+            asyncio.get_running_loop().call_later(LINGER_S, self._writer.transport.abort)
 
-    def _arm(self) -> None:
+    def _arm(self, writer: asyncio.StreamWriter) -> None:
         self._disarm()
-        self._deadline = asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._give_up)
+        self._deadline = asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._give_up, writer)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
+    def _give_up(self, writer: asyncio.StreamWriter) -> None:
         self._say(f"sink {self.options.name!r} did not answer within {self.options.answer_timeout_s:g} s; trying again")
         self._is_hung = True
-        if self._writer is not None:
-            self._writer.transport.abort()
+        writer.transport.abort()
 
 
 def _why(error: Exception) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import StorageError
-from procession.storage.durable import write_durably
+from procession.storage.durable import fsync_dir, write_durably
 
 ROUNDS_KEPT = 100
 """As many as Spark keeps of its own commits."""
@@ -61,7 +61,9 @@ class Rounds:
 
     def write(self, record: Round) -> None:
         """Durable when this returns."""
-        self.directory.mkdir(exist_ok=True)
+        if not self.directory.exists():
+            self.directory.mkdir()
+            fsync_dir(self.directory.parent)
         write_durably(self._path(record.epoch), record.to_json())
 
     def read(self, epoch: int) -> Round | None:

@@ -7,6 +7,7 @@ The one rule: Spark does not sync these files, so we do, before anything that re
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 from pathlib import Path
@@ -43,7 +44,7 @@ class SparkLog:
             return {str(gateway): int(sequence) for gateway, sequence in found.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, IndexError, AttributeError) as error:
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise StorageError(
                 f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
             ) from error
@@ -90,6 +91,25 @@ class SparkLog:
         except OSError as error:
             raise storage_error(path, "sync", error) from error
         fsync_dir(path.parent)
+        _sync_once(self.directory, part)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of Spark's is all there: its last line is a JSON object."""
+    try:
+        return isinstance(json.loads(path.read_text().splitlines()[-1]), dict)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+@functools.cache
+def _sync_once(directory: Path, part: str) -> None:
+    """The folder `part` itself, and the file in which Spark keeps its query's name: both are made only once."""
+    metadata = directory / "metadata"
+    if metadata.exists():
+        with metadata.open("rb") as file:
+            os.fsync(file.fileno())
+    fsync_dir(directory)
 
 
 def _newest(directory: Path) -> int:

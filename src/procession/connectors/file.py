@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession import faults
 from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError, StorageError
 from procession.sdk.batch import Batch, StreamInfo
@@ -167,6 +168,7 @@ class FileOutput:
 
     def prepare(self, transaction: Transaction) -> None:
         try:
+            faults.disk("sync")
             os.fdatasync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, "sync", error) from error

@@ -35,6 +35,7 @@ class Offer(NamedTuple):
 class Fence(NamedTuple):
     committed_end: int
     next_sequence: int
+    identity: str
 
 
 class ControlClient:
@@ -59,7 +60,7 @@ class ControlClient:
     def fence(self, fence: int) -> Fence:
         """From now on no driver before this one is heard."""
         reply = self._ask("fence", fence=fence)
-        return Fence(reply["committed_end"], reply["next_sequence"])
+        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"])
 
     def status(self) -> dict[str, Any]:
         return self._ask("status")

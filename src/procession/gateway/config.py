@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.wire.codec import FRAME_BYTES_MAX
@@ -15,7 +15,7 @@ MIB = 1024 * KIB
 class Limits:
     """What the decisions depend on; the pure half of the settings."""
 
-    cookie: bytes = b""
+    cookie: bytes = field(default=b"", repr=False)
     credits_max: int = 16384
     sessions_max: int = 256
     streams_max: int = 65536

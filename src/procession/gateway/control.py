@@ -104,7 +104,8 @@ class ControlServer:
             case "fence":
                 await gateway.fence(*_integers(request, "fence"))
                 end_sequence = gateway.state.snapshot.end_sequence
-                return {"committed_end": end_sequence, "next_sequence": gateway.state.next_sequence}
+                found = {"committed_end": end_sequence, "next_sequence": gateway.state.next_sequence}
+                return {**found, "identity": gateway.identity}
             case "status":
                 return gateway.status()
             case other:

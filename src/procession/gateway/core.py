@@ -31,6 +31,7 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.identity import identity
 from procession.gateway.state import GatewayState
 from procession.storage.log import IngressLog
 from procession.wire.messages import Frame
@@ -56,6 +57,7 @@ class Gateway:
         self.log = IngressLog(
             config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=found.end_sequence
         )
+        self.identity = identity(config.directory)
         tail = self.log.read(found.end_sequence, self.log.next_sequence)
         lag_bytes = self.log.lag_bytes(found.end_sequence)
         self.state = GatewayState(config.limits, found, tail, self.log.next_sequence, lag_bytes)
@@ -145,6 +147,11 @@ class Gateway:
             await self._raise_to(fence)
         self.flush()
         await self._durably(self.log.sync)
+        if start > self.log.next_sequence:
+            raise StorageError(
+                f"The driver has read up to record {start}, but this log ends at {self.log.next_sequence}.",
+                next_step="Restore the gateway's directory: it has less than it had offered.",
+            )
         return self.log.end_for(start, records_max, bytes_max)
 
     async def fence(self, fence: int) -> None:

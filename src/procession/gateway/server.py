@@ -47,6 +47,7 @@ class Session(asyncio.Protocol):
         self._timers: list[asyncio.TimerHandle] = []
         self._transport: asyncio.Transport
         self._number = 0
+        self._is_lingering = False
         self.gone = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,7 +92,7 @@ class Session(asyncio.Protocol):
 
     def close(self, reason: str | None) -> None:
         """Say why, then close."""
-        if reason is not None:
+        if reason is not None and not self._is_lingering:
             log.warning("!", session=self._number, reason=reason)
             self._transport.write(self._connection.error_frame(reason))
         self._linger()
@@ -107,8 +108,9 @@ class Session(asyncio.Protocol):
     def _linger(self) -> None:
         # A socket that is closed with unread bytes resets, and the peer loses our last word. So we only end our half,
         # go on reading (the connection discards it), and cut when the peer closes or has had its time.
-        if self._transport.is_closing():
+        if self._is_lingering or self._transport.is_closing():
             return
+        self._is_lingering = True
         self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
 

@@ -14,8 +14,11 @@ def read_cookie(path: Path | None) -> bytes:
     if path is None:
         return b""
     try:
-        return path.read_bytes().rstrip(b"\r\n")
+        cookie = path.read_bytes().rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(
             f"the cookie file {path} cannot be read: {error.strerror}", next_step="give a file that this user may read"
         ) from error
+    if not cookie:
+        raise ConfigError(f"the cookie file {path} is empty", next_step="put a secret into it, or give no cookie file")
+    return cookie

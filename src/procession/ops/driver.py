@@ -26,7 +26,7 @@ from procession.commit.conductor import Conductor, Rim
 from procession.commit.coordinator import Coordinator
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
-from procession.errors import ConfigError, FencedError, ProcessionError, RoundError
+from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
@@ -59,7 +59,7 @@ class DriverConfig:
     answer_timeout_s: float = 30.0
     runs: Path | None = None
     master: str | None = None
-    cookie: bytes = b""
+    cookie: bytes = field(default=b"", repr=False)
 
     @property
     def log_directory(self) -> Path:
@@ -72,6 +72,9 @@ class Query(Protocol):
     def awaitTermination(self) -> bool | None: ...  # noqa: N802  (Spark's name)
 
     def stop(self) -> None: ...
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802  (Spark's name)
 
 
 class Stopping(Exception):
@@ -120,8 +123,7 @@ class Driver:
             with suppress(FutureTimeout):
                 self._ask(conductor.close()).result(timeout=DRAIN_S)
         if self._error is not None:
-            if not isinstance(self._error, ProcessionError):
-                self._checkpoint.check_fence()  # a driver that was replaced fails in any way, and must not come back
+            self._checkpoint.check_fence()  # a driver that was replaced fails in any way, and must not come back
             raise self._error
 
     @property
@@ -154,7 +156,7 @@ class Driver:
         is_told = False
         while self._goes_on:
             try:
-                self._gateway.raise_fence(max(self._checkpoint.log.offsets.values(), default=0))
+                self._gateway.raise_fence(self._checkpoint)
                 return
             except RoundError as error:
                 if not is_told:
@@ -218,9 +220,11 @@ class Driver:
                 self._ask(conductor.settle()).result(timeout=DRAIN_S)
             if self._round is not None:
                 self._round.cancel()
-        with suppress(Exception):  # whatever Spark says of a stop, the log is looked up next
-            query.stop()
-        self._ask(conductor.query_ended()).result()
+        if _ends(query):
+            self._ask(conductor.query_ended()).result()
+        else:
+            # A commit may still be written: the round stays in doubt, and whoever drives next looks it up.
+            self._say("Spark did not end the query in time; the open round is left to the next driver")
 
     def _await_end(self, query: Query) -> None:
         try:
@@ -277,6 +281,10 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
     return options
 
 
-def is_fatal(error: BaseException) -> bool:
-    """Whether somebody must act before a restart can help."""
-    return isinstance(error, ProcessionError) and (bool(error.next_step) or isinstance(error, FencedError))
+def _ends(query: Query) -> bool:
+    """Stop the query. Only if Spark itself says that it has ended can no more commits be written."""
+    try:
+        query.stop()
+        return not query.isActive
+    except Exception:  # a time-out of Spark's, or a JVM that does not answer: nothing is known
+        return False

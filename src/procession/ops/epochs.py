@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ class EpochLog:
             "committed_ns": outcome.committed_ns,
             "latency_ms": _latencies(outcome),
         }
-        if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
-            self._path.replace(self._path.with_suffix(".1.jsonl"))
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with suppress(OSError):  # a disk that is full stops those whose bytes count
+            if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def _latencies(outcome: Outcome) -> list[list[float]]:

@@ -7,7 +7,7 @@ Pickles, because the helper process is started by Spark. Before it `gateway/cont
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.commit.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ class GatewayFeed:
     """Offers the next epoch, limited in records and bytes."""
 
     at: str | Path
-    cookie: bytes
+    cookie: bytes = field(repr=False)
     checkpoint: Checkpoint
     records_max: int
     bytes_max: int
@@ -55,13 +55,15 @@ class GatewayWord:
         self._lock = threading.Lock()  # a new driver raises its fence while it repeats its predecessor's last word
         self._fence = fence
 
-    def raise_fence(self, offered_end: int) -> None:
+    def raise_fence(self, checkpoint: Checkpoint) -> None:
         """From now on no earlier driver is heard. A gateway that has less than it had offered is refused."""
         with self._lock:
-            held = self._client.fence(self._fence).next_sequence
-        if held < offered_end:
+            found = self._client.fence(self._fence)
+        checkpoint.check_gateway(found.identity)
+        offered_end = max(checkpoint.log.offsets.values(), default=0)
+        if found.next_sequence < offered_end:
             raise StorageError(
-                f"the gateway's log ends at record {held}, but {offered_end} were offered to Spark",
+                f"the gateway's log ends at record {found.next_sequence}, but {offered_end} were offered to Spark",
                 next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
             )
 

@@ -72,7 +72,7 @@ class Local:
             self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
         if not self.supervisor.wait_ready():
             return False
-        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=30.0)
+        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0)
         return self.supervisor.wait_ready(DRIVER)
 
     def start_source(self, paths: Sequence[Path], *, rate: float | None = None, is_stamping: bool = False) -> None:

@@ -3,7 +3,7 @@
 The one rule: an instance has one session, the latest. A new HELLO of the same name ends the older session, and
 nothing that the older one still says is heard. What a peer says can end its session, never the server; a failing
 Output or log does that, because then a promise may be at stake and recovery has to look. Before it on the walk:
-commit/emitter, over the wire. After it: sdk/outlet.
+commit/link, over the wire. After it: sdk/outlet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from procession.address import notice_silence
-from procession.errors import RemoteProtocolError
+from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.sdk.outlet import Outlet
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX
@@ -46,6 +46,8 @@ from procession.wire.messages import (
 from procession.wire.v3 import VERSIONS
 
 SESSIONS_MAX = 1024
+INSTANCES_MAX = 128
+"""Each keeps its output and its log open for the sink's life."""
 HANDSHAKE_TIMEOUT_S = 10.0
 LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
@@ -73,6 +75,7 @@ class SinkServer:
         *,
         cookie: bytes = b"",
         sessions_max: int = SESSIONS_MAX,
+        instances_max: int = INSTANCES_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
@@ -81,6 +84,7 @@ class SinkServer:
         self.frame_bytes_max = frame_bytes_max
         self._open_outlet = open_outlet
         self._sessions_max = sessions_max
+        self._instances_max = instances_max
         self._sessions: set[Session] = set()
         self._instances: dict[str, Instance] = {}
         self._failure: asyncio.Future[None] | None = None
@@ -100,6 +104,8 @@ class SinkServer:
 
     def instance(self, name: str) -> Instance:
         if name not in self._instances:
+            if len(self._instances) >= self._instances_max:
+                raise RemoteProtocolError("too many instances")
             self._instances[name] = Instance(self._open_outlet(name))
         return self._instances[name]
 
@@ -152,6 +158,9 @@ class Session:
                     await self._writer.drain()
         except RemoteProtocolError as error:
             await self.refuse(error.sentence)
+        except LocalProtocolError as error:
+            # What the peer sent lets no answer stand, two NOTIFYs of one stream for instance.
+            await self.refuse(f"out of turn: {error.sentence}")
         except TimeoutError:
             await self.refuse("no HELLO in time")
         except OSError as error:
@@ -234,7 +243,8 @@ class Session:
                 raise RemoteProtocolError("a participant's message from the coordinator")
 
     def _send(self, frame: Frame) -> None:
-        if not self._writer.is_closing():
+        # A violation later in the same segment has ended the connection before this answer.
+        if not self._connection.is_over and not self._writer.is_closing():
             self._writer.write(self._connection.send(frame))
 
 

@@ -67,7 +67,9 @@ class TxnLog:
         return tuple(self._ledger.prepared.values())
 
     def open(self) -> None:
-        self._ledger = _ledger_of(self.path, self._journal.open())
+        # Entry by entry: a log of years is long, what it leaves in the ledger is not.
+        self._ledger = ledger = Ledger()
+        self._journal.open(lambda entry: _taken(ledger, entry, self.path))
 
     def vote(self, transaction: Transaction, commit: bool) -> None:
         txn_id, start, end = transaction

@@ -54,7 +54,7 @@ class Ranges(DataSourceStreamReader):
         assert isinstance(partition, Range)
         context = TaskContext.get()
         assert context is not None
-        epoch = int(context.getLocalProperty(BATCH_PROPERTY) or 0)
+        epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # none is an error, and must not pass for 0
         manifest = self._task.run(epoch, partition.number, partition.first, partition.last, context.taskAttemptId())
         _freeze_once()
         yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})

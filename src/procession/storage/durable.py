@@ -12,6 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from procession import faults
 from procession.errors import StorageError
 
 _NEXT_STEPS = {
@@ -36,6 +37,7 @@ def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
 
 def write_all(descriptor: int, data: bytes | memoryview, position: int) -> None:
     """Write every byte of `data` at `position`; raises the plain OSError, possibly after a part was written."""
+    faults.disk("full")
     rest = memoryview(data)
     while rest:
         written = os.pwrite(descriptor, rest, position)
@@ -61,6 +63,7 @@ def write_durably(path: Path, data: bytes) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             write_all(descriptor, data, 0)
+            faults.disk("sync")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -78,6 +81,7 @@ def lock_directory(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise storage_error(path, "open the directory", error) from error
+    fsync_dir(path.parent)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -12,16 +12,21 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from procession import faults
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, storage_error, write_all
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
 Entry = dict[str, Any]
+
+
+def _forget(_entry: Entry) -> None:
+    """For who only writes."""
 
 
 class Journal:
@@ -32,12 +37,11 @@ class Journal:
         self._descriptor: int | None = None
         self._end = 0
 
-    def open(self) -> list[Entry]:
-        """Recover: every whole entry, oldest first; a torn tail is gone from the file afterwards."""
-        entries = []
+    def open(self, take: Callable[[Entry], object] = _forget) -> None:
+        """Recover: every whole entry is given to `take`, oldest first; a torn tail is gone from the file afterwards."""
         self._end = 0
         for entry, end in _scan(self.path):
-            entries.append(entry)
+            take(entry)
             self._end = end
         try:
             is_new = not self.path.exists()
@@ -48,7 +52,6 @@ class Journal:
             raise storage_error(self.path, "open", error) from error
         if is_new:
             fsync_dir(self.path.parent)
-        return entries
 
     def append(self, entry: Entry, *, sync: bool = True) -> None:
         """Write one entry at the end; with `sync`, it and all before it are on disk on return."""
@@ -62,6 +65,7 @@ class Journal:
         try:
             write_all(self._descriptor, line, self._end)
             if sync:
+                faults.disk("sync")
                 os.fdatasync(self._descriptor)
         except OSError as error:
             # What is on disk now is not known, and a second fsync would not tell either.

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from procession import faults
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
 from procession.storage.segment import (
@@ -155,6 +156,7 @@ class IngressLog:
             end, path = self.next_sequence, self._path(self._segments[-1])
             if end > self.durable_end:
                 try:
+                    faults.disk("sync")
                     os.fdatasync(self._descriptor)
                 except OSError as error:
                     # After a failed fsync the kernel may have dropped the pages: only recovery knows what is there.

@@ -2,7 +2,7 @@
 
 The one rule: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition); a
 second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs
-are not fsynced: they can be made again from the log. Before it `plan/chain`; after it `commit/emitter`, which draws
+are not fsynced: they can be made again from the log. Before it `plan/chain`; after it `commit/link`, which draws
 the runs.
 """
 
@@ -145,7 +145,10 @@ class RunWriter:
         try:
             os.link(draft, published)
         except FileExistsError:
-            return Manifest.from_json(published.read_text())
+            first = Manifest.from_json(published.read_text())
+            if (first.first, first.last) != (manifest.first, manifest.last):
+                raise StorageError(f"{published} is of another range than this task's", path=str(published)) from None
+            return first
         finally:
             draft.unlink()
         return whole

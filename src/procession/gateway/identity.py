@@ -1,0 +1,25 @@
+"""The identity of a gateway's directory: made once, with it.
+
+The one rule: a directory that was lost and made anew has another one, so that a driver which has read from the old one
+sees it, instead of taking new records for those it knows. Before it `gateway/core`; after it the driver's checkpoint.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from procession.storage.durable import storage_error, write_durably
+
+FILE_NAME = "identity"
+
+
+def identity(directory: Path) -> str:
+    """The directory's own; made now if it has none."""
+    path = directory / FILE_NAME
+    try:
+        if not path.exists():
+            write_durably(path, uuid.uuid4().hex.encode())
+        return path.read_text()
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
