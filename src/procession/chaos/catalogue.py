@@ -30,6 +30,7 @@ from procession.chaos.scenario import (
 AT_ONCE = (0.0, 0.05)
 SHORTLY = (0.05, 0.5)
 QUICK = (GATEWAY, *SINKS, *SOURCES)
+MEANWHILE = Line(Do.KILL, QUICK, delay_s=(0.1, 1.0), is_settled=False)
 SINK_POINTS = ("sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-commit")
 DRIVER_POINTS = (
     "driver:after-offsets",
@@ -66,14 +67,18 @@ def _pair(first: str, second: str, times: int) -> Scenario:
 
 
 def _network(name: str, prose: str, on: tuple[str, ...], *kinds: str, seconds: tuple[float, float]) -> Scenario:
-    return Scenario(name, prose, (Line(Do.NETWORK, on, details=kinds, seconds=seconds, is_each=True),))
+    """Each fault on each link, and every time somebody dies of something else meanwhile."""
+    pairs = [(link, kind) for link in on for kind in kinds]
+    lines = [(Line(Do.NETWORK, (link,), details=(kind,), seconds=seconds), MEANWHILE) for link, kind in pairs]
+    return Scenario(name, prose, tuple(line for both in lines for line in both))
 
 
 def _behave(
     name: str, prose: str, *details: str, seconds: tuple[float, float] = (3.0, 5.0), times: int = 1
 ) -> Scenario:
-    line = Line(Do.BEHAVE, (RIGHT,), times=times, details=details, seconds=seconds, is_each=True)
-    return Scenario(name, prose, (line,))
+    """Each behaviour once undisturbed, and once while somebody dies."""
+    lines = [(Line(Do.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times]
+    return Scenario(name, prose, tuple(line for alone in lines for line in (*alone, *alone, MEANWHILE)))
 
 
 def _rogue(name: str, prose: str, *details: str) -> Scenario:
@@ -183,8 +188,8 @@ CATALOGUE: tuple[Scenario, ...] = (
     ),
     # A sink that behaves badly
     _behave("sink-aborts-once", "One of two sinks votes abort on a transaction.", "abort_on=1", "abort_on=3"),
-    _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G ", times=2),
-    _behave("sink-aborts-at-random", "A sink votes abort when it feels like it.", "abort_chance=0.3", times=2),
+    _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),
+    _behave("sink-aborts-at-random", "A sink votes abort when it feels like it.", "abort_chance=0.3"),
     _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
     _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
     _behave(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
-from procession.chaos.scenario import DRIVER, Do, Step
+from procession.chaos.scenario import WORKER, Do, Step
 
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
@@ -36,7 +36,7 @@ class Excuse:
 
     def covers(self, death: Death) -> bool:
         is_clear = death.status == -signal.SIGKILL or "Traceback" not in death.words
-        return death.status in self.statuses and self.words in death.words and is_clear
+        return death.status in self.statuses and self.words.lower() in death.words.lower() and is_clear
 
 
 class Hands:
@@ -107,7 +107,7 @@ class Hands:
     def _worker(self, step: Step) -> None:
         workers = self._cluster.workers()
         if workers:
-            self.hit("worker")
+            self.hit(WORKER)
             self._cluster.signal_one(self._chance.choice(workers), signal.SIGKILL)
 
     def _arm(self, step: Step) -> None:
@@ -141,4 +141,4 @@ class Hands:
 NEEDS_LIFE = frozenset({Do.KILL, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
 WAITS_FOR_DEATH = frozenset({Do.ARM, Do.FULL, Do.BAD_SYNC})
 DRIVER_WORDS = "sink 'right'"
-REFUSED = {DRIVER: Excuse((EXIT_CLEAR,), DRIVER_WORDS)}
+"""What a driver says of a sink that has forgotten: it names it."""

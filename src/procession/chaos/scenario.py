@@ -16,6 +16,7 @@ Choice = TypeVar("Choice")
 
 GATEWAY = "gateway"
 DRIVER = "driver"
+WORKER = "worker"
 LEFT, RIGHT = "sink-left", "sink-right"
 SINKS = (LEFT, RIGHT)
 SOURCES = ("source-0", "source-1", "source-2", "source-3")

@@ -16,7 +16,7 @@ from procession.chaos.chronicle import Chronicle, Failure
 from procession.chaos.cluster import Cluster, Death
 from procession.chaos.hands import Hands
 from procession.chaos.outputs import Outputs
-from procession.chaos.scenario import DRIVER, GATEWAY
+from procession.chaos.scenario import DRIVER, GATEWAY, WORKER
 
 LOOK_S = 0.02
 PROBE_S = 0.05
@@ -43,6 +43,7 @@ class Before:
     fence: int
     epoch: int
     end: int
+    stream: str
     seen: int
 
 
@@ -111,14 +112,19 @@ class Vigil:
         recoveries = self.chronicle.recoveries
         if not death.is_ours:
             recoveries.hit(death.part, death.at)
+        self._before.pop(death.part, None)
         if death.part not in recoveries.down:
             return  # it was ended to make room for another
         self._check_outputs()  # what was under way when it died is not its recovery
-        self._before[death.part] = Before(
+        self._before[death.part] = self._now(death.part)
+
+    def _now(self, part: str) -> Before:
+        return Before(
             fence=self.cluster.fence(),
             epoch=self.epoch,
-            end=self.outputs.ends.get(death.part.removeprefix("sink-"), 0),
-            seen=self._seen(death.part),
+            end=self.outputs.ends.get(part.removeprefix("sink-"), 0),
+            stream=self.streams.get(part, ""),
+            seen=self._seen(part),
         )
 
     # Progress
@@ -133,6 +139,7 @@ class Vigil:
             if self._is_at_work(part):
                 since = self.chronicle.recoveries.down[part].since - self.hands.began
                 self.chronicle.recoveries.back(part, now)
+                del self._before[part]
                 self.chronicle.absences.append((part, round(since, 3), round(now - self.hands.began, 3)))
                 self.chronicle.event(now - self.hands.began, part, "is back at work")
         self._check_progress(now)
@@ -149,14 +156,16 @@ class Vigil:
             raise Failed("violation", "; ".join(wrong[:3]))
 
     def _is_at_work(self, part: str) -> bool:
-        if part == "worker":
-            return True
         before = self._before.get(part)
         if before is None:
+            if part == WORKER:
+                self._before[part] = self._now(part)
             return False  # it has not died yet
         stage = self.cluster.stage
         if part.startswith(("source", "rogue")) and (not stage.has(part) or stage.is_done(part)):
             return part not in stage.held
+        if part == WORKER:
+            return self.epoch > before.epoch + 1  # the one that was open may not have needed it
         if stage.pid(part) is None:
             return False
         if part == GATEWAY:
@@ -166,7 +175,7 @@ class Vigil:
             return self.fence > before.fence
         if part.startswith("sink-"):
             return self.outputs.ends[part.removeprefix("sink-")] > before.end
-        return self._seen(part) > before.seen
+        return self.streams[part] != before.stream or self._seen(part) > before.seen
 
     def _seen(self, part: str) -> int:
         path = self.streams.get(part)
