@@ -210,6 +210,25 @@ async def test_restart_without_an_address_comes_back_to_the_same_place() -> None
 
 
 @on_a_loop
+async def test_restart_in_one_breath_with_what_asks_for_an_answer_is_only_a_restart() -> None:
+    """Found by the simulator: the ACK on which a refused NOTIFY is sent again, and behind it RESTART, in one read."""
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
+        peer = await gateway.session()
+        assert isinstance(await peer.receive(), Hello)
+        peer.send(Ok(1000))
+        peer.send(Restart())  # both are written before the client's next turn
+        assert await peer.receive() is None
+        peer = await greeted(gateway)
+        assert isinstance(await peer.receive(), Notify)
+        peer.send(NotifyAck(False, ONE.id, 0))
+        peer.send(Ack(0))
+        peer.send(Restart())
+        assert await peer.receive() is None
+        peer = await opened(gateway)
+        assert await taken(peer, 10) == expected(0, 10)
+
+
+@on_a_loop
 async def test_restart_with_an_address_goes_there() -> None:
     async with Gateway() as gateway, Gateway() as other, running(ListSource({ONE: TEN}), gateway) as client:
         peer = await opened(gateway, granted=4)

@@ -169,7 +169,8 @@ class Feed:
             self._hear(progress.stream.id, progress.committed, time.time())
 
     def _notify(self) -> None:
-        while self._to_notify and self._connection.credit.available:
+        # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
+        while self._to_notify and self._connection.credit.available and not self._connection.is_over:
             progress = self._to_notify.popleft()
             self._send(Notify(progress.stream.id, progress.stream.name, progress.committed or 0))
 
