@@ -19,6 +19,18 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
+def test_a_snapshot_that_is_found_is_durable_before_it_is_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the rename and the sync of the directory, its successor finds the new name, which a power cut
+    would take back: producers would have been told what no snapshot says."""
+    snapshot.save(tmp_path, SNAPSHOT)
+    synced: list[Path] = []
+    monkeypatch.setattr(snapshot, "fsync_dir", synced.append)
+    assert snapshot.load(tmp_path) == SNAPSHOT
+    assert synced == [tmp_path]
+
+
 def test_without_a_snapshot_nothing_is_committed(tmp_path: Path) -> None:
     assert snapshot.load(tmp_path) == Snapshot(0, -1, 0, 0, {})
 

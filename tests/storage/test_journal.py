@@ -178,3 +178,18 @@ def test_write_durably_replaces_the_whole_file_or_leaves_it(tmp_path: Path) -> N
     write_durably(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_journal_that_is_found_has_its_name_on_disk_before_an_entry_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between making the file and the sync of the directory, its successor finds a name that a power cut would
+    take back, with every vote in it."""
+    path = tmp_path / "votes"
+    path.touch()
+    synced: list[Path] = []
+    monkeypatch.setattr("procession.storage.journal.fsync_dir", synced.append)
+    journal = Journal(path)
+    journal.open()
+    journal.close()
+    assert synced == [tmp_path]

@@ -387,3 +387,15 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing() -> None:
             log.trim(end)
             log.append(batch(rows(end, 1)))
             assert listed(log.read(end, end + 1)) == rows(end, 1)
+
+
+def test_a_log_that_is_found_has_its_names_on_disk_before_anything_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between making a segment and the sync of the directory, its successor finds a name that a power cut would
+    take back, with all that was offered from it."""
+    IngressLog(tmp_path).close()
+    synced: list[Path] = []
+    monkeypatch.setattr("procession.storage.log.fsync_dir", synced.append)
+    IngressLog(tmp_path).close()
+    assert synced == [tmp_path]

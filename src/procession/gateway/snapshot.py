@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.errors import StorageError
-from procession.storage.durable import storage_error, write_durably
+from procession.storage.durable import fsync_dir, storage_error, write_durably
 
 FILE_NAME = "positions.json"
 
@@ -48,6 +48,8 @@ def load(directory: Path) -> Snapshot:
     path = directory / FILE_NAME
     try:
         document = json.loads(path.read_bytes())
+        # Whoever wrote it may have been killed before its name was on disk; it is relied on from here on.
+        fsync_dir(directory)
         return Snapshot(
             fence=int(document["fence"]),
             epoch=int(document["epoch"]),

@@ -44,14 +44,12 @@ class Journal:
             take(entry)
             self._end = end
         try:
-            is_new = not self.path.exists()
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._descriptor, self._end)
             os.fsync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
-        if is_new:
-            fsync_dir(self.path.parent)
+        fsync_dir(self.path.parent)  # whoever made the file may have been killed before its name was on disk
 
     def append(self, entry: Entry, *, sync: bool = True) -> None:
         """Write one entry at the end; with `sync`, it and all before it are on disk on return."""

@@ -104,6 +104,7 @@ class IngressLog:
             if not self._segments or self.next_sequence < committed_end:
                 self._remove(self._segments)
                 self._segments = [self._create(committed_end)]
+            fsync_dir(directory)  # whoever made the last segment may have been killed before its name was on disk
             self._descriptor = self._open_last()
         except BaseException:
             os.close(self._lock)
