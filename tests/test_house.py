@@ -43,6 +43,7 @@ PURE = (
     "gateway.cluster",
     "gateway.state",
     "commit.coordinator",
+    "commit.eager",
     "chaos.scenario",
     "chaos.simulator",
     "chaos.verdict",

@@ -33,6 +33,7 @@ from procession.commit.events import (
     Reconnect,
     RecordWritten,
     Stop,
+    Tell,
     VoteReceived,
     Warn,
     WriteRecord,
@@ -110,7 +111,8 @@ class Conductor:
             if manifest.failure is not None:
                 raise ProcessionError.from_dict(manifest.failure)
         self._checkpoint.check_fence()
-        self._checkpoint.log.sync_offsets(epoch)
+        if self._coordinator.policy.is_synced:
+            self._checkpoint.log.sync_offsets(epoch)
         self._idle.clear()
         self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
         self._handle(self._ready(epoch, manifests))
@@ -200,6 +202,8 @@ class Conductor:
                     self._epoch.finished.set_result(None)
             case Acknowledge(record):
                 self._committed(record)
+            case Tell(record):
+                self._tell(record)
             case DropRuns(epoch):
                 self._runs.drop(epoch)
                 self._checkpoint.rounds.drop_before(epoch)
@@ -241,17 +245,20 @@ class Conductor:
 
     def _committed(self, record: Round) -> None:
         faults.point("driver:before-ack")
-        if self._unacknowledged.full():
-            # The gateway is away; a later epoch's word says all that the earlier one's would have.
-            self._unacknowledged.get_nowait()
-            self._unacknowledged.task_done()
-        self._unacknowledged.put_nowait(record)
+        self._tell(record)
         if self._epoch is not None:
             seconds = time.monotonic() - self._epoch.started
             self._rim.observe(Outcome(record, self._epoch.manifests, seconds, time.time_ns()))
         self._epoch = None
         self._idle.set()
         faults.point("driver:idle")
+
+    def _tell(self, record: Round) -> None:
+        if self._unacknowledged.full():
+            # The gateway is away; a later epoch's word says all that the earlier one's would have.
+            self._unacknowledged.get_nowait()
+            self._unacknowledged.task_done()
+        self._unacknowledged.put_nowait(record)
 
     async def _acknowledge_all(self) -> None:
         while True:

@@ -38,6 +38,7 @@ from procession.commit.events import (
 from procession.commit.rounds import ROUNDS_KEPT, Part, Round
 from procession.commit.transaction import Transaction
 from procession.errors import LocalProtocolError, StorageError
+from procession.plan.guarantee import POLICIES, Guarantee, Policy
 
 REFUSALS_MAX = 8
 """So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""
@@ -97,7 +98,11 @@ class Coordinator:
         sinks: Iterable[str],
         rounds: Mapping[int, Round],
         committed: int,
+        policy: Policy = POLICIES[Guarantee.EFFECTIVELY_ONCE],
+        idempotent: Iterable[str] = (),
     ) -> None:
+        self.policy = policy
+        self.idempotent = frozenset(idempotent)
         self.pipeline = pipeline
         self.checkpoint = checkpoint
         self.fence = fence
@@ -244,13 +249,17 @@ class Coordinator:
 
     def _emit(self, name: str) -> list[Action]:
         sink = self.sinks[name]
-        if self.open is None or self.open.phase is not Phase.EMITTING or sink.standing is not Standing.READY:
+        if self.open is None or not self._is_due(name):
             return []
         ready = self.open.ready
         self.attempt += 1
         sink.txn = str(Transaction(ready.epoch, self.fence, self.attempt, self.checkpoint, self.pipeline, name))
         sink.standing = Standing.SENDING
         return [Emit(name, sink.txn, ready.epoch, sink.position, sink.position + ready.lengths[name])]
+
+    def _is_due(self, name: str) -> bool:
+        is_emitting = self.open is not None and self.open.phase is Phase.EMITTING
+        return is_emitting and self.sinks[name].standing is Standing.READY
 
     def _voted(self, event: VoteReceived) -> list[Action]:
         sink = self.sinks[event.sink]

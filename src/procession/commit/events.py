@@ -127,6 +127,13 @@ class Acknowledge:
 
 
 @dataclass(frozen=True)
+class Tell:
+    """Tell the gateway that these positions are safe, though nothing is decided: only where nothing is promised."""
+
+    record: Round
+
+
+@dataclass(frozen=True)
 class DropRuns:
     """Every sink has confirmed the epoch."""
 
@@ -145,4 +152,4 @@ class Stop:
     error: ProcessionError
 
 
-Action = Emit | Phase2 | Reconnect | WriteRecord | FinishEpoch | Acknowledge | DropRuns | Warn | Stop
+Action = Emit | Phase2 | Reconnect | WriteRecord | FinishEpoch | Acknowledge | Tell | DropRuns | Warn | Stop

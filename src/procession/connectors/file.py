@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -189,17 +189,36 @@ class FileOutput:
             raise storage_error(self.path, "truncate", error) from error
 
 
+class RepeatableFileOutput(FileOutput):
+    """An idempotent output: positions may be written again, with the same bytes."""
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        data = b"".join(payloads)
+        before = os.pread(self._descriptor, len(data), position)
+        if before != data[: len(before)]:
+            raise StorageError(
+                f"{self.path} gets other bytes at position {position} than it had there: the pipeline is not"
+                " deterministic.",
+                next_step="Take deterministic=True and idempotent=True out of the app, and begin with a new output.",
+                path=str(self.path),
+            )
+        super().append(position + len(before), [data[len(before) :]])
+
+
 class FileSink:
     """The outlets of one directory, which it holds for this process alone."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, idempotent: Collection[str] = ()) -> None:
         self.directory = directory
+        self._idempotent = idempotent
         self._lock = lock_directory(directory)
 
     def open_outlet(self, instance: str) -> Outlet:
         txnlog = TxnLog(self.directory / f"{instance}.txnlog")
         txnlog.open()
-        return Outlet(FileOutput(self.directory / f"{instance}.data"), txnlog)
+        is_idempotent = instance in self._idempotent
+        kind = RepeatableFileOutput if is_idempotent else FileOutput
+        return Outlet(kind(self.directory / f"{instance}.data"), txnlog, is_idempotent=is_idempotent)
 
     def previous(self) -> Address | None:
         """Where the sink's last life listened: workers look for it there."""
@@ -217,9 +236,9 @@ class FileSink:
         os.close(self._lock)
 
 
-def run_sink(directory: Path, listen: str, *, cookie: bytes = b"") -> None:
+def run_sink(directory: Path, listen: str, *, cookie: bytes = b"", idempotent: Collection[str] = ()) -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
-    sink = FileSink(directory)
+    sink = FileSink(directory, idempotent)
     try:
         with listening_socket(parse_address(listen), sink.previous()) as listener:
             sink.announce(address_of(listener))

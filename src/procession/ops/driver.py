@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.conductor import Conductor, Rim
-from procession.commit.coordinator import Coordinator
+from procession.commit.eager import coordinator_for
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
 from procession.errors import ConfigError, ProcessionError, RoundError
@@ -132,7 +132,9 @@ class Driver:
 
     def _conduct(self) -> Conductor:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
-        coordinator = Coordinator(
+        coordinator = coordinator_for(
+            graph.policy,
+            graph.idempotent,
             pipeline=graph.name,
             checkpoint=checkpoint.id,
             fence=checkpoint.fence,
@@ -271,9 +273,10 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 host=host,
                 port=int(port),
                 program=graph.name,
-                instance=f"{graph.name}-{sink.name}-0",
+                instance=graph.instance_of(sink.name),
                 cookie=config.cookie,
-                is_authoritative=is_file,
+                # Without two-phase commit only the sink knows where its output ends.
+                is_authoritative=is_file or not graph.policy.is_strict,
                 pack_bytes_max=PACK_BYTES_MAX if is_file else 0,
                 answer_timeout_s=config.answer_timeout_s,
             )

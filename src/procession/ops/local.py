@@ -102,7 +102,11 @@ class Local:
         return argv + self._cookie()
 
     def _sink(self, directory: Path) -> list[str]:
-        return ["sink", "file", str(directory), "--listen", "127.0.0.1:0", *self._cookie()]
+        argv = ["sink", "file", str(directory), "--listen", "127.0.0.1:0"]
+        for sink in self.graph.idempotent:
+            if self.sink_directories.get(sink) == directory:
+                argv += ["--idempotent", self.graph.instance_of(sink)]
+        return argv + self._cookie()
 
     def _driver(self) -> list[str]:
         settings = self.settings

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from procession.plan.guarantee import POLICIES, Guarantee, Policy
+
 
 class Kind(Enum):
     SOURCE = "source"
@@ -55,6 +57,8 @@ class Node:
     codec: Codec = Codec.BYTES
     framing: Framing = Framing.LINES
     target: str = ""
+    is_idempotent: bool = False
+    """A sink that takes the same positions again, with the same bytes: it needs no two-phase commit."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,20 @@ class Graph:
     nodes: tuple[Node, ...]
     parallelism: int
     on_error: OnError = OnError.STOP
+    guarantee: Guarantee = Guarantee.EFFECTIVELY_ONCE
+
+    @property
+    def policy(self) -> Policy:
+        return POLICIES[self.guarantee]
+
+    @property
+    def idempotent(self) -> tuple[str, ...]:
+        """The sinks that take the same positions again."""
+        return tuple(sink.name for sink in self.sinks if sink.is_idempotent)
+
+    def instance_of(self, sink: str) -> str:
+        """What a sink calls our output, for the pipeline's life: it names its files by it."""
+        return f"{self.name}-{sink}-0"
 
     @property
     def source(self) -> Node:
@@ -83,8 +101,11 @@ class Graph:
         """What a checkpoint depends on. Stateless code and the place of dead letters may change between two runs;
         source and sinks may not."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
-        shape = {
+        shape: dict[str, Any] = {
             "source": self.source.name,
             "sinks": sorted((sink.name, sink.framing.value) for sink in sinks),
         }
+        # Only where less is asked for, so that checkpoints from before there were levels stay what they are.
+        if self.guarantee is not Guarantee.EFFECTIVELY_ONCE or self.idempotent:
+            shape |= {"guarantee": self.guarantee, "idempotent": sorted(self.idempotent)}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

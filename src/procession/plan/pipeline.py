@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.graph import Codec, Framing, Graph, Kind, Node, OnError
+from procession.plan.guarantee import POLICIES, Guarantee
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
@@ -30,6 +31,8 @@ class Pipeline:
 
     `parallelism` is how many tasks work on an epoch. With `dead_letter="file:DIR"` a record on which a function raises
     goes there, as a line of JSON, in the same transaction as the rest; without it, the pipeline stops and names it.
+    `guarantee` may ask for less than the default, "effectively-once": see docs/guarantees.md. `deterministic=True` says
+    that the functions give the same output for the same input whenever they are run; only then may sinks be idempotent.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Pipeline:
         order: Literal["total"] = "total",
         parallelism: int = 2,
         dead_letter: str | None = None,
+        guarantee: Literal["effectively-once", "at-least-once", "at-most-once", "none"] = "effectively-once",
+        deterministic: bool = False,
     ) -> None:
         self.name = _name(name, "a pipeline")
         if order != "total":
@@ -49,6 +54,8 @@ class Pipeline:
                 next_step=f"choose a number from 1 to {PARALLELISM_MAX}",
             )
         self.parallelism = parallelism
+        self.guarantee: Guarantee = _choice(Guarantee, guarantee, "guarantee")
+        self.is_deterministic = deterministic
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
@@ -74,7 +81,22 @@ class Pipeline:
         if self._dead_letter is not None:
             nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))
             on_error = OnError.DEAD_LETTER
-        return Graph(self.name, tuple(nodes), self.parallelism, on_error)
+        return Graph(self.name, tuple(nodes), self.parallelism, on_error, self.guarantee)
+
+    def _check_idempotent(self, sink: str) -> None:
+        if not self.is_deterministic:
+            raise PlanError(
+                f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: run again, an"
+                " epoch might have other bytes for the same positions",
+                next_step="if the functions always give the same output for the same input, say"
+                f" Pipeline({self.name!r}, deterministic=True); otherwise leave idempotent=True away, and the sink"
+                " takes part in the commit",
+            )
+        if not POLICIES[self.guarantee].is_sent_again:
+            raise PlanError(
+                f"sink {sink!r} is idempotent, but with guarantee={self.guarantee.value!r} nothing is ever sent again",
+                next_step='leave idempotent=True away, or ask for "effectively-once" or "at-least-once"',
+            )
 
     def _add(self, node: Node) -> Stage:
         if any(other.name == node.name for other in self._nodes) or node.name == "dead-letter":
@@ -110,15 +132,23 @@ class Stage:
         into batches is not part of the promise, so the function must treat each row on its own."""
         return self._then(Kind.MAP_BATCHES, function, name)
 
-    def sink(self, name: str, *, to: str, framing: Literal["lines", "raw"] = "lines") -> Stage:
+    def sink(
+        self, name: str, *, to: str, framing: Literal["lines", "raw"] = "lines", idempotent: bool = False
+    ) -> Stage:
         """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
-        sink that runs already. `framing="lines"` puts a newline after each record, `"raw"` nothing."""
+        sink that runs already. `framing="lines"` puts a newline after each record, `"raw"` nothing.
+
+        `idempotent=True`: no two-phase commit; the sink shows what it gets, and after a crash gets the same positions
+        again with the same bytes. Only for a pipeline that is declared deterministic."""
+        if idempotent:
+            self._pipeline._check_idempotent(name)
         node = Node(
             Kind.SINK,
             _name(name, "a sink"),
             parent=self._index,
             framing=_choice(Framing, framing, "framing"),
             target=_target(to, name),
+            is_idempotent=idempotent,
         )
         self._pipeline._add(node)
         return self

@@ -46,13 +46,17 @@ class Output(Protocol):
 
 
 class Outlet:
-    """The participant. `begin` comes first; a RemoteProtocolError is the worker's error, and the session is over."""
+    """The participant. `begin` comes first; a RemoteProtocolError is the worker's error, and the session is over.
 
-    def __init__(self, output: Output, txnlog: TxnLog) -> None:
+    An idempotent one takes positions again that are committed: the worker begins where it likes, up to the end, and it
+    is for the Output to see that the bytes are the same."""
+
+    def __init__(self, output: Output, txnlog: TxnLog, *, is_idempotent: bool = False) -> None:
         self._output = output
         self._txnlog = txnlog
+        self._is_idempotent = is_idempotent
         self._participant = Participant()
-        self._end = 0
+        self._start = self._end = 0
         self._has_gap = False
 
     @property
@@ -68,12 +72,15 @@ class Outlet:
         prepared = self._txnlog.prepared
         self._output.recover(self.committed_end, prepared)
         self._end = max((transaction.end for transaction in prepared), default=self.committed_end)
+        self._start = self.committed_end
         self._has_gap = False
         self._participant = Participant(self.uncommitted)
 
     def append(self, message_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
         """Take messages of the data stream. After a gap the rest is dropped: the vote can only be abort."""
         self._participant.data()
+        if self._is_idempotent and self._end == self._start and message_ids and message_ids[0] < self._end:
+            self._start = self._end = message_ids[0]
         end, count = self._end, 0
         for message_id, payload in zip(message_ids, payloads, strict=True):
             if message_id != end:
@@ -91,12 +98,12 @@ class Outlet:
     def phase1(self, txn_id: str, where: Where) -> bool:
         """The vote."""
         self._participant.phase1(txn_id)
-        transaction = Transaction(txn_id, self.committed_end, self._end)
+        transaction = Transaction(txn_id, self._start, self._end)
         commit = not self._has_gap and self._is_here(where)
         if commit:
             self._output.prepare(transaction)
         faults.point("sink:before-vote")
-        self._txnlog.vote(transaction, commit)
+        self._txnlog.vote(transaction, commit, is_repeatable=self._is_idempotent)
         self._participant.vote(commit)
         faults.point("sink:after-vote-before-reply")
         return commit
@@ -114,8 +121,12 @@ class Outlet:
             self._txnlog.decide(txn_id, commit)
         else:
             self._txnlog.decide(txn_id, commit)
+            # What was committed before stays, where an idempotent output had begun again below its end.
+            transaction = transaction._replace(start=max(transaction.start, self.committed_end))
             self._output.abort(transaction)
             self._end, self._has_gap = transaction.start, False
+        self._start = self.committed_end
+        self._end = max(self._end, self._start)
         faults.point("sink:after-commit")
 
     def close(self) -> None:
@@ -124,9 +135,9 @@ class Outlet:
 
     def _is_here(self, where: Where) -> bool:
         """The worker's range is what came since the last commit; no range at all is said of no bytes."""
-        start = self.committed_end
+        start = self._start
         return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
 
     def _open_transaction(self, txn_id: str) -> Transaction:
         prepared = {transaction.txn_id: transaction for transaction in self._txnlog.prepared}
-        return prepared.get(txn_id, Transaction(txn_id, self.committed_end, self._end))
+        return prepared.get(txn_id, Transaction(txn_id, self._start, self._end))

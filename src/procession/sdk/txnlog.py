@@ -32,6 +32,7 @@ class Ledger:
     def __init__(self) -> None:
         self.committed_end = 0
         self.prepared: dict[str, Transaction] = {}
+        self._repeatable: set[str] = set()
 
     def take(self, entry: Entry) -> Transaction | None:
         """Add one entry; the transaction, if the entry commits one."""
@@ -39,11 +40,19 @@ class Ledger:
             case {"op": "phase1", "txn": str(txn_id), "start": int(start), "end": int(end), "vote": bool(vote)}:
                 if vote:
                     self.prepared[txn_id] = Transaction(txn_id, start, end)
+                    if entry.get("idempotent"):
+                        self._repeatable.add(txn_id)
                 return None
             case {"op": "phase2", "txn": str(txn_id), "commit": bool(commit)}:
                 transaction = self.prepared.pop(txn_id, None)
+                is_repeatable = txn_id in self._repeatable
+                self._repeatable.discard(txn_id)
                 if transaction is None or not commit:
                     return None
+                if is_repeatable:
+                    # Of positions that came again only what is new counts: the rest is there, with the same bytes.
+                    start = max(transaction.start, self.committed_end)
+                    transaction = transaction._replace(start=start, end=max(start, transaction.end))
                 self.committed_end = transaction.end
                 return transaction
         raise ValueError(f"not an entry of a transaction log: {entry}")
@@ -71,9 +80,11 @@ class TxnLog:
         self._ledger = ledger = Ledger()
         self._journal.open(lambda entry: _taken(ledger, entry, self.path))
 
-    def vote(self, transaction: Transaction, commit: bool) -> None:
+    def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
+        """`is_repeatable`: of an idempotent output, whose positions may come again."""
         txn_id, start, end = transaction
-        self._append({"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": commit})
+        entry: Entry = {"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": commit}
+        self._append(entry | {"idempotent": True} if is_repeatable else entry)
 
     def decide(self, txn_id: str, commit: bool) -> None:
         self._append({"op": "phase2", "txn": txn_id, "commit": commit})
