@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 from procession.address import parse_address
 from procession.errors import ProcessionError, RoundError
 from procession.gateway.address import addresses
-from procession.gateway.refusal import KINDS
+from procession.gateway.refusal import KINDS, Garbled
 
 DELAY_S_MIN = 0.02
 DELAY_S_MAX = 1.0
@@ -85,7 +85,7 @@ class ControlClient:
         while True:
             try:
                 return _checked(self._exchange(line, deadline))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, Garbled) as error:
                 self.close()
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(

@@ -22,7 +22,7 @@ import structlog
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.gateway.core import Gateway
 from procession.gateway.events import Committed
-from procession.gateway.refusal import KINDS
+from procession.gateway.refusal import KINDS, Garbled
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -116,9 +116,9 @@ def _parse(line: bytes) -> Request:
     try:
         request = json.loads(line)
     except ValueError:
-        raise RemoteProtocolError("a request that is not JSON") from None
+        raise Garbled("a request that is not JSON") from None
     if not isinstance(request, dict):
-        raise RemoteProtocolError("a request that is not an object")
+        raise Garbled("a request that is not an object")
     return request
 
 

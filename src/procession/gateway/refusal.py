@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from procession.errors import ConfigError, FencedError, ProcessionError, RemoteProtocolError, StorageError
 
+
+class Garbled(RemoteProtocolError):
+    """What came is no request at all: it was damaged on its way, and is asked again."""
+
+
 KINDS: dict[type[ProcessionError], str] = {
     FencedError: "fenced",
     StorageError: "storage",
     ConfigError: "config",
     RemoteProtocolError: "invalid",
+    Garbled: "garbled",
 }

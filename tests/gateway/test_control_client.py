@@ -1,0 +1,56 @@
+"""The driver's hand on the side door, when what lies between the two is bad."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from procession.errors import RemoteProtocolError, RoundError
+from procession.gateway.client import ControlClient
+
+
+@contextmanager
+def gateway(*answers: bytes) -> Iterator[str]:
+    """Gives these answers, one for each request, and closes the connection after each."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                with listener.accept()[0] as door:
+                    door.makefile("rb").readline()
+                    door.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        host, port = listener.getsockname()
+        yield f"{host}:{port}"
+        thread.join(timeout=5)
+
+
+def line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
+
+
+GARBLED = line(ok=False, kind="garbled", error="a request that is not JSON", next_step="")
+
+
+def test_i7_a_request_that_was_damaged_on_its_way_is_asked_again() -> None:
+    with gateway(GARBLED, b"\xff\xff not JSON either\n", line(ok=True, epoch=7)) as at:
+        assert ControlClient(at, timeout_s=10.0).status() == {"epoch": 7}
+
+
+def test_a_gateway_that_understands_nothing_is_a_gateway_that_is_away() -> None:
+    with gateway(*[GARBLED] * 3) as at, pytest.raises(RoundError, match="not JSON"):
+        ControlClient(at, timeout_s=0.05).status()
+
+
+def test_a_request_that_is_understood_and_wrong_is_not_asked_again() -> None:
+    wrong = line(ok=False, kind="invalid", error="unknown op", next_step="")
+    with gateway(wrong) as at, pytest.raises(RemoteProtocolError, match="unknown op"):
+        ControlClient(at, timeout_s=10.0).status()
