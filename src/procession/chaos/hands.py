@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
-from procession.chaos.scenario import WORKER, Do, Step
+from procession.chaos.scenario import DRIVER, GATEWAY, WORKER, Do, Step
 
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
@@ -122,6 +122,9 @@ class Hands:
 
     def _bad_disk(self, step: Step, fault: str) -> None:
         self.excuses[step.on] = Excuse((1, EXIT_CLEAR))
+        if step.on == GATEWAY:
+            # Its word comes to the driver too, which may end with it: both need the operator to act on the same disk.
+            self.excuses[DRIVER] = Excuse((1, EXIT_CLEAR), "/gateway/")
         self._cluster.arm(step.on, fault)
 
     def _network(self, step: Step) -> None:

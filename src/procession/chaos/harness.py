@@ -134,9 +134,9 @@ class Harness:
         self._hands.note(step.on, "disarmed")
         if step.do is Do.ARM:
             self._hands.excuses.pop(step.on, None)
-        # A process that met the bad disk may still be on its way out: excused until it is back at work.
-        self._until(lambda: self._vigil.is_back(step.on), f"{step.on} to be back")
-        self._hands.excuses.pop(step.on, None)
+        # A process that met the bad disk may still be on its way out: excused until everybody is back at work.
+        self._until(lambda: self._vigil.is_settled, f"{step.on} to be back")
+        self._hands.excuses.clear()
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         def holds_while_fed() -> bool:
