@@ -18,6 +18,7 @@ import typer
 
 from procession.errors import ProcessionError
 from procession.ops.cli_chaos import chaos
+from procession.ops.cli_connectors import CookieFile, sink_app, source_app
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed
@@ -28,14 +29,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
-sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.command()(chaos)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
 # Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.
 EpochInterval = Annotated[
     float | None, typer.Option(show_default="0.1", help="Seconds between the starts of two epochs, at least.")
@@ -188,6 +186,19 @@ def verify(
 
 
 @app.command()
+def cat(
+    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
+    instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
+) -> None:
+    """Print what a file sink has committed, and nothing else, also while the pipeline runs."""
+    from procession.ops.committed import committed_output
+
+    for piece in committed_output(directory, instance):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+@app.command()
 def gateway(
     directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
@@ -252,36 +263,6 @@ def driver(
     run_driver(config, say=lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True))
 
 
-@source_app.command("file")
-def source_file(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files; each is a stream, each line a record.")],
-    to: Annotated[str, typer.Option(help="The gateway's address.")] = "127.0.0.1:7100",
-    rate: Annotated[float | None, typer.Option(help="Records a second at most.")] = None,
-    stamp: Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")] = False,
-    acks: Annotated[Path | None, typer.Option(help="Note down in this file what is acknowledged, and when.")] = None,
-    cookie_file: CookieFile = None,
-) -> None:
-    """Send the lines of files; ends with status 0 when all of them are committed."""
-    from procession.connectors.file import run_source
-    from procession.ops.cookie import read_cookie
-
-    if not run_source(paths, to, cookie=read_cookie(cookie_file), rate=rate, is_stamping=stamp, acks=acks):
-        raise typer.Exit(1)
-
-
-@sink_app.command("file")
-def sink_file(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where outputs and transaction logs are written.")],
-    listen: Annotated[str, typer.Option(help="Where the driver sends to.")] = "127.0.0.1:7200",
-    cookie_file: CookieFile = None,
-) -> None:
-    """Write records to files, and take part in the commit."""
-    from procession.connectors.file import run_sink
-    from procession.ops.cookie import read_cookie
-
-    run_sink(directory, listen, cookie=read_cookie(cookie_file))
-
-
 @app.command()
 def warm() -> None:
     """Make Spark start faster on this machine. Done once by `make setup`; never needed."""
@@ -300,9 +281,9 @@ def _named_address(text: str) -> tuple[str, str]:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        from procession import __version__
+        from importlib.metadata import version
 
-        print(f"procession {__version__}")
+        print(f"procession {version('procession')}")
         raise typer.Exit
 
 

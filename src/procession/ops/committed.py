@@ -1,0 +1,26 @@
+"""The committed output of a file sink: what its transaction logs say is decided, as bytes.
+
+The one rule: nothing that is not committed comes out, also while the sink is writing. Before it a sink's directory;
+after it `procession cat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from procession.errors import ConfigError
+from procession.ops.verify import read_ranges
+from procession.sdk.txnlog import committed_ranges
+
+
+def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
+    """The outputs of the directory (or the one named), one after the other in the order of their names."""
+    logs = sorted(directory.glob(f"{instance or '*'}.txnlog"))
+    if not logs:
+        raise ConfigError(
+            f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
+            next_step="name the directory that the sink was given, and an instance that is there",
+        )
+    for log in logs:
+        yield from read_ranges(log.with_suffix(".data"), committed_ranges(log))
