@@ -30,7 +30,7 @@ from procession.commit.events import (
 )
 from procession.commit.rounds import Part, Round
 from procession.commit.transaction import Transaction
-from procession.errors import ConfigError, FencedError, RoundError, StorageError
+from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
 
 from .world import CHECKPOINT, DriverDied, FakeDriver, FakeSink, World
 
@@ -256,6 +256,11 @@ def test_a_dead_letter_sink_may_be_added_to_a_pipeline_that_has_committed_before
     core.handle(connected("dead-letter", position=0))
     starts = {action.sink: action.start for action in core.handle(EpochReady(5, {"a": 1, "dead-letter": 2}))}  # type: ignore[union-attr]
     assert starts == {"a": 150, "dead-letter": 0}
+
+
+def test_a_sink_that_was_taken_out_is_asked_for() -> None:
+    with pytest.raises(PlanError, match="dead-letter"):
+        coordinator("a", fence=2, rounds={4: committed_round("a", "dead-letter")}, committed=4)
 
 
 def test_a_checkpoint_without_the_record_of_its_last_commit_is_refused() -> None:

@@ -74,3 +74,11 @@ def unsendable(name: str, why: str) -> PlanError:
         next_step="let the pipeline make smaller records, flat_map for instance",
         sink=name,
     )
+
+
+def taken_out(name: str) -> PlanError:
+    return PlanError(
+        f"sink {name!r} was taken out of the pipeline, but its last transaction may still have to be settled",
+        next_step="put it back (dead letters may be added, not taken away), or begin anew with another --dir",
+        sink=name,
+    )

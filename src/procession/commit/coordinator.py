@@ -13,7 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from procession.commit.breach import another_output, fenced, lost_prepared, record_gone, refused, set_back, unsettled
+from procession.commit.breach import (
+    another_output,
+    fenced,
+    lost_prepared,
+    record_gone,
+    refused,
+    set_back,
+    taken_out,
+    unsettled,
+)
 from procession.commit.events import (
     Acknowledge,
     Action,
@@ -119,6 +128,9 @@ class Coordinator:
                 next_step="restore the checkpoint directory from a copy",
             )
         self.sinks = {name: _recovered(name, last) for name in sinks}
+        for name in last.parts if last is not None else ():
+            if name not in self.sinks:
+                raise taken_out(name)
 
     def handle(self, event: Event) -> list[Action]:
         """What is to be done now that this has happened."""

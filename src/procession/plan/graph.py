@@ -98,7 +98,7 @@ class Graph:
         return next((node for node in self.sinks if node.parent is None), None)
 
     def fingerprint(self) -> str:
-        """What a checkpoint depends on. Stateless code and the place of dead letters may change between two runs;
+        """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;
         source and sinks may not."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         shape: dict[str, Any] = {
