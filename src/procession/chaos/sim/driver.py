@@ -1,0 +1,312 @@
+"""A driver's Python half: the real `Coordinator`, with the rim of `commit/conductor` and `ops/driver` around it.
+
+The one rule, as in the conductor, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
+epoch is finished, `commits/N` before phase 2, and the fence is read again between that and phase 2. Each of these is a
+`yield`: another driver, or Spark, may come between. Before it: `spark`, which brings epochs. After it: `link`,
+`checkpoint`, and the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from procession.chaos.sim.breach import Breach
+from procession.chaos.sim.checkpoint import Checkpoint
+from procession.chaos.sim.files import Files
+from procession.chaos.sim.link import Link
+from procession.chaos.sim.network import End
+from procession.chaos.sim.plan import DRIVER, GATEWAY, SinkPlan
+from procession.chaos.sim.process import Process, Steps
+from procession.chaos.sim.site import Machine, Site
+from procession.commit import events as ev
+from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.rounds import Round
+from procession.errors import (
+    FencedError,
+    LocalProtocolError,
+    ProcessionError,
+    RemoteProtocolError,
+    RoundError,
+    StorageError,
+)
+from procession.gateway.events import Committed, FenceRaised
+
+if TYPE_CHECKING:
+    from procession.chaos.sim.spark import Spark
+
+PIPELINE, CHECKPOINT_ID, FINGERPRINT = "p", "abc123", "f"
+RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What Spark's tasks made of a range: the payloads for each sink, and the last id of each stream."""
+
+    number: int
+    first: int
+    last: int
+    payloads: Mapping[str, Sequence[bytes]]
+    positions: Mapping[int, int]
+
+
+def _is_passing(error: ProcessionError) -> bool:
+    """Whether the supervisor may simply start a driver again, as `ops/supervise` would."""
+    return not error.next_step and not isinstance(error, LocalProtocolError)
+
+
+class Driver(Process):
+    def __init__(
+        self, site: Site, machine: Machine, sinks: Mapping[str, SinkPlan], start_spark: Callable[[Driver], Spark]
+    ) -> None:
+        super().__init__(site, DRIVER, machine)
+        self.checkpoint = Checkpoint(Files(self, machine.disk))
+        self.spark: Spark | None = None
+        self.error: ProcessionError | None = None
+        self.leaves_zombie = False
+        """Nobody kills the JVM when this half dies."""
+        self._start_spark = start_spark
+        self._links = {name: Link(self, name, is_authoritative=plan.is_ours) for name, plan in sinks.items()}
+        self._coordinator: Coordinator
+        self._epoch: Epoch | None = None
+        self._is_idle = True
+        self._next_epoch: Epoch | None = None
+        self._unacknowledged: Round | None = None
+        self._is_telling = False
+
+    def start(self) -> None:
+        self.post(self._begin)
+
+    def died(self) -> None:
+        if self.machine.lock is self:
+            self.machine.lock = None
+        if self.spark is not None:
+            if self.leaves_zombie:
+                self.spark.soon(self.spark.orphaned)
+            else:
+                self.spark.kill()  # the supervisor reaps the whole group
+
+    def stop(self) -> None:
+        """SIGTERM: Spark is stopped wherever it is, then the log is looked up."""
+        if self.spark is None:
+            self.kill()
+        else:
+            self.spark.is_stopping = True
+            self.spark.later(0.05 * self.site.chance.random(), self.spark.end)
+
+    def failed(self, error: ProcessionError) -> None:
+        """Stop, and let the supervisor decide. A driver that is still the one in charge must have a good reason."""
+        try:
+            self.checkpoint.check_fence()
+        except FencedError as replaced:
+            error = replaced  # whatever went wrong, it went wrong because another driver has taken over
+        self.error = error
+        self.site.tell(self.part, "! %s: %s", self.checkpoint.fence, error.sentence)
+        is_done_to_us = bool(error.fields.get("is_done_to_us"))
+        is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
+        if not is_done_to_us and not is_ours_to_bear:
+            raise Breach("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
+        self.later(0.0, self.kill)
+
+    # Beginning
+
+    def _begin(self) -> Steps:
+        if self.machine.lock is not None:
+            self.later(0.02, self._begin)
+            return
+        self.machine.lock = self
+        yield from self.checkpoint.claim()
+        self.machine.lock = None
+        try:
+            yield from self.checkpoint.copy_last()
+            self.checkpoint.check()
+        except StorageError:
+            self.checkpoint.check_fence()
+            raise
+        self.site.oracle.look()
+        checkpoint = self.checkpoint
+        self.site.tell(
+            self.part,
+            "= driver %s, offered %s, committed %s",
+            checkpoint.fence,
+            checkpoint.offered,
+            checkpoint.committed,
+        )
+        self._coordinator = Coordinator(
+            pipeline=PIPELINE,
+            checkpoint=CHECKPOINT_ID,
+            fence=checkpoint.fence,
+            fingerprint=FINGERPRINT,
+            sinks=list(self._links),
+            rounds=checkpoint.rounds(),
+            committed=checkpoint.committed,
+        )
+        for link in self._links.values():
+            link.connect()
+        last = self._coordinator.rounds.get(self._coordinator.committed)
+        if last is not None:
+            self._acknowledge(last)
+        self._raise_fence()
+
+    def _raise_fence(self) -> None:
+        """No earlier driver's acknowledgements count from here on; then Spark may start."""
+        offered = self.checkpoint.offered
+        end = self.checkpoint.offset(offered) if offered >= 0 else 0
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, ProcessionError):
+                raise answer
+            if answer is None:
+                self.later(RETRY_S, self._raise_fence)
+            elif answer < end:
+                raise StorageError(
+                    f"the gateway's log ends at {answer}, but {end} were offered", next_step="restore it"
+                )
+            else:
+                self.spark = self._start_spark(self)
+
+        self.site.network.call(self, GATEWAY, FenceRaised(self.checkpoint.fence), answered)
+
+    # Links
+
+    def heard(self, end: End, data: bytes) -> Steps:
+        link: Link = end.tag
+        try:
+            for event in link.heard(data):
+                yield from self.handle(event)
+        except RemoteProtocolError as error:
+            if self.checkpoint.current() == self.checkpoint.fence and "the sink failed" not in error.sentence:
+                raise Breach("I7", f"driver and {link.sink} do not understand each other: {error.sentence}") from None
+            link.close()
+
+    def lost(self, end: End, is_clean: bool) -> Steps:
+        yield from self.link_lost(end.tag, end)
+
+    def link_lost(self, link: Link, end: End) -> Steps:
+        for event in link.lost(end):
+            yield from self.handle(event)
+
+    # The round
+
+    def run_epoch(self, epoch: Epoch) -> Steps:
+        """`foreachBatch`: Spark waits until `finished` comes back."""
+        if self.error is not None:
+            return
+        if not self._is_idle:
+            self._next_epoch = epoch  # nothing of an epoch goes out before phase 2 of the one before
+            return
+        self.checkpoint.check_fence()
+        yield
+        yield from self.checkpoint.sync_offsets(epoch.number)
+        self._is_idle = False
+        self._epoch = epoch
+        last = self._coordinator.rounds.get(epoch.number - 1)
+        positions = {**(last.positions if last is not None else {}), **epoch.positions}
+        lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
+        yield from self.handle(ev.EpochReady(epoch.number, lengths, epoch.first, epoch.last, positions))
+
+    def handle(self, event: Any) -> Steps:
+        if self.error is None:
+            self.site.tell(self.part, "< %s", event)
+            yield from self._do(self._coordinator.handle(event))
+
+    def _do(self, actions: Sequence[ev.Action]) -> Steps:
+        for action in actions:
+            self.site.tell(self.part, "> %s", action)
+            yield from self._perform(action)
+
+    def _perform(self, action: ev.Action) -> Steps:
+        match action:
+            case ev.Emit(sink, _, epoch):
+                payloads = self._epoch.payloads[sink] if self._epoch and self._epoch.number == epoch else ()
+                self.soon(self._links[sink].emit, action, payloads)
+            case ev.Phase2(sink, txn, commit):
+                if commit:
+                    self.site.oracle.about_to_commit(sink, txn, f"driver {self.checkpoint.fence}")
+                self._links[sink].phase2(txn, commit)
+                yield
+            case ev.Reconnect(sink, delay_s):
+                self._links[sink].close(delay_s)
+            case ev.WriteRecord(record):
+                self.checkpoint.check_fence()
+                yield
+                yield from self.checkpoint.write_round(record)
+                yield from self._do(self._coordinator.handle(ev.RecordWritten(record.epoch)))
+            case ev.FinishEpoch(epoch):
+                if self.spark is not None:
+                    self.spark.soon(self.spark.finished, epoch)
+            case ev.Acknowledge(record):
+                self._acknowledge(record)
+                self._epoch = None
+                self._is_idle = True
+                if self._next_epoch is not None:
+                    following, self._next_epoch = self._next_epoch, None
+                    self.soon(self.run_epoch, following)
+            case ev.DropRuns() | ev.Warn():
+                pass
+            case ev.Stop(error):
+                raise error
+
+    def asks_for_vote(self, action: ev.Emit) -> None:
+        self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
+
+    # The decision
+
+    def commit_seen(self, epoch: int) -> Steps:
+        """We look into the directory all the time; now `commits/N` is there."""
+        opened = self._coordinator.open
+        if self.error is None and opened is not None and opened.ready.epoch == epoch and opened.phase is Phase.IN_DOUBT:
+            yield from self._found(epoch)
+
+    def _found(self, epoch: int) -> Steps:
+        yield from self.checkpoint.sync_commit(epoch)
+        self.site.oracle.look()
+        self.checkpoint.check_fence()
+        yield
+        yield from self.handle(ev.CommitFound(epoch))
+
+    def query_ended(self) -> Steps:
+        """Spark is gone for good: look the open round up, tell the sinks, and end."""
+        opened = self._coordinator.open
+        if opened is not None and self.error is None:
+            epoch = opened.ready.epoch
+            if opened.phase is Phase.IN_DOUBT and self.checkpoint.is_committed(epoch):
+                yield from self._found(epoch)
+            else:
+                yield from self.handle(ev.QueryEnded())
+        self.later(0.02 * self.site.chance.random(), self.kill)
+
+    def query_failed(self, error: ProcessionError) -> Steps:
+        """Spark itself failed: the same, and the error goes to whoever started us."""
+        yield from self.query_ended()
+        if self.error is None:
+            self.failed(error)
+
+    # The gateway
+
+    def _acknowledge(self, record: Round) -> None:
+        self._unacknowledged = record
+        if not self._is_telling:
+            self._is_telling = True
+            self.soon(self._tell_gateway)
+
+    def _tell_gateway(self) -> None:
+        record = self._unacknowledged
+        if record is None or self.error is not None:
+            self._is_telling = False
+            return
+        self.checkpoint.check_fence()
+
+        def answered(answer: Any) -> None:
+            if isinstance(answer, ProcessionError):
+                raise answer
+            if answer is None:
+                self.later(RETRY_S, self._tell_gateway)
+                return
+            if self._unacknowledged is record:
+                self._unacknowledged = None
+            self._tell_gateway()
+
+        word = Committed(self.checkpoint.fence, record.epoch, record.last, record.positions)
+        self.site.network.call(self, GATEWAY, word, answered)

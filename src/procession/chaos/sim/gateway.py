@@ -1,0 +1,299 @@
+"""A gateway: the real `GatewayState` and `Connection`, with the rim of `gateway/core`, `server` and `control` around.
+
+The one rule, as in `core`: actions in the order in which they were decided; rows in the log before what counts on them;
+a snapshot on disk before its ACKs, which go out before the trim. Rows wait a moment for others; snapshots and syncs are
+written beside the loop, so other events come between a decision and its being durable. Before it: `producer`, over the
+network, and `driver`, by requests. After it: `inlog`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from procession.chaos.sim.breach import Breach
+from procession.chaos.sim.files import Files
+from procession.chaos.sim.inlog import InLog, read_log
+from procession.chaos.sim.network import End
+from procession.chaos.sim.plan import GATEWAY
+from procession.chaos.sim.process import Process
+from procession.chaos.sim.site import Machine, Site
+from procession.errors import ProcessionError
+from procession.gateway.config import Limits
+from procession.gateway.events import (
+    Action,
+    Append,
+    Appended,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    Ticked,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.snapshot import Position, Snapshot
+from procession.gateway.state import GatewayState
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side, State
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Frame, NotifyAck, Restart
+from procession.wire.stream import StreamState
+
+FOLDER, SNAPSHOT = "gateway", "positions.json"
+TICK_S = 0.15
+HANDSHAKE_S = 1.0
+APPEND_DELAY_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What Spark's helper asks: the end of the next epoch from `start` on."""
+
+    fence: int
+    start: int
+    records_max: int
+
+
+Reply = Callable[[Any], None]
+
+
+class Session:
+    __slots__ = ("connection", "end", "number")
+
+    def __init__(self, end: End, number: int) -> None:
+        self.end = end
+        self.number = number
+        self.connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+
+
+class Gateway(Process):
+    def __init__(self, site: Site, machine: Machine, limits: Limits, segment_rows_max: int) -> None:
+        super().__init__(site, GATEWAY, machine)
+        self._limits = limits
+        self._segment_rows_max = segment_rows_max
+        self._files = Files(self, machine.disk)
+        self._sessions: dict[int, Session] = {}
+        self._numbers = 0
+        self._waiting: list[pa.RecordBatch] = []
+        self._is_flushing = False
+        self._requests: deque[tuple[Committed | FenceRaised | Offer, Reply]] = deque()
+        self._is_locked = False
+        self._durable: tuple[bytes | None, Snapshot] = None, Snapshot()
+        self._state: GatewayState
+        self._log: InLog
+
+    def start(self) -> None:
+        self.post(self._begin)
+
+    def _begin(self) -> None:
+        self._files.make_directory(FOLDER)
+        self._files.sync_directory("")
+        found = load_snapshot(self._files.read(f"{FOLDER}/{SNAPSHOT}"))
+        self._files.sync_directory(FOLDER)
+        self._log = InLog(self._files, found.end_sequence, self._segment_rows_max)
+        tail = read_log(self._files, found.end_sequence, self._log.next_sequence)
+        self._state = GatewayState(self._limits, found, [] if tail is None else [tail], self._log.next_sequence)
+        self.site.tell(self.part, "= recovered to %s, %s", self._log.next_sequence, found)
+        self.site.network.listeners[GATEWAY] = self
+        self.later(TICK_S, self._tick)
+
+    def failed(self, error: ProcessionError) -> None:
+        if not error.fields.get("is_done_to_us"):
+            raise Breach("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
+        self.site.tell(self.part, "! %s", error.sentence)
+        self.kill()
+
+    def stop(self) -> None:
+        """SIGTERM: producers are sent away with a RESTART, and what is here is put on disk."""
+        for session in list(self._sessions.values()):
+            if session.connection.state is State.STREAMING:
+                self._send(session.number, Restart())
+            session.end.close()
+        self._flush()
+        self._log.sync()
+        self.kill()
+
+    def check(self) -> None:
+        """I8: a stream is held by one living session at most, and by none that is gone."""
+        if not hasattr(self, "_state"):
+            return
+        for stream in self._state.registry:
+            if stream.session is not None and stream.session not in self._state.sessions:
+                raise Breach("I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone")
+            holders = [
+                number
+                for number in self._state.sessions
+                if (session := self._sessions.get(number)) is not None
+                and session.connection.stream_state(stream.stream_id) is StreamState.OPEN
+            ]
+            if len(holders) > 1:
+                raise Breach("I8", f"stream {stream.stream_id} is open in {len(holders)} sessions at once")
+
+    # Sessions
+
+    def accepted(self, end: End) -> None:
+        self._numbers += 1
+        end.tag = session = Session(end, self._numbers)
+        self._sessions[session.number] = session
+        self._handle(SessionOpened(session.number))
+        self.later(HANDSHAKE_S, self._give_up_handshake, session)
+
+    def _give_up_handshake(self, session: Session) -> None:
+        if session.end.is_open and session.connection.state in (State.CONNECTED, State.HANDSHAKE):
+            self._handle(SessionClosed(session.number))
+            self._close(session.number, "no HELLO in time")
+
+    def heard(self, end: End, data: bytes) -> None:
+        session: Session = end.tag
+        for event in session.connection.receive(data):
+            self._handle(Received(session.number, event))
+
+    def lost(self, end: End, is_clean: bool) -> None:
+        self._sessions.pop(end.tag.number, None)
+        self._handle(SessionClosed(end.tag.number))
+
+    def _tick(self) -> None:
+        self._handle(Ticked())
+        self.later(TICK_S, self._tick)
+
+    # Doing
+
+    def _handle(self, event: Event) -> None:
+        for action in self._state.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Append(batch=batch):
+                self._waiting.append(batch)
+                if not self._is_flushing:
+                    self._is_flushing = True
+                    self.later(APPEND_DELAY_S, self._flush)
+            case Send(number, frame):
+                self._send(number, frame)
+            case Close(number, reason):
+                self._close(number, reason)
+            case Trim(before_sequence):
+                self.site.oracle.trimmed(before_sequence, self._durable_snapshot().end_sequence)
+                self._log.trim(before_sequence)
+            case WriteSnapshot():
+                raise Breach("I4", "a snapshot is asked for by something that does not wait for it")
+
+    def _send(self, number: int, frame: Frame) -> None:
+        session = self._sessions.get(number)
+        if session is None or session.connection.is_over or not session.end.is_open:
+            return
+        self._check_told(frame)
+        session.end.write(session.connection.send(frame))
+
+    def _check_told(self, frame: Frame) -> None:
+        match frame:
+            case Ack(_, positions):
+                told = positions
+            case NotifyAck(True, stream_id, point) if point != NOTHING_COMMITTED:
+                told = ((stream_id, point),)
+            case _:
+                return
+        for stream_id, point in told:
+            durable = self._durable_snapshot().streams.get(stream_id)
+            self.site.oracle.told(stream_id, point, durable is not None and durable.committed >= point)
+
+    def _close(self, number: int, reason: str | None) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None and session.end.is_open:
+            if reason is not None:
+                self.site.tell(self.part, "! session %s: %s", number, reason)
+                session.end.write(session.connection.error_frame(reason))
+            session.end.close()
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._waiting:
+            batch = pa.concat_batches(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
+            self._waiting = []
+            self._log.append(batch)
+            self._handle(Appended(self._log.next_sequence))
+
+    # What the driver asks for: one at a time, as behind the real gateway's lock
+
+    def asked(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        self._requests.append((request, reply))
+        if not self._is_locked:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        self._is_locked = bool(self._requests)
+        if not self._requests:
+            return
+        request, reply = self._requests.popleft()
+        try:
+            actions: list[Action] = []
+            if isinstance(request, Committed):
+                actions = self._state.handle(request)
+            else:
+                self._state.check_fence(request.fence)
+                if request.fence > self._state.snapshot.fence:
+                    actions = self._state.handle(FenceRaised(request.fence))
+        except ProcessionError as error:
+            self._answer(reply, error)
+            return
+        self._begin_snapshot(actions, request, reply)
+
+    def _begin_snapshot(self, actions: list[Action], request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        if not actions:
+            self._written(request, reply)
+            return
+        (action,) = actions
+        assert isinstance(action, WriteSnapshot)
+        self.soon(self._save, action.snapshot, request, reply)
+
+    def _save(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        self._files.write_durably(FOLDER, SNAPSHOT, dump_snapshot(snapshot))
+        self.soon(self._saved, snapshot, request, reply)
+
+    def _saved(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        for action in self._state.handle(SnapshotWritten(snapshot)):
+            self._perform(action)
+        self._written(request, reply)
+
+    def _written(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        if isinstance(request, Offer):
+            self._flush()
+            self._log.sync()
+            self._answer(reply, self._log.end_for(request.start, request.records_max))
+        else:
+            self._answer(reply, self._state.next_sequence)
+
+    def _answer(self, reply: Reply, answer: Any) -> None:
+        reply(answer)
+        self._next_request()
+
+    def _durable_snapshot(self) -> Snapshot:
+        data = self._files.disk.durable_file(f"{FOLDER}/{SNAPSHOT}")
+        if data is not self._durable[0]:
+            self._durable = data, load_snapshot(data)
+        return self._durable[1]
+
+
+def dump_snapshot(snapshot: Snapshot) -> bytes:
+    streams = {stream_id: (at.name, at.committed) for stream_id, at in snapshot.streams.items()}
+    fields = (snapshot.fence, snapshot.epoch, snapshot.end_sequence, snapshot.next_sequence, streams)
+    return json.dumps(fields).encode()
+
+
+def load_snapshot(data: bytes | None) -> Snapshot:
+    if not data:
+        return Snapshot()
+    fence, epoch, end_sequence, next_sequence, streams = json.loads(data)
+    positions = {int(stream_id): Position(*at) for stream_id, at in streams.items()}
+    return Snapshot(fence, epoch, end_sequence, next_sequence, positions)

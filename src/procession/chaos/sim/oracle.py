@@ -1,0 +1,201 @@
+"""The oracle: knows what was sent and what is on every disk, and says so as soon as something cannot be right.
+
+The one rule: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what
+a part believes; and a breach names its invariant (DESIGN §5) in a sentence. An epoch is *decided* when, in the copy of
+the checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. Before it: every step of every part. After
+it: the runner, which prints the first breach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from procession.chaos.sim.breach import Breach
+from procession.chaos.sim.disk import Directory, Disk, File
+from procession.commit.rounds import Round
+from procession.commit.transaction import Transaction
+from procession.wire.messages import NOTHING_COMMITTED
+
+if TYPE_CHECKING:
+    from procession.chaos.sim.process import Process
+
+CHECKPOINT = "checkpoint"
+
+Record = tuple[int, int]
+"""Stream id and message id."""
+
+
+class Oracle:
+    """`expected` is what each sink must show in the end: for each stream, its records in order.
+
+    A blind oracle looks at no disk: it judges by what sinks show, what producers are told and what stops, as somebody
+    outside would. It finds the same bugs later, and shows that the others are not found by definition."""
+
+    def __init__(
+        self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False
+    ) -> None:
+        self.expected = expected
+        self.is_blind = is_blind
+        self.decided: dict[int, Round] = {}
+        self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
+        self.acknowledged: dict[int, int] = {}
+        self._disk = disk
+        self._records: dict[int, bytes] = {}
+        self._reached = {sink: dict.fromkeys(streams, 0) for sink, streams in expected.items()}
+        self._made_by: dict[Record, str] = {}
+        self._contents: dict[tuple[str, str], bytes] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._sequences: dict[int, Record] = {}
+
+    def check(self, process: Process) -> None:
+        """After every step of a process: what only it can break."""
+        process.check()
+
+    @property
+    def is_complete(self) -> bool:
+        return all(
+            self._reached[sink][stream] == len(ids)
+            for sink, streams in self.expected.items()
+            for stream, ids in streams.items()
+        )
+
+    # Decisions
+
+    def look(self) -> None:
+        """Take down what is decided by now. It can never be decided otherwise."""
+        if self.is_blind:
+            return
+        root = self._disk.durable_directory(CHECKPOINT)
+        current = root.durable.get("CURRENT") if root is not None else None
+        if root is None or not isinstance(current, File) or not current.durable:
+            return
+        copy = root.durable.get(f"{int(current.durable):010d}")
+        if not isinstance(copy, Directory):
+            return  # the successor has not finished its copy: what it will find is not decided yet
+        commits, rounds = copy.durable.get("commits"), copy.durable.get("rounds")
+        if not isinstance(commits, Directory):
+            return
+        for name, file in commits.durable.items():
+            epoch = int(name) if name.isdigit() else -1
+            if epoch < 0 or not isinstance(file, File) or not file.durable.endswith(b"}"):
+                continue
+            record = rounds.durable.get(f"{epoch:020d}") if isinstance(rounds, Directory) else None
+            if not isinstance(record, File) or not record.durable:
+                raise Breach("I1", f"commits/{epoch} is durable, but its round record is not")
+            known = self._records.setdefault(epoch, record.durable)
+            if epoch not in self.decided:
+                self.decided[epoch] = Round.from_json(known)
+            elif known is not record.durable and known != record.durable:
+                raise Breach("I10", f"epoch {epoch} is decided twice, with two different round records")
+
+    def about_to_commit(self, sink: str, txn: str, who: str) -> None:
+        """Phase 2 (commit) is sent, or taken."""
+        if self.is_blind:
+            return
+        transaction = Transaction.parse(txn)
+        if transaction is None:
+            raise Breach("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
+        if transaction.epoch not in self.decided:
+            self.look()
+        record = self.decided.get(transaction.epoch)
+        if record is None:
+            raise Breach("I1", f"{who} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided")
+        if record.parts[sink].txn != txn:
+            raise Breach(
+                "I1", f"{who} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
+            )
+
+    def asked_to_vote(self, epoch: int, offsets: bytes | None) -> None:
+        if not offsets and not self.is_blind:
+            raise Breach("I5", f"phase 1 of epoch {epoch} goes out, but offsets/{epoch} is not durable")
+
+    # Sinks
+
+    def voted(self, sink: str, txn: str, commit: bool, content: bytes) -> None:
+        if self._contents.setdefault((sink, txn), content) != content:
+            raise Breach("I3", f"{txn!r} was used for two different contents at {sink}")
+        if not commit:
+            self._refused.add((sink, txn))
+
+    def replied(self, sink: str, txn: str, is_durable: bool) -> None:
+        if not is_durable and not self.is_blind:
+            raise Breach("I2", f"{sink} tells its vote on {txn!r} before it is durable")
+
+    def visible(self, sink: str, txn: str, output: bytes) -> None:
+        """The sink's whole committed output, now that it has committed this transaction."""
+        self.about_to_commit(sink, txn, "the sink")
+        if (sink, txn) in self._refused:
+            raise Breach("I3", f"{sink} commits {txn!r}, which it had voted to abort")
+        self.recovered(sink, output)
+        fresh = output[len(self.outputs[sink]) :]
+        record = None if self.is_blind else self.decided[_epoch(txn)].parts[sink]
+        if record is not None and (record.start, record.end) != (len(self.outputs[sink]), len(output)):
+            raise Breach(
+                "I2", f"{sink} shows {len(output)} bytes after {txn!r}, which covers {record.start} to {record.end}"
+            )
+        for line in fresh.splitlines():
+            self._shown(sink, line)
+        self.outputs[sink] = output
+
+    def recovered(self, sink: str, output: bytes) -> None:
+        """What a sink finds committed when it comes back is what was visible before, and maybe more."""
+        if not output.startswith(self.outputs[sink]):
+            raise Breach(
+                "I2", f"{sink} had {len(self.outputs[sink])} bytes of visible output and has lost or changed some"
+            )
+
+    def _shown(self, sink: str, line: bytes) -> None:
+        name, _, made_by = line.decode().partition("#")
+        stream_text, _, id_text = name.partition(":")
+        stream, message_id = int(stream_text), int(id_text)
+        ids, reached = self.expected[sink][stream], self._reached[sink][stream]
+        if reached == len(ids) or ids[reached] != message_id:
+            wanted = "nothing more" if reached == len(ids) else f"record {ids[reached]}"
+            fault = "doubled or late" if message_id in ids[:reached] else "before its turn: one is lost or disordered"
+            raise Breach("I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}")
+        self._reached[sink][stream] += 1
+        if self._made_by.setdefault((stream, message_id), made_by) != made_by:
+            raise Breach(
+                "I2", f"record {message_id} of stream {stream} is from different runs of its epoch at two sinks"
+            )
+
+    # Producers and the gateway
+
+    def told(self, stream: int, message_id: int, is_durable: bool) -> None:
+        """The gateway says to a producer that all up to this id is committed."""
+        if self.is_blind:
+            return
+        self.look()
+        committed = [record.positions[stream] for record in self.decided.values() if stream in record.positions]
+        if message_id > max(committed, default=-1):
+            raise Breach(
+                "I4", f"message {message_id} of stream {stream} is acknowledged, but its epoch is not committed"
+            )
+        if not is_durable:
+            raise Breach(
+                "I4", f"message {message_id} of stream {stream} is acknowledged before the snapshot is durable"
+            )
+
+    def trimmed(self, before_sequence: int, snapshot_end: int) -> None:
+        if before_sequence > snapshot_end and not self.is_blind:
+            raise Breach("I4", f"the log is trimmed to {before_sequence}, the durable snapshot ends at {snapshot_end}")
+
+    def heard(self, stream: int, point_of_reference: int, *, is_opening: bool) -> None:
+        """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
+        known = self.acknowledged.get(stream, -1)
+        committed = -1 if point_of_reference == NOTHING_COMMITTED else point_of_reference
+        if is_opening and committed < known:
+            raise Breach("I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}")
+        self.acknowledged[stream] = max(known, committed)
+
+    def read(self, sequence: int, record: Record) -> None:
+        """A task read this record at this sequence number."""
+        if self._sequences.setdefault(sequence, record) != record:
+            raise Breach("I5", f"sequence {sequence} was {self._sequences[sequence]} and is now {record}")
+
+
+def _epoch(txn: str) -> int:
+    transaction = Transaction.parse(txn)
+    assert transaction is not None
+    return transaction.epoch

@@ -1,0 +1,143 @@
+"""The plan of a run: how many streams, records and sinks, which limits, and which faults strike when.
+
+The one rule: a plan and its seed are the whole run; nothing else is drawn from anywhere. It can be written down as
+JSON, made smaller (`shrink`) and run again. Before it: a seed. After it: `world`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from procession.chaos.sim.chance import Chance
+
+GATEWAY, DRIVER, SPARK = "gateway", "driver", "spark"
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    GATEWAY: ("kill", "kill", "power", "pause", "cut", "cut", "half-close", "full", "fsync", "stop"),
+    DRIVER: (
+        "kill",
+        "kill",
+        "zombie",
+        "zombie",
+        "takeover",
+        "takeover",
+        "power",
+        "pause",
+        "cut",
+        "full",
+        "fsync",
+        "stop",
+    ),
+    SPARK: ("kill", "pause", "pause", "takeover", "zombie"),
+    "sink": ("kill", "kill", "power", "pause", "cut", "cut", "half-close", "full", "fsync", "abort", "abort", "hang"),
+    "producer": ("kill", "kill", "pause", "cut", "half-close", "ghost"),
+}
+"""What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
+
+STEPS = {GATEWAY: 260, DRIVER: 260, SPARK: 60, "sink": 120, "producer": 60}
+"""About how many steps a part takes in a quiet run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """At its `step`-th step this happens to the part; `seconds` is how long it lasts, or until it is started again."""
+
+    part: str
+    step: int
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """A stream: so many records; ids are 0, 1, 2, …, or the positions of lines as a file source has them."""
+
+    records: int
+    is_dense: bool
+    has_twin: bool = False
+    """A second producer wants the same stream."""
+    replays: str = "no"
+    """After a reconnect: begins after what is committed (no), at the beginning (zero), or somewhere between."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """Our own sink, or one of those in the wild, whose position is not to be relied on."""
+
+    is_ours: bool = True
+    answers_phase2: bool = True
+    lists_refused: bool = False
+    """Lists transactions that it voted to abort, and would die if told to commit one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    streams: tuple[StreamPlan, ...]
+    sinks: tuple[SinkPlan, ...]
+    faults: tuple[Fault, ...] = ()
+    credits_max: int = 16
+    epoch_records_max: int = 8
+    segment_rows_max: int = 6
+    is_one_machine: bool = False
+    loss: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        fields: dict[str, Any] = json.loads(text)
+        fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
+        fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
+        fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
+        return cls(**fields)
+
+    def with_faults(self, faults: tuple[Fault, ...]) -> Plan:
+        return replace(self, faults=faults)
+
+
+def make_plan(seed: int, chance: Chance) -> Plan:
+    """The plan of a seed; `chance` must be that seed's own."""
+    streams = tuple(
+        StreamPlan(
+            records=chance.choice((0, 1, 2, 3, 4, 5, 8)),
+            is_dense=chance.random() < 0.6,
+            has_twin=chance.random() < 0.08,
+            replays=chance.choice(("no", "no", "no", "zero", "some")),
+        )
+        for _ in range(chance.choice((1, 2, 2, 3)))
+    )
+    sinks = tuple(_sink(chance) for _ in range(chance.choice((1, 2, 2))))
+    parts = [GATEWAY, GATEWAY, DRIVER, DRIVER, DRIVER, SPARK, SPARK, "site"]
+    parts += [f"sink-{number}" for number in range(len(sinks))] * 2
+    parts += [f"producer-{number}" for number in range(len(streams))]
+    return Plan(
+        seed=seed,
+        streams=streams,
+        sinks=sinks,
+        faults=tuple(_fault(chance, chance.choice(parts)) for _ in range(chance.randrange(0, 7))),
+        credits_max=chance.choice((3, 8, 16)),
+        epoch_records_max=chance.choice((1, 2, 3, 5, 8, 1000)),
+        segment_rows_max=chance.choice((1, 4, 1000)),
+        is_one_machine=chance.random() < 0.3,
+        loss=chance.choice((0.0, 0.0, 0.05)),
+    )
+
+
+def _sink(chance: Chance) -> SinkPlan:
+    if chance.random() < 0.6:
+        return SinkPlan()
+    return SinkPlan(is_ours=False, answers_phase2=chance.random() < 0.3, lists_refused=chance.random() < 0.5)
+
+
+def _fault(chance: Chance, part: str) -> Fault:
+    if part == "site":
+        part, kind = chance.choice((GATEWAY, DRIVER, "sink-0")), "blackout"
+    else:
+        kind = chance.choice(KINDS[part.partition("-")[0]])
+    step = 1 + int(STEPS[part.partition("-")[0]] * chance.random())
+    return Fault(part, step, kind, round(chance.choice((0.01, 0.1, 1.0)) * (0.1 + chance.random()), 3))

@@ -1,0 +1,158 @@
+"""A producer: the real `Connection` and `Progress`, with the rim of `sdk/feed` and `sdk/source` around them.
+
+The one rule, as there: nothing without a credit, every stream is read from what the gateway says is committed, and it
+is done only when every record is acknowledged and the end of every stream was sent. Some producers in the wild are not
+so wise and begin again at the beginning. Before it: the records of its stream. After it: `gateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from procession.chaos.sim.breach import Breach
+from procession.chaos.sim.network import End
+from procession.chaos.sim.plan import GATEWAY
+from procession.chaos.sim.process import Process
+from procession.chaos.sim.site import Machine, Site
+from procession.sdk.batch import StreamInfo
+from procession.sdk.feed import Progress
+from procession.wire.connection import Connection, Event, Violation
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, NotifyAck, Ok, Restart
+from procession.wire.v3 import SOURCE_VERSION
+
+HANDSHAKE_S = 1.0
+
+
+class Producer(Process):
+    def __init__(
+        self, site: Site, part: str, machine: Machine, stream: int, ids: Sequence[int], replays: str = "no"
+    ) -> None:
+        super().__init__(site, part, machine)
+        self.is_done = False
+        self._ids = ids
+        self._replays = replays
+        self._progress = Progress(StreamInfo(stream, f"stream {stream}"))
+        self._connection: Connection
+        self._end: End | None = None
+        self._next: int | None = None
+        """The number of the record to be sent next; None while the stream is not open."""
+        self._is_leaving = False
+        self._was_refused = False
+        self._is_waiting = False
+        """For credits."""
+
+    def start(self) -> None:
+        self._connect()
+
+    def _connect(self) -> None:
+        self.site.network.connect(self, GATEWAY, self._connected)
+
+    def _again(self) -> None:
+        self._end = self._next = None
+        self.later(0.02 + 0.1 * self.site.chance.random(), self._connect)
+
+    def _connected(self, end: End | None) -> None:
+        if end is None:
+            self._again()
+            return
+        self._end = end
+        self._connection = Connection(Side.INITIATOR, Role.SOURCE)
+        self._next, self._is_leaving, self._was_refused, self._is_waiting = None, False, False, False
+        self._progress.begin()
+        end.write(self._connection.send(Hello(SOURCE_VERSION, b"", "simulated", self.part)))
+        self.later(HANDSHAKE_S, self._give_up, end)
+
+    def _give_up(self, end: End) -> None:
+        if end is self._end and not self._connection.credit.available and self._connection.state.name != "STREAMING":
+            end.close()
+            self._again()
+
+    def lost(self, end: End, is_clean: bool) -> None:
+        if end is not self._end:
+            return
+        if is_clean and self._progress.is_done:
+            self.is_done = True
+            self.site.tell(self.part, "= done")
+        else:
+            self._again()
+
+    def heard(self, end: End, data: bytes) -> None:
+        if end is self._end:
+            for event in self._connection.receive(data):
+                self._take(end, event)
+
+    def _take(self, end: End, event: Event) -> None:
+        stream, oracle = self._progress.stream.id, self.site.oracle
+        match event:
+            case Ok():
+                self._notify(end)
+            case NotifyAck(True, _, point):
+                oracle.heard(stream, point, is_opening=True)
+                self._progress.commit(point)
+                self._progress.begin()
+                self._open(end)
+            case NotifyAck():
+                self._was_refused = True
+            case Ack(_, positions):
+                for _, point in positions:
+                    oracle.heard(stream, point, is_opening=False)
+                    self._progress.commit(point)
+                if self._was_refused:
+                    self._notify(end)
+                self._farewell_if_done(end)
+                if self._is_waiting and self._connection.credit.available:
+                    self._is_waiting = False
+                    self.soon(self._pump, end)
+            case Restart():
+                end.close()
+                self._again()
+            case Error(reason):
+                if reason not in ("the gateway is stopping", "no HELLO in time"):
+                    raise Breach("I7", f"the gateway ended {self.part}'s session with {reason!r}")
+            case Violation(reason):
+                raise Breach("I7", f"the gateway broke the protocol towards {self.part}: {reason}")
+
+    def _notify(self, end: End) -> None:
+        if self._connection.credit.available and not self._connection.is_over:
+            self._was_refused = False
+            stream, committed = self._progress.stream, self._progress.committed
+            end.write(self._connection.send(Notify(stream.id, stream.name, committed or 0)))
+
+    def _open(self, end: End) -> None:
+        committed = self._progress.committed
+        first = next((number for number, one in enumerate(self._ids) if committed is None or one > committed), None)
+        after = len(self._ids) if first is None else first
+        if self._replays != "no" and self.site.chance.random() < 0.7:
+            after = 0 if self._replays == "zero" else self.site.chance.randrange(0, after + 1)
+        self.site.tell(self.part, "= opened, committed %s, sends from record %s", committed, after)
+        self._next = after
+        self.soon(self._pump, end)
+
+    def _pump(self, end: End) -> None:
+        """A few records, or the end."""
+        if end is not self._end or self._next is None or self._connection.is_over:
+            return
+        if not self._connection.credit.available:
+            self._is_waiting = True
+            return
+        chance, stream, frames = self.site.chance, self._progress.stream.id, []
+        count = min(self._connection.credit.available, chance.randrange(1, 5), len(self._ids) - self._next)
+        for message_id in self._ids[self._next : self._next + count]:
+            payload = f"{stream}:{message_id}".encode()
+            frames.append(self._connection.send(Message(stream, message_id, 0, b"", payload)))
+            self._progress.last = message_id
+        self._next += count
+        if self._next == len(self._ids) and self._connection.credit.available:
+            frames.append(self._connection.send(Eos(stream)))
+            self._progress.is_ended = True
+            self._next = None
+        end.write(b"".join(frames))
+        if self._next is not None:
+            self.later(0.02 * chance.random(), self._pump, end)
+        self._farewell_if_done(end)
+
+    def _farewell_if_done(self, end: End) -> None:
+        if self._progress.is_done and not self._is_leaving:
+            self._is_leaving = True
+            end.half_close()

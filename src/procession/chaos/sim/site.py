@@ -1,0 +1,74 @@
+"""The site: the machines, and what all processes share: clock, chance, network, oracle, and the schedule of faults.
+
+The one rule: a fault strikes when its part has taken its number of steps, and only then. Before it: `world`, which
+makes it and says what each fault does. After it: every process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from procession.chaos.sim.chance import Chance
+from procession.chaos.sim.clock import Clock
+from procession.chaos.sim.disk import Disk
+from procession.chaos.sim.network import Network
+from procession.chaos.sim.plan import Fault
+
+if TYPE_CHECKING:
+    from procession.chaos.sim.oracle import Oracle
+    from procession.chaos.sim.process import Process
+
+STORY_LINES_MAX = 20_000
+
+
+class Machine:
+    """A disk, and the processes that a power cut takes at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.disk = Disk()
+        self.processes: list[Process] = []
+        self.is_up = True
+        self.lock: Process | None = None
+        """Who holds the lock of the checkpoint."""
+
+
+class Site:
+    def __init__(self, chance: Chance, faults: Sequence[Fault], *, is_told: bool = False) -> None:
+        self.chance = chance
+        self.clock = Clock()
+        self.network = Network(self)
+        self.oracle: Oracle
+        self.strike: Callable[[Fault, Process], None]
+        self.gone: Callable[[Process], None]
+        """Told of every process that dies."""
+        self.struck: list[Fault] = []
+        self.story: list[str] | None = [] if is_told else None
+        """What happened, in words; only kept where somebody will read it."""
+        self.steps: dict[str, int] = defaultdict(int)
+        self.runs = 0
+        """How many times a task has run."""
+        self._faults: dict[str, dict[int, list[Fault]]] = defaultdict(dict)
+        for fault in faults:
+            self._faults[fault.part].setdefault(fault.step, []).append(fault)
+
+    def step(self, process: Process) -> None:
+        """The process does something: count it, and let what is due strike."""
+        part = process.part
+        self.steps[part] = count = self.steps[part] + 1
+        if part in self._faults and count in self._faults[part]:
+            for fault in self._faults[part].pop(count):
+                self.struck.append(fault)
+                self.tell(part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, count)
+                self.strike(fault, process)
+
+    def checked(self, process: Process) -> None:
+        """The process has done something: is everything still as it must be?"""
+        self.oracle.check(process)
+
+    def tell(self, part: str, words: str, *things: object) -> None:
+        """A line of the story; `things` stand where `words` has %s, and cost nothing if nobody listens."""
+        if self.story is not None and len(self.story) < STORY_LINES_MAX:
+            self.story.append(f"{self.clock.now:9.4f} {part:<10} {words % things if things else words}")
