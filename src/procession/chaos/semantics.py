@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from procession.plan.guarantee import Guarantee
+
 
 class Semantics(StrEnum):
     """From the weakest to the strongest, but that at-most-once and at-least-once stand side by side."""
@@ -58,6 +60,15 @@ def is_within(shown: Semantics, declared: Semantics) -> bool:
         and (other.doubling or not one.doubling)
         and (other.falsifying or not one.falsifying)
     )
+
+
+PROMISED = {
+    Guarantee.EFFECTIVELY_ONCE: Semantics.EFFECTIVELY_ONCE,
+    Guarantee.AT_LEAST_ONCE: Semantics.AT_LEAST_ONCE,
+    Guarantee.AT_MOST_ONCE: Semantics.AT_MOST_ONCE,
+    Guarantee.NONE: Semantics.CORRECT_IF_COMMITTED,
+}
+"""What a run of a pipeline that declares the one must show at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,9 @@ class EagerCoordinator(Coordinator):
         name, sink = event.sink, self.sinks[event.sink]
         if not self._is_eager(name):
             return super()._connected(event)
+        if sink.standing is Standing.SENDING:
+            # A greeting says, if nothing else did, that the connection before it is gone.
+            return [*self._lost(SinkLost(name)), *self._connected(event)]
         if event.listed:
             return self._settle(event)
         sink.settlings = 0

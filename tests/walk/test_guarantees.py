@@ -1,0 +1,97 @@
+"""Each guarantee on a living pipeline, with a driver killed where it must show: the verifier finds what was declared.
+
+The kill is at a fault point, so that nothing is left to chance: between the sinks' votes and the decision an eager
+sink has shown the epoch already, and right after the decision an epoch that is sent later has not been sent yet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.chaos.semantics import PROMISED, Semantics, is_within
+from procession.ops.config import Settings
+from procession.ops.local import COMMAND, DRIVER
+from procession.ops.part import Part
+from procession.ops.verify import Question, Report, judge
+from procession.plan.guarantee import Guarantee
+from procession.sdk.txnlog import committed_ranges
+from procession.storage.journal import read_journal
+
+from .cluster import Cluster
+
+APP = """
+from procession import Pipeline
+pipeline = Pipeline("level", guarantee={guarantee!r}, deterministic=True)
+pipeline.source("lines").sink("out", to="file:output", idempotent={idempotent})
+"""
+SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
+RECORDS = 500
+BEFORE_DECISION = "driver:before-record"
+AFTER_DECISION = "driver:before-phase2"
+
+
+def crash_run(directory: Path, guarantee: str, points: list[str], *, idempotent: bool = False) -> Report:
+    """Send records through a pipeline of this level while its driver is killed at each of these points."""
+    with Cluster(directory, APP.format(guarantee=guarantee, idempotent=idempotent), SETTINGS) as cluster:
+        assert cluster.local.start()
+        inputs, acks = [], []
+        for number, point in enumerate(points):
+            path, heard = directory / f"sent-{number}.txt", directory / f"sent-{number}.acks"
+            path.write_bytes(b"".join(b"%d record %d\n" % (number, record) for record in range(RECORDS)))
+            cluster.arm(point)
+            argv = (*COMMAND, "source", "file", str(path), "--to", cluster.local.address, "--acks", str(heard))
+            cluster.supervisor.start(Part(f"source-{number}", argv))
+            cluster.until_dead(DRIVER)
+            cluster.until_done(f"source-{number}")
+            inputs.append(path)
+            acks.append(heard)
+        assert cluster.restarts(DRIVER) == len(points)
+    is_decided = guarantee == Guarantee.EFFECTIVELY_ONCE and not idempotent
+    checkpoint = directory / "checkpoint" if is_decided else None
+    return judge(Question(inputs, directory / "output", checkpoint=checkpoint, acks=acks))
+
+
+def test_effectively_once_is_clean(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "effectively-once", [BEFORE_DECISION])
+    assert report.is_clean, report.text()
+    assert report.semantics is Semantics.EFFECTIVELY_ONCE
+
+
+def test_at_least_once_doubles_and_does_not_lose(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "at-least-once", [BEFORE_DECISION])
+    verdict = report.outputs[0].verdict
+    assert verdict.doubled > 0
+    assert (verdict.lost, verdict.corrupt, verdict.disordered) == (0, 0, 0)
+    assert report.semantics is PROMISED[Guarantee.AT_LEAST_ONCE]
+
+
+def test_at_most_once_loses_and_does_not_double(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "at-most-once", [AFTER_DECISION])
+    verdict = report.outputs[0].verdict
+    assert verdict.lost > 0
+    assert (verdict.doubled, verdict.corrupt, verdict.disordered) == (0, 0, 0)
+    assert verdict.acknowledged_lost == verdict.lost, "its producer was told that it is safe"
+    assert report.semantics is PROMISED[Guarantee.AT_MOST_ONCE]
+
+
+def test_with_no_guarantee_what_comes_out_is_correct_at_least(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "none", [AFTER_DECISION])
+    assert report.semantics is not None
+    assert is_within(report.semantics, PROMISED[Guarantee.NONE]), report.text()
+
+
+def test_an_idempotent_sink_gets_the_same_positions_again_and_is_clean(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "effectively-once", [BEFORE_DECISION], idempotent=True)
+    assert report.is_clean, report.text()
+    log = tmp_path / "output" / "level-out-0.txnlog"
+    votes = [(entry["start"], entry["end"]) for entry in read_journal(log) if entry["op"] == "phase1"]
+    again = [one for one in votes if one[0] < one[1] and votes.count(one) > 1]
+    assert again, "the epoch that was shown before the kill came again, at the same positions"
+    assert len(committed_ranges(log)) == 1
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_every_level_has_a_promise(guarantee: Guarantee) -> None:
+    assert guarantee in PROMISED
