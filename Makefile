@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test check format bench clean
+.PHONY: help setup run test check format bench chaos clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ format: setup ## format the code and mend what the linter can
 
 bench: setup ## measure: throughput, epoch time, recovery
 	@$(BIN)/python -m bench $(ARGS)
+
+chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge what comes out
+	@$(BIN)/procession chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean: ## remove the environment and everything that was made here
 	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse metastore_db derby.log

@@ -42,7 +42,7 @@ class Load:
 
 
 class Harness:
-    """`run` the schedule, then read the chronicle."""
+    """`run` the schedule, then read the chronicle. `outputs`: those of an earlier harness on the same cluster."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class Harness:
         seed: int = 0,
         load: Load | None = None,
         deadline_s: float = 60.0,
+        outputs: Outputs | None = None,
         show: Callable[[Chronicle], None] = lambda chronicle: None,
     ) -> None:
         self.chronicle = Chronicle(seed)
         self._cluster = cluster
         self._load = load or Load()
-        self._outputs = Outputs(cluster.instances())
+        self._outputs = outputs or Outputs(cluster.instances())
         self._hands = Hands(cluster, self.chronicle, random.Random(seed))
         self._vigil = Vigil(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
-        self._files = 0
         self._rogues: list[str] = []
 
     def run(self, runs: Iterable[Run]) -> Chronicle:
@@ -157,8 +157,7 @@ class Harness:
                 self._cluster.start_source(name, path, self._load.rate)
 
     def _write(self, count: int) -> Path:
-        name = tag(self._files)
-        self._files += 1
+        name = tag(len(self._outputs.streams))
         path = self._cluster.directory / f"{name}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in records(name, count)))
         self._outputs.expect(Stream(name, path, count))

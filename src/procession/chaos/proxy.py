@@ -173,13 +173,11 @@ class Proxy:
     # What happens to connections
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if any(fault.kind == "cut" for fault in self.faults):
-            self.fired += 1
-            writer.transport.abort()
-            return
         try:
+            self._check_uncut()
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 other_reader, other = await asyncio.open_connection(*self._upstream(), limit=READ_BYTES_MAX)
+            self._check_uncut()  # it may have been cut while it was made
         except (OSError, TimeoutError, ValueError):
             writer.transport.abort()
             return
@@ -187,10 +185,17 @@ class Proxy:
         self._links.add(link)
         try:
             await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
+        except asyncio.CancelledError:
+            link.abort()  # the proxies are closed; nobody waits for us
         finally:
             self._links.discard(link)
             for one in (writer, other):
                 one.close()
+
+    def _check_uncut(self) -> None:
+        if any(fault.kind == "cut" for fault in self.faults):
+            self.fired += 1
+            raise ConnectionResetError("cut")
 
     async def passage(self, link: Link) -> None:
         """Wait as long as the faults want it."""

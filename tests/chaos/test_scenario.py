@@ -1,0 +1,77 @@
+"""Scenarios are values: what is drawn from a seed can be drawn again, written down and read back."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from procession.chaos import wayward
+from procession.chaos.catalogue import BY_NAME, CATALOGUE
+from procession.chaos.hands import Hands
+from procession.chaos.proxy import Fault
+from procession.chaos.rogue import MANNERS, Rogue
+from procession.chaos.scenario import LINKS, PARTS, RIGHT, Do, Line, Run, Scenario, Step, schedule
+
+SOURCE = Path(__file__).parents[2] / "src" / "procession"
+SEED = 20
+
+
+def steps(scenario: Scenario, seed: int = SEED) -> tuple[Step, ...]:
+    return schedule(scenario, random.Random(seed))
+
+
+def test_the_same_seed_makes_the_same_schedule_and_another_seed_another() -> None:
+    mixed = BY_NAME["mixed"]
+    assert steps(mixed, 1) == steps(mixed, 1)
+    assert steps(mixed, 1) != steps(mixed, 2)
+
+
+@pytest.mark.parametrize("scenario", CATALOGUE, ids=lambda scenario: scenario.name)
+def test_a_run_that_was_written_down_is_read_back_the_same(scenario: Scenario) -> None:
+    run = Run(scenario.name, steps(scenario))
+    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+
+
+@pytest.mark.parametrize("scenario", CATALOGUE, ids=lambda scenario: scenario.name)
+def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
+    points = set(re.findall(r'faults\.point\("([^"]+)"\)', "".join(path.read_text() for path in SOURCE.rglob("*.py"))))
+    assert steps(scenario)
+    for step in steps(scenario):
+        match step.do:
+            case Do.NETWORK:
+                assert step.on in LINKS
+                Fault.parse(step.detail)
+            case Do.BEHAVE:
+                assert step.on == RIGHT
+                assert step.detail.partition("=")[0] in (wayward.__doc__ or "")
+            case Do.ARM:
+                assert step.on in PARTS
+                assert step.detail in points
+            case Do.ROGUE:
+                assert step.detail in MANNERS
+                assert hasattr(Rogue, f"_{step.detail}")
+            case Do.NOTHING:
+                pass
+            case _:
+                assert step.on in PARTS
+        assert step.do in (Do.ROGUE, Do.FORGET) or hasattr(Hands, f"_{step.do.name.lower()}")
+
+
+def test_names_are_unique_and_every_kind_of_step_is_used() -> None:
+    assert len(BY_NAME) == len(CATALOGUE)
+    assert {line.do for scenario in CATALOGUE for line in scenario.lines} == set(Do)
+
+
+def test_each_combination_comes_in_turn_where_a_line_says_so() -> None:
+    line = Line(Do.KILL, ("a", "b"), times=2, details=("x", "y"), is_each=True)
+    drawn = [(step.on, step.detail) for step in steps(Scenario("s", "", (line,)))]
+    assert drawn == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")] * 2
+
+
+def test_a_step_says_in_words_what_it_does() -> None:
+    assert str(Step(Do.PAUSE, "gateway", seconds=1.5)) == "pause on gateway for 1.5 s"
+    assert str(Step(Do.ARM, "sink-left", detail="sink:before-vote")) == "arm sink:before-vote on sink-left"
