@@ -86,6 +86,8 @@ class Link:
                     if self.is_late and direction == "up":
                         held += out[: HELD_BYTES_MAX - len(held)]
                         continue
+                    if writer.is_closing():
+                        raise ConnectionResetError("the other side is gone")
                     writer.write(out)
                     if is_last:
                         await writer.drain()
