@@ -50,14 +50,14 @@ class Harness:
         *,
         seed: int = 0,
         load: Load | None = None,
-        deadline_s: float = 60.0,
+        deadline_s: float = 90.0,
         outputs: Outputs | None = None,
         show: Callable[[Chronicle], None] = lambda chronicle: None,
     ) -> None:
         self.chronicle = Chronicle(seed)
         self._cluster = cluster
         self._load = load or Load()
-        self._outputs = outputs or Outputs(cluster.instances())
+        self._outputs = outputs or Outputs(cluster.instances(), cluster.decisions)
         self._hands = Hands(cluster, self.chronicle, random.Random(seed))
         self._vigil = Vigil(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
         self._rogues: list[str] = []

@@ -1,24 +1,28 @@
 """The outputs of a chaos run: what the sinks have committed, held against the inputs all the time.
 
 The one rule: every committed byte is read once, as soon as it is committed, and belongs to the next record of its
-stream; and all sinks have the same bytes, salt included. Before it the sinks' files; after it the harness, which asks
-several times a second, and at each drain whether all is there.
+stream; all sinks have the same bytes, salt included; and nothing is visible that was not decided. Before it the sinks'
+files; after it the harness, which asks several times a second, and at each drain whether all is there.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from procession.chaos.decision import Decisions, is_decided
 from procession.chaos.prefix import PrefixCheck
 from procession.chaos.records import SALT_BYTES, unsalted
 from procession.chaos.verifier import Verdict, compare
 from procession.sdk.txnlog import TxnTail
 
 READ_BYTES = 1024 * 1024
+
+# Tells what the checkpoint has decided; asked after these transactions were seen at a sink.
+Decide = Callable[[Iterable[tuple[str, int, int]]], Decisions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,13 @@ class Output:
         self.checks: dict[str, PrefixCheck] = {}
         self._tail = TxnTail(instance.with_suffix(".txnlog"))
 
-    def look(self, streams: Mapping[str, Stream]) -> Iterator[str]:
+    def look(self, streams: Mapping[str, Stream], decide: Decide | None) -> Iterator[str]:
         """Take what is new; a sentence for everything that is wrong."""
-        for transaction in self._tail.look():
+        new = list(self._tail.look())
+        decisions = decide(new) if new and decide else None
+        for transaction in new:
+            if decisions is not None and not is_decided(*transaction, decisions):
+                yield f"{self.name}: {transaction.txn_id} is visible, but nobody decided to commit it"
             if transaction.start != self.end:
                 yield f"{self.name}: {transaction.txn_id} commits from {transaction.start}, but {self.end} was the end"
             data = read(self.data, transaction.start, transaction.end)
@@ -94,7 +102,8 @@ class Output:
 class Outputs:
     """All sinks' outputs against all inputs."""
 
-    def __init__(self, instances: Mapping[str, Path]) -> None:
+    def __init__(self, instances: Mapping[str, Path], decide: Decide | None = None) -> None:
+        self._decide = decide
         self.streams: dict[str, Stream] = {}
         self.outputs = {name: Output(name, instance) for name, instance in instances.items()}
         self._same = 0
@@ -104,7 +113,7 @@ class Outputs:
 
     def look(self) -> list[str]:
         """What is wrong in what was committed since the last look."""
-        wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams)]
+        wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams, self._decide)]
         return wrong or self._differences()
 
     def _differences(self) -> list[str]:

@@ -132,6 +132,7 @@ class Vigil:
     def _probe(self, now: float) -> None:
         self._check_outputs()
         self.status = self.cluster.status()
+        self._check_acknowledged()
         for line in self.cluster.new_epochs():
             self.epoch, self.fence = max(self.epoch, line["epoch"]), line["fence"]
         self.chronicle.epochs = self.epoch + 1
@@ -154,6 +155,18 @@ class Vigil:
         self.chronicle.committed = self.outputs.committed
         if wrong:
             raise Failed("violation", "; ".join(wrong[:3]))
+
+    def _check_acknowledged(self) -> None:
+        """I4: what producers are told is committed. Decisions are read last, so they can only be further."""
+        positions = self.cluster.decided_positions()
+        if self.status is None or positions is None:
+            return
+        for stream in self.status["streams"]:
+            told, decided = stream["committed"], positions.get(int(stream["id"]))
+            if told is not None and (decided is None or int(told) > decided):
+                raise Failed(
+                    "violation", f"{stream['name']} is acknowledged up to {told}, but committed up to {decided}"
+                )
 
     def _is_at_work(self, part: str) -> bool:
         before = self._before.get(part)

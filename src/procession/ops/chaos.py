@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,78 +19,28 @@ from typing import Any, Self
 
 from procession import faults
 from procession.address import Address, parse_address
-from procession.chaos.cluster import Death
 from procession.chaos.cutter import LineCutter
+from procession.chaos.decision import Decisions
 from procession.chaos.proxy import Proxies, Proxy
 from procession.chaos.records import APP
 from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, LEFT, RIGHT, TO_GATEWAY, TO_LEFT, TO_RIGHT
 from procession.commit.checkpoint import CURRENT
-from procession.errors import ProcessionError
+from procession.commit.rounds import Rounds
+from procession.commit.sparklog import SparkLog
+from procession.errors import ProcessionError, StorageError
 from procession.gateway.client import ControlClient
 from procession.ops import sweep
+from procession.ops.decisions import DecisionReader
 from procession.ops.epochs import EpochTail
 from procession.ops.local import COMMAND
-from procession.ops.part import Child, Part, State
-from procession.ops.supervise import Supervisor
+from procession.ops.part import Part
+from procession.ops.stage import Stage
 
-RESTART_DELAY_S = 0.02
 STATUS_TIMEOUT_S = 0.3
 STORY_BYTES_MAX = 4000
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 ANSWER_TIMEOUT_S = 3.0
-
-
-class Stage(Supervisor):
-    """A supervisor with endless patience that tells of every death, and can keep a part away for a while."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.deaths: list[Death] = []
-        self.held: set[str] = set()
-        self.ending: set[str] = set()
-        """Parts that are asked to end: a clean status is no reason to leave them ended."""
-
-    def _bury(self, child: Child, status: int, now: float) -> None:
-        name = child.part.name
-        words = child.log.last_words()
-        child.clear()
-        is_done = status == 0 and name not in self.ending
-        child.state = State.ENDED if is_done or name in self.held else State.WAITING
-        child.due = now + RESTART_DELAY_S
-        if not is_done:
-            self.deaths.append(Death(name, status, now, child.is_killed_by_us or name in self.ending, words))
-        self.ending.discard(name)
-
-    def hold(self, name: str) -> None:
-        """Kill it, and do not start it again."""
-        self.held.add(name)
-        self.kill(name)
-        child = self._children[name]
-        if child.state is State.WAITING:
-            child.state = State.ENDED
-
-    def release(self, name: str) -> None:
-        self.held.discard(name)
-        child = self._children[name]
-        if child.state is State.ENDED:
-            child.state, child.due = State.WAITING, time.monotonic()
-
-    def end(self, name: str) -> None:
-        """Ask it to end; it is started again."""
-        self.ending.add(name)
-        self._children[name].send(signal.SIGTERM)
-
-    def forget(self, name: str) -> None:
-        """A part that is done, or not wanted any more; another one may take its name."""
-        child = self._children.pop(name, None)
-        if child is not None:
-            child.clear()
-        self.held.discard(name)
-        self.ending.discard(name)
-
-    def has(self, name: str) -> bool:
-        return name in self._children
 
 
 class ChaosCluster:
@@ -112,6 +60,7 @@ class ChaosCluster:
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
+        self._reader: DecisionReader | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -229,6 +178,19 @@ class ChaosCluster:
         with suppress(OSError, ValueError):
             return int((self.directory / "checkpoint" / CURRENT).read_text())
         return 0
+
+    def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
+        if self._reader is None:
+            self._reader = DecisionReader(self.directory / "checkpoint")
+        return self._reader.look(visible)
+
+    def decided_positions(self) -> Mapping[int, int] | None:
+        """The last committed message id of each stream; None while a driver is taking over."""
+        copy = self.directory / "checkpoint" / f"{self.fence():010d}"
+        with suppress(StorageError):
+            record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
+            return None if record is None else record.positions
+        return None
 
     def new_epochs(self) -> list[dict[str, Any]]:
         return list(self._epochs.new())

@@ -43,7 +43,7 @@ def chaos(
     as_list: Annotated[bool, typer.Option("--list", help="Only say which scenarios there are.")] = False,
     deadline_s: Annotated[
         float, typer.Option(min=1, help="So long nothing may be committed before that is a failure.")
-    ] = 60.0,
+    ] = 90.0,
 ) -> None:
     """Kill, pause, cut and fill everything there is, and hold what comes out against what went in."""
     import secrets

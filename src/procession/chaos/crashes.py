@@ -1,0 +1,187 @@
+"""Scenarios of processes that die: one, several, all; at any time, and at each point of no return. Pure.
+
+The one rule: whoever is killed is started again, and must find its way back by itself. After it `catalogue`.
+"""
+
+from __future__ import annotations
+
+from procession.chaos.scenario import (
+    DRIVER,
+    GATEWAY,
+    LEFT,
+    PARTS,
+    RIGHT,
+    SINKS,
+    SOURCES,
+    Do,
+    Line,
+    Scenario,
+)
+
+AT_ONCE = (0.0, 0.05)
+SHORTLY = (0.05, 0.5)
+QUICK = (GATEWAY, *SINKS, *SOURCES)
+SINK_POINTS = ("sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-commit")
+DRIVER_POINTS = (
+    "driver:after-offsets",
+    "driver:before-phase1",
+    "driver:between-votes",
+    "driver:before-record",
+    "driver:after-record",
+    "driver:before-phase2",
+    "driver:between-phase2",
+    "driver:before-ack",
+)
+GATEWAY_POINTS = (
+    "gateway:before-append",
+    "gateway:after-append",
+    "gateway:before-snapshot",
+    "gateway:before-ack",
+    "gateway:after-ack-before-trim",
+)
+
+
+def _crash(part: str, on: tuple[str, ...], times: int) -> Scenario:
+    return Scenario(f"crash-{part}", f"A {part} is killed, again and again.", (Line(Do.KILL, on, times),))
+
+
+def _pair(first: str, second: str, times: int) -> Scenario:
+    """Two at once: the second dies with the first, or while the first comes back."""
+    one, other = first.removeprefix("sink-").removesuffix("-0"), second.removeprefix("sink-").removesuffix("-0")
+    return Scenario(
+        f"crash-{one}-then-{other}",
+        f"{first} is killed, and {second} at once or while {first} is still coming back.",
+        (Line(Do.KILL, (first,)), Line(Do.KILL, (second,), delay_s=(0.0, 1.0), is_settled=False)) * times,
+    )
+
+
+CRASHES: tuple[Scenario, ...] = (
+    Scenario("none", "Nothing happens.", (Line(Do.NOTHING, delay_s=(3.0, 5.0)),)),
+    # One part
+    _crash("source", SOURCES, 6),
+    _crash("gateway", (GATEWAY,), 6),
+    _crash("sink", SINKS, 8),
+    _crash("driver", (DRIVER,), 3),
+    Scenario(
+        "crash-worker",
+        "A Python worker of Spark is killed in the middle of its work.",
+        (Line(Do.WORKER, (DRIVER,), 4),),
+    ),
+    Scenario(
+        "restart-each",
+        "Each part is asked to stop, as an operator would, and is started again.",
+        (Line(Do.STOP, PARTS[:6], is_each=True),),
+    ),
+    Scenario(
+        "pause-each",
+        "Each part stands still for a while, as on a machine that swaps, and then goes on as if nothing had been.",
+        (Line(Do.PAUSE, PARTS[:5], is_each=True, seconds=(1.0, 3.0)),),
+    ),
+    # Several
+    Scenario(
+        "crash-several",
+        "Three of the parts die within half a second.",
+        (Line(Do.KILL, QUICK), Line(Do.KILL, QUICK, 2, SHORTLY, is_settled=False)) * 3,
+    ),
+    Scenario(
+        "crash-all-sources",
+        "All producers die together.",
+        (Line(Do.KILL, SOURCES, delay_s=AT_ONCE, is_settled=False, is_each=True),) * 2,
+    ),
+    Scenario(
+        "crash-all",
+        "Everything dies at once, as when the power fails.",
+        (Line(Do.NOTHING), Line(Do.KILL, PARTS, delay_s=(0.0, 0.0), is_settled=False, is_each=True)),
+    ),
+    *(
+        _pair(first, second, times)
+        for first, second, times in (
+            (LEFT, RIGHT, 3),
+            (RIGHT, LEFT, 3),
+            (GATEWAY, "source-0", 3),
+            ("source-0", GATEWAY, 3),
+            (GATEWAY, LEFT, 3),
+            (LEFT, GATEWAY, 3),
+            (DRIVER, LEFT, 1),
+            (LEFT, DRIVER, 1),
+            (DRIVER, GATEWAY, 1),
+            (GATEWAY, DRIVER, 1),
+        )
+    ),
+    # While it recovers
+    Scenario(
+        "crash-while-recovering",
+        "A part that has just been killed is killed again before it is back.",
+        tuple(
+            line
+            for part in (GATEWAY, LEFT, RIGHT, "source-1")
+            for line in (Line(Do.KILL, (part,)), Line(Do.KILL, (part,), 2, (0.2, 0.9), is_settled=False))
+        ),
+    ),
+    Scenario(
+        "crash-driver-while-recovering",
+        "The driver dies, and its successor dies while it is still starting.",
+        (Line(Do.KILL, (DRIVER,)), Line(Do.KILL, (DRIVER,), 2, (1.0, 6.0), is_settled=False)),
+    ),
+    Scenario(
+        "kill-every-fifth-of-a-second",
+        "The same part is killed every 0.2 s; it never gets to its work until it is left alone.",
+        tuple(
+            line
+            for part in (GATEWAY, LEFT, "source-2", DRIVER)
+            for line in (Line(Do.NOTHING), Line(Do.KILL, (part,), 6, (0.2, 0.2), is_settled=False))
+        ),
+    ),
+    # In each phase of a round
+    Scenario(
+        "crash-sink-in-a-round",
+        "A sink dies before, during and after each phase of a round.",
+        (Line(Do.ARM, SINKS, details=SINK_POINTS, is_each=True, delay_s=SHORTLY),),
+    ),
+    Scenario(
+        "crash-gateway-in-a-round",
+        "The gateway dies before and after it writes records, its snapshot and its acknowledgements.",
+        (Line(Do.ARM, (GATEWAY,), details=GATEWAY_POINTS, is_each=True, delay_s=SHORTLY),),
+    ),
+    Scenario(
+        "crash-driver-in-a-round",
+        "The driver dies at each of its points of no return.",
+        (Line(Do.ARM, (DRIVER,), details=DRIVER_POINTS, is_each=True, delay_s=SHORTLY),),
+        is_long=True,
+    ),
+    Scenario(
+        "crash-driver-somewhere-in-a-round",
+        "The driver dies at two of its points of no return.",
+        (Line(Do.ARM, (DRIVER,), 2, details=DRIVER_POINTS, delay_s=SHORTLY),),
+    ),
+    # The order of starting
+    Scenario(
+        "driver-before-sink",
+        "The driver is started while a sink is not there yet.",
+        (Line(Do.GONE, SINKS, seconds=(14.0, 16.0)), Line(Do.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False)),
+    ),
+    Scenario(
+        "sink-before-driver",
+        "Sinks are started long before the driver.",
+        (
+            Line(Do.GONE, (DRIVER,), seconds=(4.0, 6.0)),
+            Line(Do.KILL, SINKS, delay_s=SHORTLY, is_settled=False, is_each=True),
+        ),
+    ),
+    Scenario(
+        "driver-before-gateway",
+        "The driver is started while the gateway is not there yet.",
+        (Line(Do.GONE, (GATEWAY,), seconds=(14.0, 16.0)), Line(Do.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False)),
+    ),
+    # All of it
+    Scenario(
+        "mixed",
+        "Any part, at any time, for as long as it takes: killed while others come back.",
+        (
+            Line(Do.KILL, QUICK, 8, (0.1, 1.5), is_settled=False),
+            Line(Do.KILL, (DRIVER,), is_settled=False),
+            Line(Do.KILL, QUICK, 8, (0.2, 1.5), is_settled=False),
+            Line(Do.KILL, QUICK, 6, (0.0, 0.4)),
+        ),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Scenarios of everything else that goes wrong: sinks, producers, networks and disks of bad manners. Pure.
+
+The one rule: nobody is killed by it; but in most of them somebody dies meanwhile of something else. After it
+`catalogue`.
+"""
+
+from __future__ import annotations
+
+from procession.chaos.scenario import (
+    CONTROL,
+    DRIVER,
+    GATEWAY,
+    LEFT,
+    RIGHT,
+    SINKS,
+    SOURCES,
+    TO_GATEWAY,
+    TO_LEFT,
+    TO_RIGHT,
+    Do,
+    Line,
+    Scenario,
+)
+
+AT_ONCE = (0.0, 0.05)
+SINK_LINKS = (TO_LEFT, TO_RIGHT)
+MEANWHILE = Line(Do.KILL, (GATEWAY, *SINKS, *SOURCES), delay_s=(0.1, 1.0), is_settled=False)
+
+
+def _network(name: str, prose: str, on: tuple[str, ...], *kinds: str, seconds: tuple[float, float]) -> Scenario:
+    """Each fault on each link, and every time somebody dies of something else meanwhile."""
+    pairs = [(link, kind) for link in on for kind in kinds]
+    lines = [(Line(Do.NETWORK, (link,), details=(kind,), seconds=seconds), MEANWHILE) for link, kind in pairs]
+    return Scenario(name, prose, tuple(line for both in lines for line in both))
+
+
+def _behave(
+    name: str, prose: str, *details: str, seconds: tuple[float, float] = (3.0, 5.0), times: int = 1
+) -> Scenario:
+    """Each behaviour once undisturbed, and once while somebody dies."""
+    lines = [(Line(Do.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times]
+    return Scenario(name, prose, tuple(line for alone in lines for line in (*alone, *alone, MEANWHILE)))
+
+
+def _rogue(name: str, prose: str, *details: str) -> Scenario:
+    rogues = Line(Do.ROGUE, details=details, is_each=True, delay_s=AT_ONCE)
+    kills = Line(Do.KILL, (GATEWAY, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
+    return Scenario(name, prose, (rogues, kills))
+
+
+MISHAPS: tuple[Scenario, ...] = (
+    # A sink that behaves badly
+    _behave("sink-aborts-once", "One of two sinks votes abort on a transaction.", "abort_on=1", "abort_on=3"),
+    _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),
+    _behave("sink-aborts-at-random", "A sink votes abort when it feels like it.", "abort_chance=0.3"),
+    _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
+    _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
+    _behave(
+        "sink-closes",
+        "A sink closes its connection instead of giving its vote, or instead of confirming.",
+        "close_before_vote=1",
+        "close_after_vote=1",
+        "close_before_decision=1",
+        "close_after_decision=1",
+    ),
+    Scenario(
+        "sink-closes-around-its-reply",
+        "The connection to a sink is lost just before or just after each word of a round.",
+        (
+            Line(
+                Do.NETWORK,
+                SINK_LINKS,
+                details=("cut-before:reply", "cut-after:reply", "cut-before:phase1", "cut-after:phase1"),
+                seconds=(1.0, 2.0),
+                is_each=True,
+            ),
+        ),
+    ),
+    Scenario(
+        "sink-aborts-and-closes",
+        "A sink votes abort, and the connection is lost before or after its reply.",
+        tuple(
+            line
+            for how in ("cut-before:reply", "cut-after:reply")
+            for line in (
+                Line(Do.BEHAVE, (RIGHT,), details=("abort_on=2",), seconds=(3.0, 3.0)),
+                Line(Do.NETWORK, (TO_RIGHT,), 1, AT_ONCE, False, (3.0, 3.0), (how,)),
+            )
+        ),
+    ),
+    Scenario(
+        "lost-phase-2",
+        "The last word of a round never reaches a sink.",
+        (
+            Line(
+                Do.NETWORK,
+                SINK_LINKS,
+                details=("swallow:phase2", "cut-before:phase2", "cut-after:phase2"),
+                seconds=(1.0, 2.0),
+                is_each=True,
+            ),
+        ),
+    ),
+    Scenario(
+        "sink-gone",
+        "A sink is away for ten seconds; nothing may go on without it, and all must go on with it.",
+        (Line(Do.GONE, SINKS, seconds=(9.0, 11.0)),),
+    ),
+    Scenario(
+        "sink-gone-for-a-minute", "A sink is away for a minute.", (Line(Do.GONE, SINKS, seconds=(60.0, 60.0)),), True
+    ),
+    Scenario(
+        "sink-forgets",
+        "A sink comes back with less than it had promised. It is refused with a clear word; with its files restored,"
+        " all goes on.",
+        (Line(Do.FORGET, (RIGHT,), details=("committed", "prepared"), is_each=True),),
+    ),
+    # Producers of bad manners
+    _rogue("producer-replays", "A producer sends again from the first record, or from the middle.", "zero", "middle"),
+    _rogue("producer-repeats", "A producer sends duplicates, and goes back within a session.", "duplicates", "back"),
+    _rogue("producer-fights", "A producer wants a stream that another one holds.", "fight"),
+    _rogue("producer-reopens", "A stream ends, is opened again and goes on, under crashes.", "reopen"),
+    # The network
+    _network(
+        "network-cut",
+        "A connection is cut, and stays cut for a while: each pair in turn.",
+        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        "cut",
+        seconds=(0.5, 2.5),
+    ),
+    _network(
+        "network-silent",
+        "A connection carries nothing for a while, and does not say so.",
+        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        "silent",
+        seconds=(1.0, 3.0),
+    ),
+    _network(
+        "network-slow", "Every packet is late.", (TO_GATEWAY, CONTROL, *SINK_LINKS), "delay:0.15", seconds=(2.0, 4.0)
+    ),
+    _network(
+        "network-half-closed",
+        "One direction of a connection ends, the other does not.",
+        (TO_GATEWAY, *SINK_LINKS),
+        "half-close:up",
+        "half-close:down",
+        seconds=(0.5, 1.0),
+    ),
+    _network(
+        "network-truncates",
+        "A connection breaks in the middle of a frame.",
+        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        "truncate:up",
+        "truncate:down",
+        seconds=(0.5, 1.0),
+    ),
+    _network(
+        "network-reorders",
+        "What was sent on an old connection arrives after its successor is open.",
+        (TO_GATEWAY, *SINK_LINKS),
+        "late",
+        seconds=(1.0, 2.0),
+    ),
+    _network(
+        "network-corrupts",
+        "The head of a frame is not what was sent.",
+        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        "corrupt:up",
+        "corrupt:down",
+        seconds=(0.5, 1.0),
+    ),
+    # Disks
+    Scenario(
+        "disk-full",
+        "There is no room left for gateway, sink or driver. Each says so and ends; with room again, all goes on.",
+        (Line(Do.FULL, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(1.0, 2.0)),),
+    ),
+    Scenario(
+        "disk-fails-to-sync",
+        "A sync fails. Whoever asked for it ends with a clear word, and recovers from what is really there.",
+        (Line(Do.BAD_SYNC, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(0.5, 1.0)),),
+    ),
+)
