@@ -1,0 +1,124 @@
+"""Scenarios on one living cluster of real processes; and a harness that finds what is planted.
+
+A short selection by a fixed seed; `CHAOS=all` in the environment runs every scenario, and `make chaos` the real thing.
+What is planted comes last: after it the cluster is good for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from procession.chaos.catalogue import BY_NAME
+from procession.chaos.chronicle import Chronicle
+from procession.chaos.harness import Harness, Load
+from procession.chaos.outputs import Outputs
+from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, Step, schedule
+from procession.chaos.verdict import Outcome
+from procession.ops.chaos import ChaosCluster
+
+SEED = 3
+STEPS_MAX = 3
+SECONDS_MAX = 1.5
+LOAD = Load(rate=200.0, seconds=10.0, rogue_records=300)
+DEADLINE_S = 120.0
+"""Other tests and builds may run on the same machine; a stall is looked for with a deadline of its own."""
+
+
+def selection() -> list[str]:
+    """One of each family, by the seed; those that restart a driver take long, so one of them."""
+    if os.environ.get("CHAOS") == "all":
+        return list(BY_NAME)
+    chance = random.Random(SEED)
+    families = [
+        ["crash-gateway", "crash-sink", "crash-several", "crash-while-recovering"],
+        ["crash-sink-in-a-round", "crash-gateway-in-a-round", "lost-phase-2"],
+        ["sink-aborts-once", "sink-aborts-on-content", "sink-closes"],
+        ["producer-replays", "producer-repeats", "producer-fights", "producer-reopens"],
+        ["network-cut", "network-truncates", "network-reorders", "network-corrupts"],
+        ["crash-driver", "crash-driver-somewhere-in-a-round"],
+    ]
+    return [chance.choice(family) for family in families]
+
+
+def brief(name: str) -> Run:
+    """The first steps of a scenario, none of them long. A driver once is enough."""
+    steps = schedule(BY_NAME[name], random.Random(SEED))
+    count = 1 if "driver" in name and os.environ.get("CHAOS") != "all" else STEPS_MAX
+    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in steps[:count]))
+
+
+class World:
+    """The cluster, and what was committed on it in all tests so far."""
+
+    def __init__(self, cluster: ChaosCluster) -> None:
+        self.cluster = cluster
+        self.outputs = Outputs(cluster.instances(), cluster.decisions)
+
+    def harness(self, deadline_s: float = DEADLINE_S, show: Callable[[Chronicle], None] = lambda _: None) -> Harness:
+        return Harness(self.cluster, seed=SEED, load=LOAD, deadline_s=deadline_s, outputs=self.outputs, show=show)
+
+    def send_nothing_more(self) -> None:
+        for name in SOURCES:
+            self.cluster.stage.forget(name)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ChaosCluster(tmp_path_factory.mktemp("chaos")) as cluster:
+        cluster.start()
+        yield World(cluster)
+
+
+@pytest.mark.parametrize("name", selection())
+def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
+    chronicle = world.harness().run([brief(name)])
+    assert chronicle.outcome is Outcome.CLEAN, f"{chronicle.sentence()}\n{[one.story for one in chronicle.failures]}"
+    assert chronicle.committed > 0
+    assert not chronicle.recoveries.down
+    assert [verdict.outcome for verdict in chronicle.verdicts.values()] == [Outcome.CLEAN] * 2
+
+
+NOTHING = Run("none", (Step(Do.NOTHING, delay_s=600.0),))
+
+
+def test_a_death_that_nobody_brought_about_is_a_failure(world: World) -> None:
+    def murder(chronicle: Chronicle) -> None:
+        pid = world.cluster.stage.pid(GATEWAY)
+        if chronicle.spans and pid is not None and not victims:
+            victims.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    victims: list[int] = []
+    chronicle = world.harness(show=murder).run([NOTHING])
+    assert chronicle.outcome is Outcome.VIOLATED
+    assert chronicle.failures[0].kind == "death"
+    assert chronicle.failures[0].sentence.startswith("gateway ended with signal 9, and nothing was done to it")
+    world.send_nothing_more()
+
+
+def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None:
+    world.cluster.stage.hold(LEFT)
+    chronicle = world.harness(deadline_s=5.0).run([NOTHING])
+    world.cluster.stage.release(LEFT)
+    world.send_nothing_more()
+    assert chronicle.outcome is Outcome.VIOLATED
+    (failure,) = chronicle.failures
+    assert failure.kind == "stall"
+    assert "nothing was committed for 5 s" in failure.sentence
+    for part in (GATEWAY, "driver", LEFT, RIGHT):
+        assert f"--- {part}.log" in failure.story
+
+
+def test_a_planted_double_is_a_violation(world: World) -> None:
+    chronicle = world.harness().run([Run("planted", (Step(Do.BEHAVE, RIGHT, detail="double=1", seconds=600.0),))])
+    assert chronicle.outcome is Outcome.VIOLATED
+    (failure,) = chronicle.failures
+    assert failure.kind == "violation"
+    assert "right: " in failure.sentence
+    assert "1 doubled" in failure.sentence
