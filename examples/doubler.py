@@ -1,4 +1,4 @@
-"""Each number with its double: 1 becomes "1:2"."""
+"""Each number with its double: 1 becomes "1:2". What may go wrong with that, `procession semantics` shows."""
 
 from procession import Pipeline
 

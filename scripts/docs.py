@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from procession.ops.cli import app
 from procession.ops.config import Settings
+from procession.plan import guarantee
 from procession.spark import session
 from procession.wire import lifecycle, stream, twopc
 from procession.wire.messages import Frame
@@ -182,6 +183,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "commands": lambda _: commands(),
     "settings": lambda _: settings(),
     "limits": lambda _: limits(),
+    "guarantees": lambda _: table(guarantee.table()[0], guarantee.table()[1:]),
     "spark-settings": spark_settings,
 }
 

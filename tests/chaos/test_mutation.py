@@ -7,12 +7,14 @@ it is one; at the others the output must stay clean, or the verifier would cry w
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from procession.chaos import match
 from procession.chaos.lines import Chunks
 from procession.chaos.order import Order, key_field
 from procession.chaos.prefix import PrefixCheck
@@ -216,3 +218,29 @@ def test_the_shelves_are_gone_when_the_work_is(tmp_path: Path) -> None:
         assert list(tmp_path.rglob("*"))
     assert judged_on_disk.is_clean
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_held_does_not_grow_with_the_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(match, "ROWS_FILED_AT_ONCE", 4000)
+
+    def stream(records: int, lost: int) -> Chunks:
+        def chunks() -> Iterator[bytes]:
+            for start in range(0, records, 100):
+                yield b"".join(b"record %09d\n" % number for number in range(start, start + 100) if number != lost)
+
+        return chunks
+
+    def peak(records: int) -> int:
+        tracemalloc.start()
+        with disk_shelves(tmp_path) as shelves:
+            verdict = compare(
+                [stream(records, -1)], stream(records, records // 2), bounds=Bounds(4000), shelves=shelves
+            )
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (verdict.outcome, verdict.lost) == (Outcome.VIOLATED, 1)
+        return most
+
+    few, many = peak(20_000), peak(80_000)
+    assert many < 1.5 * few
+    assert many < 4000 * 400 + 1_000_000

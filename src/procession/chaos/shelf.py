@@ -26,7 +26,7 @@ class DiskShelves:
         directory.mkdir(parents=True)
 
     def put(self, shelf: int, rows: Rows) -> None:
-        with self._path(shelf).open("ab") as file:
+        with open(self._path(shelf), "ab") as file:
             np.ascontiguousarray(rows, np.int64).tofile(file)
 
     def take(self, shelf: int) -> Rows:
@@ -36,8 +36,9 @@ class DiskShelves:
             rows = np.empty(0, np.int64)
         return rows.reshape(-1, self._columns)
 
-    def _path(self, shelf: int) -> Path:
-        return self._directory / f"{shelf:06d}"
+    def _path(self, shelf: int) -> str:
+        # No Path: it would keep the name of every shelf for ever.
+        return f"{self._directory}/{shelf:06d}"
 
 
 @contextmanager

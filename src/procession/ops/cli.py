@@ -186,6 +186,14 @@ def verify(
 
 
 @app.command()
+def semantics() -> None:
+    """Show what "once" can mean: the doubler of examples/ on 1, 2, 3, in five cases, judged by the verifier."""
+    from procession.ops.semantics import five_cases
+
+    print(five_cases())
+
+
+@app.command()
 def cat(
     directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
     instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
