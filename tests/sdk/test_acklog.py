@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
-from procession.sdk.acklog import AckLog, acknowledged
+from procession.sdk.acklog import AckLog, AckTail, acknowledged
 from procession.storage.journal import Journal, read_journal
 
 STREAM = 2**64 - 3
@@ -34,6 +34,18 @@ def test_a_source_that_died_while_it_wrote_leaves_what_it_had_heard_before(tmp_p
     assert acknowledged([tmp_path / "acks"]) == {1: 10}
     AckLog(tmp_path / "acks").heard(1, 11, 1.0)
     assert acknowledged([tmp_path / "acks"]) == {1: 11}
+
+
+def test_a_tail_reads_only_what_is_new(tmp_path: Path) -> None:
+    log, tail = AckLog(tmp_path / "acks"), AckTail([tmp_path / "acks"])
+    assert tail.look() == {}
+    log.heard(1, 10, 0.0)
+    assert tail.look() == {1: 10}
+    first = (tmp_path / "acks").stat().st_size
+    (tmp_path / "acks").write_bytes(b"x" * first)  # what was read is not looked at again
+    assert tail.look() == {1: 10}
+    log.heard(1, 11, 1.0)
+    assert tail.look() == {1: 11}
 
 
 def test_nothing_heard_is_nothing_acknowledged(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from procession.chaos.decision import Decisions
 from procession.commit.checkpoint import CURRENT, PIPELINE
-from procession.commit.rounds import Round, Rounds
+from procession.commit.rounds import Rounds
 from procession.commit.sparklog import SparkLog
 from procession.commit.transaction import Transaction
 from procession.errors import ConfigError
@@ -23,11 +23,10 @@ TRIES = 20
 
 
 class DecisionReader:
-    """Remembers the round records it has seen: the checkpoint itself forgets them after a while."""
+    """Looks up what is asked for and no more. The checkpoint forgets a record after a while, so ask soon."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._rounds: dict[int, Round] = {}
         try:
             self._id = str(json.loads((root / PIPELINE).read_text())["id"])
         except (OSError, ValueError, KeyError) as error:
@@ -39,15 +38,14 @@ class DecisionReader:
     def look(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
         """What is decided now, with the records of these transactions' epochs as far as they are there."""
         parsed = (Transaction.parse(txn) for txn, _, _ in visible)
-        epochs = {transaction.epoch for transaction in parsed if transaction is not None} - self._rounds.keys()
+        epochs = {transaction.epoch for transaction in parsed if transaction is not None}
         for _ in range(TRIES):
             copy = self._copy()
             committed = SparkLog(copy).committed
             rounds = Rounds(copy / "rounds")
             found = {epoch: record for epoch in epochs if epoch <= committed and (record := rounds.read(epoch))}
             if self._copy() == copy:
-                self._rounds |= found
-                return Decisions(self._id, committed, dict(self._rounds))
+                return Decisions(self._id, committed, found)
         raise ConfigError(f"{self._root} changes all the time.", next_step="stop all drivers but one")
 
     def _copy(self) -> Path:

@@ -9,7 +9,7 @@ JSON, and the status 0 (all clean) or 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -64,9 +64,8 @@ class Question:
         logs = sorted(self.directory.glob("*.txnlog"))
         return [log for log in logs if self.instance is None or log.stem == self.instance]
 
-    def last_acknowledged(self) -> list[int | None]:
+    def of_inputs(self, heard: Mapping[int, int]) -> list[int | None]:
         """For each input, the last message id that its producer saw acknowledged."""
-        heard = acknowledged(self.acks)
         return [heard.get(stream_id_of(path)) for path in self.inputs]
 
 
@@ -158,7 +157,7 @@ def run_verify(question: Question, *, as_json: bool = False) -> int:
 
 def _judge(question: Question, log: Path) -> Output:
     # Acknowledgements are read first and decisions last: each is made before the next becomes visible.
-    heard = question.last_acknowledged()
+    heard = question.of_inputs(acknowledged(question.acks))
     transactions = list(TxnTail(log).look())
     return judge_output(question, log, transactions, heard)
 

@@ -18,6 +18,7 @@ from procession.chaos.prefix import PrefixCheck
 from procession.chaos.verdict import Outcome, Verdict
 from procession.ops.decisions import DecisionReader
 from procession.ops.verify import CHUNK_BYTES, Output, Question, Report, damage, judge_output
+from procession.sdk.acklog import AckTail
 from procession.sdk.txnlog import Transaction, TxnTail, joined
 
 NOTHING = "Nothing is committed at the output, so there is nothing to judge."
@@ -30,12 +31,13 @@ class Watch:
         question.check()
         self._question = replace(question, is_complete=False)
         self._decisions = DecisionReader(question.checkpoint) if question.checkpoint else None
+        self._acks = AckTail(question.acks)
         self._inputs = [os.open(path, os.O_RDONLY) for path in question.inputs]
         self._outputs: dict[Path, WatchedOutput] = {}
 
     def look(self) -> Report:
         # Acknowledgements are read first and decisions last: each is made before the next becomes visible.
-        heard = self._question.last_acknowledged() if self._question.acks else []
+        heard = self._question.of_inputs(self._acks.look())
         for log in self._question.logs():
             if log not in self._outputs:
                 self._outputs[log] = WatchedOutput(self._question, log, self._inputs)

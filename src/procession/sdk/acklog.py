@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from procession.errors import StorageError
-from procession.storage.journal import Journal, read_journal
+from procession.storage.journal import Entry, Journal, read_journal_from
 
 
 class AckLog:
@@ -30,18 +30,33 @@ class AckLog:
         self._journal.close()
 
 
+class AckTail:
+    """Reads logs that sources write: the highest acknowledged message id of each stream, over all of them."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._positions = dict.fromkeys(paths, 0)
+        self._highest: dict[int, int] = {}
+
+    def look(self) -> dict[int, int]:
+        """What is known now; only what is new is read."""
+        for path in self._positions:
+            for entry, end in read_journal_from(path, self._positions[path]):
+                self._positions[path] = end
+                self._take(entry, path)
+        return dict(self._highest)
+
+    def _take(self, entry: Entry, path: Path) -> None:
+        match entry:
+            case {"stream": int(stream_id), "id": int(message_id)}:
+                self._highest[stream_id] = max(message_id, self._highest.get(stream_id, 0))
+            case _:
+                raise StorageError(
+                    f"{path} is not a log of acknowledgements.",
+                    next_step="Name the file that the source was given with --acks.",
+                    path=str(path),
+                )
+
+
 def acknowledged(paths: Iterable[Path]) -> dict[int, int]:
     """The highest acknowledged message id of each stream, over all these logs."""
-    highest: dict[int, int] = {}
-    for path in paths:
-        for entry in read_journal(path):
-            match entry:
-                case {"stream": int(stream_id), "id": int(message_id)}:
-                    highest[stream_id] = max(message_id, highest.get(stream_id, 0))
-                case _:
-                    raise StorageError(
-                        f"{path} is not a log of acknowledgements.",
-                        next_step="Name the file that the source was given with --acks.",
-                        path=str(path),
-                    )
-    return highest
+    return AckTail(paths).look()
