@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test check format bench chaos clean
+.PHONY: help setup run test check format bench chaos simulate clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ bench: setup ## measure: throughput, epoch time, recovery
 
 chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge what comes out
 	@$(BIN)/procession chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: setup ## run RUNS (1000) simulations from SEED (0) on, with faults at every step
+	@$(BIN)/procession simulate --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) $(ARGS)
 
 clean: ## remove the environment and everything that was made here
 	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse metastore_db derby.log

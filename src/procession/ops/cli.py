@@ -19,6 +19,7 @@ import typer
 from procession.errors import ProcessionError
 from procession.ops.cli_chaos import chaos
 from procession.ops.cli_connectors import CookieFile, sink_app, source_app
+from procession.ops.cli_simulate import simulate
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.command()(chaos)
+app.command()(simulate)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 # Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.

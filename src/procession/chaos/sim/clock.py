@@ -20,8 +20,8 @@ class Clock:
         self._due: list[tuple[float, int, Call, tuple[Any, ...]]] = []
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
-        self._count += 1
-        heappush(self._due, (self.now + delay_s, self._count, call, args))
+        self._count = count = self._count + 1
+        heappush(self._due, (self.now + delay_s, count, call, args))
 
     def advance(self) -> bool:
         """Let the next thing happen; false if nothing is due any more."""

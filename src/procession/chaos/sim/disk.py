@@ -12,13 +12,17 @@ from procession.chaos.sim.chance import Chance
 
 
 class File:
-    __slots__ = ("data", "durable")
+    __slots__ = ("data", "durable", "lost_s")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = data
         self.durable = b""
+        self.lost_s: float | None = None
+        """When a sync failed and the kernel dropped the pages. Every process of that time hears of it when it syncs the
+        file; one that starts later finds what is left. (A real kernel tells those only that had the file open.)"""
 
     def cut_power(self, chance: Chance) -> None:
+        self.lost_s = None
         if self.data is self.durable:
             return
         old, new = self.durable, self.data

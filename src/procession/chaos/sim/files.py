@@ -15,6 +15,8 @@ class Files:
     def __init__(self, process: Process, disk: Disk) -> None:
         self._step = process.step
         self._chance = process.site.chance
+        self._clock = process.site.clock
+        self._born_s = process.site.clock.now
         self.disk = disk
 
     def names(self, path: str) -> list[str]:
@@ -46,7 +48,8 @@ class Files:
         self._step()
         if self.disk.is_full and data:
             raise disk_error(path, "write", "No space left on device")
-        self._file(path).data = data
+        file = self._file(path)
+        file.data = data
 
     def append(self, path: str, data: bytes) -> None:
         self._step()
@@ -61,8 +64,7 @@ class Files:
         """Cut a file, which is made if there is none; a full disk is no hindrance. Not durable."""
         self._step()
         file = self._file(path)
-        if len(file.data) > length:
-            file.data = file.data[:length]
+        file.data = file.data[:length]
 
     def sync(self, path: str) -> None:
         self._step()
@@ -72,7 +74,9 @@ class Files:
         if self.disk.fsync_failures:
             self.disk.fsync_failures -= 1
             if self._chance.random() < 0.5:
-                file.data = file.durable  # the kernel dropped the pages; only recovery sees it
+                file.data, file.lost_s = file.durable, self._clock.now
+            raise disk_error(path, "sync", "Input/output error")
+        if file.lost_s is not None and file.lost_s >= self._born_s:
             raise disk_error(path, "sync", "Input/output error")
         file.durable = file.data
 

@@ -50,8 +50,8 @@ from procession.wire.messages import NOTHING_COMMITTED, Ack, Frame, NotifyAck, R
 from procession.wire.stream import StreamState
 
 FOLDER, SNAPSHOT = "gateway", "positions.json"
-TICK_S = 0.15
-HANDSHAKE_S = 1.0
+TICK_S = 0.2
+HANDSHAKE_S = 0.5
 APPEND_DELAY_S = 0.002
 
 

@@ -37,7 +37,7 @@ from procession.wire.v3 import SINK_VERSION
 if TYPE_CHECKING:
     from procession.chaos.sim.driver import Driver
 
-ANSWER_S = 1.0
+ANSWER_S = 0.4
 BACKOFF_S = 0.1
 LIST_TAG = 1
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from procession.chaos.sim.process import Process
     from procession.chaos.sim.site import Site
 
-SILENCE_S = 1.5
+SILENCE_S = 0.6
 """After so long, keep-alives tell an end that the other is gone."""
-PATIENCE_S = 0.3
+PATIENCE_S = 0.2
 """How long a request waits for its answer."""
 
 

@@ -37,18 +37,20 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
-STEPS = {GATEWAY: 260, DRIVER: 260, SPARK: 60, "sink": 120, "producer": 60}
+STEPS = {GATEWAY: 220, DRIVER: 220, SPARK: 100, "sink": 80, "producer": 45}
 """About how many steps a part takes in a quiet run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At its `step`-th step this happens to the part; `seconds` is how long it lasts, or until it is started again."""
+    """At its `step`-th step, or `delay_s` later, this happens to the part; `seconds` is how long it lasts, or until
+    the part is started again. A delay reaches a part that waits, and takes no steps."""
 
     part: str
     step: int
     kind: str
     seconds: float
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
+        """A plan as `to_json` writes it, or a scenario that has one under `plan`."""
         fields: dict[str, Any] = json.loads(text)
+        fields = fields.get("plan", fields)
         fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
         fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
         fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
@@ -140,4 +144,5 @@ def _fault(chance: Chance, part: str) -> Fault:
     else:
         kind = chance.choice(KINDS[part.partition("-")[0]])
     step = 1 + int(STEPS[part.partition("-")[0]] * chance.random())
-    return Fault(part, step, kind, round(chance.choice((0.01, 0.1, 1.0)) * (0.1 + chance.random()), 3))
+    seconds = round(chance.choice((0.01, 0.1, 0.5)) * (0.1 + chance.random()), 3)
+    return Fault(part, step, kind, seconds, round(chance.choice((0.0, 0.0, 0.02, 0.2)) * chance.random(), 3))

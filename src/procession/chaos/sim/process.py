@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from procession.chaos.sim.breach import Breach
@@ -97,7 +98,7 @@ class Process:
         try:
             self.step()
             steps = call(*args)
-            if isinstance(steps, Generator):
+            if type(steps) is GeneratorType:
                 self._busy = steps
                 self._advance()
         except Killed:

@@ -21,7 +21,7 @@ from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, NotifyAck, Ok, Restart
 from procession.wire.v3 import SOURCE_VERSION
 
-HANDSHAKE_S = 1.0
+HANDSHAKE_S = 0.5
 
 
 class Producer(Process):

@@ -42,7 +42,7 @@ from procession.wire.messages import (
 )
 
 CREDITS = 2**31 - 1
-HANDSHAKE_S = 1.0
+HANDSHAKE_S = 0.5
 
 
 class MoodyOutlet(Outlet):

@@ -60,9 +60,22 @@ class Site:
         self.steps[part] = count = self.steps[part] + 1
         if part in self._faults and count in self._faults[part]:
             for fault in self._faults[part].pop(count):
-                self.struck.append(fault)
-                self.tell(part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, count)
-                self.strike(fault, process)
+                if fault.delay_s:
+                    self.clock.after(fault.delay_s, self._strike_later, fault, process.machine)
+                else:
+                    self._strike(fault, process)
+
+    def _strike_later(self, fault: Fault, machine: Machine) -> None:
+        """Whoever plays the part by now."""
+        for process in machine.processes:
+            if process.part == fault.part:
+                self._strike(fault, process)
+                return
+
+    def _strike(self, fault: Fault, process: Process) -> None:
+        self.struck.append(fault)
+        self.tell(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.steps[fault.part])
+        self.strike(fault, process)
 
     def checked(self, process: Process) -> None:
         """The process has done something: is everything still as it must be?"""

@@ -98,7 +98,7 @@ class World:
             breach = found
         except Exception as error:  # whatever it is, no part may die of it
             where = traceback.extract_tb(error.__traceback__)[-1]
-            breach = Breach("I7", f"{error!r} in {where.name}, line {where.lineno} of {where.filename}")
+            breach = Breach("I7", f"an exception: {error!r} in {where.name}, line {where.lineno} of {where.filename}")
         return Outcome(
             breach,
             tuple(self.site.struck),

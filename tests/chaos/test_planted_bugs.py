@@ -1,0 +1,35 @@
+"""The simulator finds bugs: each that is planted, within ten thousand runs; and without one it finds nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.chaos.sim.breach import Breach
+from procession.chaos.simulator import plan_of, run_plan
+
+from .planted import BUGS, Bug
+
+RUNS_MAX = 10_000
+
+
+def first_breach(start: int, runs: int) -> Breach | None:
+    for seed in range(start, start + runs):
+        if (breach := run_plan(plan_of(seed)).breach) is not None:
+            return breach
+    return None
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    breach = first_breach(bug.seed, RUNS_MAX)
+    assert breach is not None
+    assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
+
+
+def test_at_least_ten_bugs_are_planted() -> None:
+    assert len({bug.plant for bug in BUGS}) >= 10
+
+
+def test_where_nothing_is_planted_nothing_is_found() -> None:
+    assert first_breach(0, 150) is None
