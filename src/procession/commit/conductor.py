@@ -32,6 +32,7 @@ from procession.commit.events import (
     QueryEnded,
     Reconnect,
     RecordWritten,
+    SinkConnected,
     Stop,
     Tell,
     VoteReceived,
@@ -169,10 +170,19 @@ class Conductor:
     # Doing
 
     def _handle(self, event: Event) -> None:
+        if isinstance(event, SinkConnected):
+            self._check_in_charge()
         if self._error is None:
             if isinstance(event, VoteReceived) and event.commit:
                 faults.point("driver:between-votes")
             self._do(self._coordinator.handle(event))
+
+    def _check_in_charge(self) -> None:
+        """Whoever was replaced must not take the sinks from its successor again and again, to bring them its round."""
+        try:
+            self._checkpoint.check_fence()
+        except ProcessionError as error:
+            self._stop(error)
 
     def _do(self, actions: Sequence[Action]) -> None:
         try:

@@ -208,6 +208,8 @@ class Driver(Process):
 
     def handle(self, event: Any) -> Steps:
         if self.error is None:
+            if isinstance(event, ev.SinkConnected):
+                self.checkpoint.check_fence()
             self.site.tell(self.part, "< %s", event)
             yield from self._do(self._coordinator.handle(event))
 

@@ -88,6 +88,8 @@ class Gateway(Process):
         self._is_flushing = False
         self._requests: deque[tuple[Committed | FenceRaised | Offer, Reply]] = deque()
         self._is_locked = False
+        self._is_dirty = False
+        """A session came, went or spoke since the last check."""
         self._durable: tuple[bytes | None, Snapshot] = None, Snapshot()
         self._state: GatewayState
         self._log: InLog
@@ -125,8 +127,9 @@ class Gateway(Process):
 
     def check(self) -> None:
         """I8: a stream is held by one living session at most, and by none that is gone."""
-        if not hasattr(self, "_state"):
+        if not self._is_dirty:
             return
+        self._is_dirty = False
         for stream in self._state.registry:
             if stream.session is not None and stream.session not in self._state.sessions:
                 raise Breach("I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone")
@@ -169,6 +172,7 @@ class Gateway(Process):
     # Doing
 
     def _handle(self, event: Event) -> None:
+        self._is_dirty = True
         for action in self._state.handle(event):
             self._perform(action)
 

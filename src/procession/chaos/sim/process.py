@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Steps = Generator[None, None, Any]
 """What a handler does, with a `yield` wherever another process may come between."""
 
-INTERRUPTED = 0.25
+INTERRUPTED = 0.2
 """How likely another process gets a turn at a `yield`."""
 
 
