@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test check format bench chaos simulate clean
+.PHONY: help setup run test test-all check format bench chaos simulate clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --
 
 test: setup ## all tests (ARGS="tests/wire -x")
 	@$(BIN)/pytest $(ARGS)
+
+test-all: setup ## all tests, and those that take long
+	@$(BIN)/pytest -m "slow or not slow" $(ARGS)
 
 check: setup ## format, lint, types, house rules
 	@$(BIN)/ruff format --check --quiet

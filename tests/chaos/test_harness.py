@@ -22,6 +22,8 @@ from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, St
 from procession.chaos.verdict import Outcome
 from procession.ops.chaos import ChaosCluster
 
+pytestmark = pytest.mark.slow
+
 SEED = 3
 STEPS_MAX = 3
 SECONDS_MAX = 1.5

@@ -21,6 +21,8 @@ from procession.storage.journal import read_journal
 
 from .cluster import Cluster
 
+pytestmark = pytest.mark.slow
+
 APP = """
 from procession import Pipeline
 pipeline = Pipeline("level", guarantee={guarantee!r}, deterministic=True)
