@@ -21,6 +21,7 @@ from procession.chaos.scenario import DRIVER, GATEWAY, WORKER
 LOOK_S = 0.02
 PROBE_S = 0.05
 SAMPLE_S = 1.0
+ASLEEP_S = 10.0
 
 
 class Failed(Exception):
@@ -68,12 +69,18 @@ class Vigil:
     _progress: tuple[int, int] = (0, 0)
     progress_at: float = field(default_factory=time.monotonic)
     _acknowledged_at: float = field(default_factory=time.monotonic)
+    _looked_at: float = field(default_factory=time.monotonic)
 
     def look(self) -> None:
         """Look after the parts for a moment, then at everything that is due to be looked at."""
         if not self.cluster.stage.watch(LOOK_S):
             raise Stopped
         now = time.monotonic()
+        if now - self._looked_at > ASLEEP_S:
+            # We were stopped, or the machine was: what did not happen meanwhile nobody has failed to do.
+            self.chronicle.notes.append(f"the harness itself stood still for {now - self._looked_at:.0f} s")
+            self.hands.last_stir = now
+        self._looked_at = now
         self.hands.undo_due(now)
         self._take_deaths()
         if now >= self._next_probe:
@@ -213,7 +220,7 @@ class Vigil:
             if now - max(at, self.hands.last_done, self.hands.last_stir) > self.deadline_s:
                 raise Failed("stall", f"nothing was {what} for {self.deadline_s:g} s, and nothing was being done")
         for part, down in self.chronicle.recoveries.down.items():
-            if now - max(down.since, self.hands.last_done) > self.deadline_s:
+            if now - max(down.since, self.hands.last_done, self.hands.last_stir) > self.deadline_s:
                 raise Failed("stall", f"{part} is not back at work after {self.deadline_s:g} s")
 
     def failure(self, error: Failed) -> Failure:
