@@ -7,7 +7,7 @@ ARGS ?=
 .PHONY: help setup run test test-all check format bench chaos simulate clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what is missing and leave the command at .venv/bin/procession
 	@scripts/setup
