@@ -94,10 +94,15 @@ class SparkLog:
         _sync_once(self.directory, part)
 
 
+LINES = {"offsets": 3, "commits": 2}
+"""A version, then a line about the epoch; in `offsets` then a line for each source. A prefix may end with any of them."""
+
+
 def is_whole(path: Path) -> bool:
-    """Whether a file of Spark's is all there: its last line is a JSON object."""
+    """Whether a file of Spark's is all there: it has its lines, and the last one is a JSON object."""
     try:
-        return isinstance(json.loads(path.read_text().splitlines()[-1]), dict)
+        lines = path.read_text().splitlines()
+        return len(lines) >= LINES.get(path.parent.name, 1) and isinstance(json.loads(lines[-1]), dict)
     except (OSError, ValueError, IndexError):
         return False
 
