@@ -22,6 +22,8 @@ from procession.errors import StorageError
 CURRENT = "CURRENT"
 GATEWAY_OFFSET = "gateway-0"
 EPOCHS_COPIED = 10
+LINES = {"offsets": 2, "commits": 1}
+"""How many ends of lines a whole file of Spark's has: none after the last line."""
 
 
 class Checkpoint:
@@ -87,7 +89,7 @@ class Checkpoint:
         names = {int(name): name for name in files.names(source) if name.isdigit()}
         yield
         # A power cut may leave Spark's newest file torn. Nothing was built on a file that was not synced.
-        if names and not is_whole(files.read(f"{source}/{names[max(names)]}")):
+        if names and not is_whole(files.read(f"{source}/{names[max(names)]}"), source.rpartition("/")[2]):
             del names[max(names)]
         for epoch in sorted(epoch for epoch in names if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
             data = files.read(f"{source}/{names[epoch]}")
@@ -130,7 +132,7 @@ class Checkpoint:
     def check_commit(self, epoch: int) -> None:
         """Spark reads the last commit when it starts."""
         text = self._files.read(f"{self.directory}/commits/{epoch}") or b""
-        if not is_whole(text):
+        if not is_whole(text, "commits"):
             raise StorageError(f"commits/{epoch} is damaged: {text!r}", next_step="restore the checkpoint")
 
     def is_committed(self, epoch: int) -> bool:
@@ -197,9 +199,9 @@ def write_durably(files: Files, folder: str, name: str, data: bytes) -> Generato
     yield
 
 
-def is_whole(text: bytes | None) -> bool:
-    """Whether a file of Spark's is all there: its last line is a JSON object."""
-    return text is not None and text.endswith(b"}")
+def is_whole(text: bytes | None, part: str) -> bool:
+    """Whether a file of Spark's is all there: it has its lines, and the last one is a JSON object."""
+    return text is not None and text.count(b"\n") >= LINES.get(part, 0) and text.endswith(b"}")
 
 
 def _newest(names: list[str]) -> int:

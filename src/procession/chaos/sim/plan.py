@@ -16,7 +16,7 @@ from procession.chaos.sim.chance import Chance
 GATEWAY, DRIVER, SPARK = "gateway", "driver", "spark"
 
 KINDS: Mapping[str, tuple[str, ...]] = {
-    GATEWAY: ("kill", "kill", "power", "pause", "cut", "cut", "half-close", "full", "fsync", "stop"),
+    GATEWAY: ("kill", "kill", "kill", "power", "power", "pause", "cut", "cut", "half-close", "full", "fsync", "stop"),
     DRIVER: (
         "kill",
         "kill",
@@ -32,13 +32,27 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "stop",
     ),
     SPARK: ("kill", "pause", "pause", "takeover", "zombie"),
-    "sink": ("kill", "kill", "power", "pause", "cut", "cut", "half-close", "full", "fsync", "abort", "abort", "hang"),
+    "sink": (
+        "kill",
+        "kill",
+        "kill",
+        "power",
+        "pause",
+        "cut",
+        "cut",
+        "half-close",
+        "full",
+        "fsync",
+        "abort",
+        "abort",
+        "hang",
+    ),
     "producer": ("kill", "kill", "pause", "cut", "half-close", "ghost"),
 }
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
-STEPS = {GATEWAY: 220, DRIVER: 220, SPARK: 100, "sink": 80, "producer": 45}
-"""About how many steps a part takes in a quiet run."""
+STEPS = {GATEWAY: 110, DRIVER: 150, SPARK: 100, "sink": 60, "producer": 20}
+"""About how many steps a part takes in a quiet run, or a little more."""
 
 
 @dataclass(frozen=True, slots=True)
