@@ -216,7 +216,7 @@ BUGS = (
     Bug(fence_not_checked_after_the_commit, seed=23, runs=24),
     Bug(a_transaction_id_is_used_again, seed=6, runs=7),
     Bug(an_abort_vote_is_taken_for_a_commit_vote, seed=6, runs=7),
-    Bug(a_listed_transaction_is_aborted_while_in_doubt, seed=427, runs=428),
+    Bug(a_listed_transaction_is_aborted_while_in_doubt, seed=904, runs=905),
     Bug(a_listed_transaction_of_a_committed_epoch_is_aborted, seed=0, runs=1),
     Bug(the_point_of_reference_is_one_too_high, seed=0, runs=1),
     Bug(the_point_of_reference_is_what_was_seen, seed=16, runs=17),

@@ -138,7 +138,7 @@ def make_plan(seed: int, chance: Chance) -> Plan:
         streams=streams,
         sinks=sinks,
         faults=tuple(_fault(chance, chance.choice(parts)) for _ in range(chance.randrange(0, 7))),
-        credits_max=chance.choice((3, 8, 16)),
+        credits_max=chance.choice((3, 8, 16, 16, 16, 16)),
         epoch_records_max=chance.choice((1, 2, 3, 5, 8, 1000)),
         segment_rows_max=chance.choice((1, 4, 1000)),
         is_one_machine=chance.random() < 0.3,
