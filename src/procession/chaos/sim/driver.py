@@ -180,8 +180,8 @@ class Driver(Process):
                 raise Breach("I7", f"driver and {link.sink} do not understand each other: {error.sentence}") from None
             link.close()
 
-    def lost(self, end: End, is_clean: bool) -> Steps:
-        yield from self.link_lost(end.tag, end)
+    def lost(self, end: End, is_clean: bool) -> Steps | None:
+        return self.link_lost(end.tag, end) if end.tag is not None else None
 
     def link_lost(self, link: Link, end: End) -> Steps:
         for event in link.lost(end):

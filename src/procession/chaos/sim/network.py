@@ -175,8 +175,9 @@ class Network:
     def connect(self, owner: Process, address: str, connected: Callable[[End | None], Any]) -> None:
         """`connected` gets our end, or None if nobody listens."""
         chance = self.site.chance
-        # Most connections are quick; some are so slow that a later one overtakes them.
-        latency_s = 0.001 if chance.random() < 0.8 else 0.05 * chance.random()
+        # Most connections are quick; some are so slow that a later one overtakes them, and few much slower.
+        luck = chance.random()
+        latency_s = 0.001 if luck < 0.8 else (0.05 if luck < 0.97 else 0.6) * chance.random()
         self.site.clock.after(latency_s, self._connect, owner, address, connected, latency_s)
 
     def _connect(self, owner: Process, address: str, connected: Callable[[End | None], Any], latency_s: float) -> None:

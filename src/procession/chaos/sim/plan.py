@@ -30,6 +30,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "full",
         "fsync",
         "stop",
+        "ghost",
     ),
     SPARK: ("kill", "pause", "pause", "takeover", "zombie"),
     "sink": (

@@ -236,7 +236,8 @@ class World:
             end = chance.choice(ends)
             (end if chance.random() < 0.5 else end.other).half_close()
         elif fault.kind == "ghost":
-            self.site.network.connect(process, GATEWAY, lambda end: None)
+            where = GATEWAY if isinstance(process, Producer) else chance.choice(list(self._sinks))
+            self.site.network.connect(process, where, lambda end: None)
         elif isinstance(process, Sink):
             process.refusals += fault.kind == "abort"
             process.hangs += fault.kind == "hang"
