@@ -95,7 +95,7 @@ class SparkLog:
 
 
 LINES = {"offsets": 3, "commits": 2}
-"""A version, then a line about the epoch; in `offsets` then a line for each source. A prefix may end with any of them."""
+"""A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
 
 
 def is_whole(path: Path) -> bool:
