@@ -251,7 +251,9 @@ class Driver(Process):
                 raise error
 
     def asks_for_vote(self, action: ev.Emit) -> None:
-        self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
+        """Whoever was replaced may have lost its copy of the checkpoint; what it still says decides nothing."""
+        if self.checkpoint.current() == self.checkpoint.fence:
+            self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
 
     # The decision
 
