@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,11 @@ from procession.address import Address
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, StreamInfo
+from procession.sdk.feed import Feed
 from procession.sdk.source import SourceClient, SourceOptions
 from procession.sdk.testing import Crash, Crashed, Gateway, ListSource, Peer
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -277,6 +281,24 @@ async def test_an_end_that_the_gateway_may_not_have_read_is_sent_again() -> None
         assert await peer.receive() is None
         peer.close()
         await client
+
+
+class Reset:
+    """The writer of a connection that was reset: uvloop's transport says so with a RuntimeError."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+
+@on_a_loop
+async def test_a_connection_that_is_reset_under_our_hands_is_a_lost_session_and_no_other_error() -> None:
+    writer = cast(asyncio.StreamWriter, Reset())
+    feed = Feed(ListSource({}), {}, Connection(Side.INITIATOR, Role.SOURCE), asyncio.StreamReader(), writer)
+    with pytest.raises(ConnectionError):
+        await feed.run(Hello("0.0.1", b"", "test", "test"))
 
 
 @on_a_loop

@@ -94,7 +94,9 @@ class Session(asyncio.Protocol):
         """Say why, then close."""
         if reason is not None and not self._is_lingering:
             log.warning("!", session=self._number, reason=reason)
-            self._transport.write(self._connection.error_frame(reason))
+            word = self._connection.error_frame(reason)
+            if not self._transport.is_closing():
+                self._transport.write(word)
         self._linger()
 
     def restart(self) -> None:

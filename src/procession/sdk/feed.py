@@ -159,7 +159,7 @@ class Feed:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
                 raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
             case Violation(reason):
-                self._writer.write(self._connection.error_frame(reason))
+                self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
 
     def _commit(self, progress: Progress, point_of_reference: int) -> None:
@@ -197,7 +197,7 @@ class Feed:
         data = self._connection.send_messages(
             progress.stream.id, piece.message_ids, piece.event_times, piece.keys, piece.payloads
         )
-        self._writer.write(memoryview(data))
+        self._write(memoryview(data))
         progress.last = int(piece.message_ids[-1])
 
     async def _allowance(self, wanted: int) -> int:
@@ -225,12 +225,19 @@ class Feed:
         """Say that no more comes; the gateway closes when it has read all. An EOS it did not read is sent again."""
         if self._is_done() and not self._is_leaving:
             self._is_leaving = True
-            self._writer.write_eof()
+            if not self._writer.is_closing():
+                self._writer.write_eof()
             asyncio.get_running_loop().call_later(FAREWELL_TIMEOUT_S, self._writer.close)
 
     def _send(self, frame: Frame) -> None:
         log.debug("> frame", frame=frame)
-        self._writer.write(self._connection.send(frame))
+        self._write(self._connection.send(frame))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        # A transport that was reset while we waited for something else may raise what is no OSError (uvloop's does).
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection was lost")
+        self._writer.write(data)
 
 
 async def _batches(batches: Iterator[Batch] | AsyncIterator[Batch]) -> AsyncIterator[Batch]:
