@@ -46,6 +46,8 @@ class Before:
     end: int
     stream: str
     seen: int
+    is_started: bool = False
+    """Its next process is there: only what comes from now on is its work, not what was still under way."""
 
 
 @dataclass
@@ -195,6 +197,9 @@ class Vigil:
             return self.fence > before.fence
         if part.startswith("sink-"):
             return self.outputs.ends[part.removeprefix("sink-")] > before.end
+        if not before.is_started:
+            before.seen, before.is_started = self._seen(part), True
+            return False
         return self.streams[part] != before.stream or self._seen(part) > before.seen
 
     def _seen(self, part: str) -> int:
