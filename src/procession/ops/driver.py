@@ -31,6 +31,7 @@ from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.plan.graph import Graph
+from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
 
 READY = "driver.json"
@@ -208,8 +209,9 @@ class Driver:
                 interval_s=config.epoch_interval_s,
                 on_epoch=on_epoch,
             )
+            # Whole, or not there: others wait for it.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}
-            (config.directory / READY).write_text(json.dumps(state))
+            write_durably(config.directory / READY, json.dumps(state).encode())
             self._say("ready")
             self._watch(query, conductor)
         with suppress(Exception):  # the JVM goes with us in any case
