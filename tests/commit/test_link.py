@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from procession.address import Address, listening_socket
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.link import REFUSALS_MAX, Link, SinkOptions, packed
-from procession.connectors.file import FileSink
+from procession.connectors.file_sink import FileSink
 from procession.errors import ConfigError, StorageError
 from procession.sdk.sink import SinkServer
 from procession.wire import twopc

@@ -155,7 +155,7 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
 
 @on_a_loop
 async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
-    from procession.connectors.file import FileSink
+    from procession.connectors.file_sink import FileSink
 
     async with sink.running():
         with pytest.raises(StorageError, match="Another process holds"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.connectors.file import FileSink
+from procession.connectors.file_sink import FileSink
 from procession.errors import RemoteProtocolError, StorageError
 from procession.sdk.outlet import Outlet
 from procession.sdk.txnlog import committed_ranges

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procession.address import address_of, listening_socket, parse_address
-from procession.connectors.file import FileOutput, FileSink
+from procession.connectors.file_sink import FileOutput, FileSink
 from procession.errors import RemoteProtocolError
 from procession.sdk.outlet import Outlet, Where
 from procession.sdk.program import run_program

@@ -1,6 +1,6 @@
 """A sink's files on a virtual disk: its output, and its transaction log.
 
-The one rule: the same calls in the same order as `connectors/file` (output in place, cut at each session) and
+The one rule: the same calls in the same order as `connectors/file_sink` (output in place, cut at each session) and
 `storage/journal` (one line an entry, written whole, then synced; a torn tail is cut off at open) under the real
 `TxnLog`. Before it: the real `Outlet`, in `sink`. After it: `files`.
 """
@@ -22,7 +22,7 @@ from procession.storage.journal import Entry, Journal, encode
 
 
 class FileOutput:
-    """As `connectors.file.FileOutput`."""
+    """As `connectors.file_sink.FileOutput`."""
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
