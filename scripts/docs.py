@@ -119,7 +119,7 @@ def _command(words: Sequence[str], command: Any) -> str:
     arguments = [parameter for parameter in command.params if not parameter.opts[0].startswith("--")]
     options = [parameter for parameter in command.params if parameter.opts[0].startswith("--")]
     usage = " ".join([*words, *(str(argument.metavar) for argument in arguments), *(["[OPTIONS]"] if options else [])])
-    rows = [[f"`{argument.metavar}`", "required", str(argument.help)] for argument in arguments]
+    rows = [[f"`{argument.metavar}`", _default(argument), str(argument.help)] for argument in arguments]
     rows += [[f"`{option.opts[0]}`", _default(option), str(option.help)] for option in options]
     listed = table(["option", "default", "what it is"], rows) if rows else "It has no options.\n"
     return f"### `{usage}`\n\n{command.help}\n\n{listed}"

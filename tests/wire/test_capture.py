@@ -1,0 +1,183 @@
+"""Captures: frames there and back through JSON, both directions, and the byte at which a capture goes wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.wire import twopc, v3
+from procession.wire.capture import Capture, Captured, HexReader, encoded, is_hex
+from procession.wire.messages import Eos, Error, Frame, Hello, Message, Ok, Restart, TwoPhase
+from tests.wire.test_v3 import TACOS, VECTORS, frames, two_phase
+
+EVERYTHING = b"".join(VECTORS.values())
+
+
+def decoded(data: bytes, capture: Capture | None = None) -> list[Captured]:
+    capture = capture or Capture()
+    found = list(capture.feed(data))
+    capture.finish()
+    return found
+
+
+def there_and_back(data: bytes) -> bytes:
+    documents = [json.dumps(captured.as_document()) for captured in decoded(data)]
+    return b"".join(encoded(json.loads(document))[1] for document in documents)
+
+
+def test_every_golden_frame_goes_through_json_and_comes_back_as_the_same_bytes() -> None:
+    assert there_and_back(EVERYTHING) == EVERYTHING
+
+
+@given(st.lists(frames, max_size=4))
+def test_any_frames_go_through_json_and_come_back_as_the_same_bytes(sent: list[Frame]) -> None:
+    data = b"".join(map(v3.encode, sent))
+    assert there_and_back(data) == data
+
+
+@given(two_phase)
+def test_a_two_phase_commit_message_is_shown_decoded_and_comes_back(message: TwoPhase) -> None:
+    data = v3.encode(twopc.wrap(message))
+    (captured,) = decoded(data)
+    document = captured.as_document()
+    assert "payload" not in document
+    assert "payload_hex" not in document
+    assert document["two_phase"].keys() - {"message"} == set(message.__slots__)
+    assert there_and_back(data) == data
+
+
+def test_a_message_of_stream_0_that_is_no_two_phase_commit_stays_a_message() -> None:
+    data = v3.encode(Message(0, 3, 0, b"", b"\xc9 or so"))
+    assert decoded(data)[0].as_document()["payload_hex"] == b"\xc9 or so".hex()
+    assert there_and_back(data) == data
+
+
+def test_a_frame_that_can_be_said_in_two_ways_keeps_the_way_of_the_peer_until_a_field_is_changed() -> None:
+    (captured,) = decoded(b"\x00\x00\x00\x01\x07")
+    document = captured.as_document()
+    assert encoded(document) == ("", b"\x00\x00\x00\x01\x07")
+    assert encoded({**document, "address": "h:1"}) == ("", v3.encode(Restart("h:1")))
+
+
+def test_a_line_shows_no_cookie_and_cuts_what_is_long() -> None:
+    (captured,) = decoded(v3.encode(Hello("0.0.1", TACOS, "p" * 500, "i")))
+    assert "Tacos" not in captured.as_line()
+    assert len(captured.as_line()) < 200
+    assert captured.as_document()["cookie"] == TACOS.decode()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_positions_are_those_of_the_first_bytes_however_the_capture_comes(piece: int) -> None:
+    capture = Capture()
+    found = [
+        captured
+        for start in range(0, len(EVERYTHING), piece)
+        for captured in capture.feed(EVERYTHING[start : start + piece])
+    ]
+    capture.finish()
+    assert [EVERYTHING[one.position :].startswith(one.data) for one in found] == [True] * len(VECTORS)
+    assert [one.position for one in found] == sorted({one.position for one in found})
+
+
+def test_every_cut_of_a_capture_gives_the_frames_before_it_and_names_the_byte() -> None:
+    starts = [captured.position for captured in decoded(EVERYTHING)]
+    for end in range(len(EVERYTHING)):
+        capture = Capture()
+        found = list(capture.feed(EVERYTHING[:end]))
+        assert [captured.data for captured in found] == list(VECTORS.values())[: len(found)]
+        if end in starts:
+            capture.finish()
+        else:
+            with pytest.raises(
+                RemoteProtocolError, match=f"ends at byte {end}, inside .* at byte {starts[len(found)]}$"
+            ):
+                capture.finish()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x00\x00\x00\x01\x09", "unknown frame tag 9"),
+        (b"\xff\xff\xff\xff", "frame of 4294967295 bytes"),
+        (bytes(8), "empty frame"),
+        (b"\x00\x00\x00\x02\x01\x00", "truncated frame"),
+    ],
+)
+def test_a_wrong_capture_gives_the_frames_before_and_names_the_byte(data: bytes, reason: str) -> None:
+    before = v3.encode(Ok(1)) + v3.encode(Eos(7))
+    captured = Capture().feed(before + data)
+    assert [next(captured).frame, next(captured).frame] == [Ok(1), Eos(7)]
+    with pytest.raises(RemoteProtocolError, match=f"^at byte {len(before)}: {reason}"):
+        next(captured)
+
+
+def test_each_direction_is_a_stream_of_its_own() -> None:
+    hello, ok = v3.encode(Hello("0.0.1", b"", "p", "i")), v3.encode(Ok(9))
+    text = f"> {hello[:7].hex()}\n< {ok.hex()}\n> {hello[7:].hex()}\n{v3.encode(Eos(1)).hex()}"
+    capture, reader = Capture(), HexReader()
+    found = [captured for direction, data in reader.feed(text) for captured in capture.feed(data, direction)]
+    assert [(one.direction, one.position, type(one.frame)) for one in found] == [
+        ("<", 0, Ok),
+        (">", 0, Hello),
+        (">", len(hello), Eos),
+    ]
+    assert [encoded(one.as_document()) for one in found] == [(one.direction, one.data) for one in found]
+
+
+@given(st.binary(max_size=30), st.lists(st.integers(1, 9), min_size=1))
+def test_hex_may_come_in_any_pieces(data: bytes, cuts: list[int]) -> None:
+    text, reader, found = data.hex(" ", 3), HexReader(), b""
+    for turn in range(len(text) + 1):
+        size = cuts[turn % len(cuts)]
+        found += b"".join(piece for _, piece in reader.feed(text[:size]))
+        text = text[size:]
+    reader.finish()
+    assert found == data
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("00 0g", "'g', character 4"), ("00 0", "half a byte"), ("0 > 0", "half")]
+)
+def test_what_is_no_hex_is_said_with_its_place(text: str, reason: str) -> None:
+    reader = HexReader()
+    with pytest.raises(RemoteProtocolError, match=reason):
+        _ = [*reader.feed(text), reader.finish()]
+
+
+def test_bytes_are_told_from_hex() -> None:
+    assert is_hex(b"> 00 aF\r\n")
+    assert not is_hex(v3.encode(Error("abc")))
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "a frame must be an object"),
+        ({}, "there is no frame null"),
+        ({"frame": "HALLO"}, 'there is no frame "HALLO"; there are HELLO'),
+        ({"frame": "OK"}, "credits of OK is missing"),
+        ({"frame": "OK", "credits": "9"}, "credits of OK must be a whole number"),
+        ({"frame": "OK", "credits": True}, "credits of OK must be a whole number"),
+        ({"frame": "OK", "credits": 2**32}, "does not fit"),
+        ({"frame": "OK", "credits": 1, "debits": 2}, 'OK has no field "debits"'),
+        ({"frame": "ERROR", "reason": 1}, "reason of ERROR must be a text"),
+        ({"frame": "ERROR", "reason": "\ud800"}, "must be a text that UTF-8 can carry"),
+        ({"frame": "ACK", "credits": 1, "positions": [[1]]}, "positions of ACK must be a list of lists of 2 numbers"),
+        ({"frame": "ACK", "credits": 1, "positions": 1}, "positions of ACK must be a list"),
+        ({"frame": "NOTIFY_ACK", "success": 1}, "success of NOTIFY_ACK must be true or false"),
+        ({"frame": "RESTART", "address": None, "data_hex": "zz"}, "data_hex must be a frame in hex"),
+        ({"frame": "RESTART", "address": None, "protocol": "v4"}, "there is no protocol"),
+        ({"frame": "RESTART", "address": None, "direction": "up"}, "direction must be"),
+        ({"frame": "MESSAGE", "two_phase": {"message": "PHASE3"}}, "there is no two-phase-commit message"),
+        ({"frame": "MESSAGE", "two_phase": 3}, "two_phase must be an object"),
+        ({"frame": "HELLO", "version": "1", "cookie_hex": "0"}, "cookie of HELLO must be hex digits"),
+    ],
+)
+def test_an_object_that_is_no_frame_is_our_error_and_names_the_field(document: Any, reason: str) -> None:
+    with pytest.raises(LocalProtocolError, match=reason):
+        encoded(document)
