@@ -56,7 +56,7 @@ class Ranges(DataSourceStreamReader):
         assert context is not None
         epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # none is an error, and must not pass for 0
         manifest = self._task.run(epoch, partition.number, partition.first, partition.last, context.taskAttemptId())
-        _freeze_once()
+        freeze_once()
         yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})
 
 
@@ -78,7 +78,7 @@ def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
 
 
 @functools.cache
-def _freeze_once() -> None:
+def freeze_once() -> None:
     """Spark collects garbage after every task; what lives as long as the worker need not be looked at again."""
     gc.freeze()
 
