@@ -1,0 +1,191 @@
+"""The draft of the connector protocol: each frame to bytes, and back.
+
+The one rule: `encode(decode(body))` is `body` again, and a body that is not a frame is the peer's error. Before it
+stands `codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now. The tags
+are letters, so that no frame of the draft can be taken for one of version 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.wire import codec
+from procession.wire.codec import Reader
+from procession.wire.draft_messages import (
+    DEBUG_COUNT_MAX,
+    AckCounts,
+    Debug,
+    DraftFrame,
+    DraftMessage,
+    DraftOk,
+    Extension,
+    Fault,
+    Flag,
+)
+from procession.wire.messages import Ack, Error, Hello, Notify, Restart
+
+VERSION = "draft"
+"""What HELLO says. The extensions that a session wants follow, each after a `+`: `draft+counts+debug`."""
+
+MESSAGE_TAG = ord("M")
+
+_FLAGS_KNOWN = sum(Flag)
+
+
+def version(extensions: frozenset[Extension] = frozenset()) -> str:
+    """The version that HELLO says to ask for these extensions."""
+    return "+".join([VERSION, *(extension.value for extension in Extension if extension in extensions)])
+
+
+VERSIONS: dict[str, frozenset[Extension]] = {
+    version(wanted): wanted
+    for wanted in map(frozenset[Extension], ((), (Extension.COUNTS,), (Extension.DEBUG,), tuple(Extension)))
+}
+"""Every version that there is, matched exactly, and what it asks for."""
+
+
+def _hello(reader: Reader) -> DraftFrame:
+    return Hello(reader.short_text(), reader.short_bytes(), reader.short_text(), reader.short_text())
+
+
+def _ok(reader: Reader) -> DraftFrame:
+    def streams() -> Iterator[tuple[int, str, int]]:
+        while reader.remaining:
+            yield reader.u64(), reader.short_text(), reader.u64()
+
+    return DraftOk(reader.u32(), tuple(streams()))
+
+
+def _error(reader: Reader) -> DraftFrame:
+    return Error(reader.short_text())
+
+
+def _notify(reader: Reader) -> DraftFrame:
+    return Notify(reader.u64(), reader.short_text(), reader.u64())
+
+
+def _message(reader: Reader) -> DraftFrame:
+    flags = reader.u16()
+    if flags & ~_FLAGS_KNOWN:
+        raise RemoteProtocolError(f"unknown message flags {flags & ~_FLAGS_KNOWN:#x}")
+    message = DraftMessage(
+        stream_id=reader.u64(),
+        message_id=None if flags & Flag.EPHEMERAL else reader.u64(),
+        event_time=reader.u64() if flags & Flag.EVENT_TIME else None,
+        key=reader.short_bytes() if flags & Flag.KEY else None,
+        payload=None if flags & Flag.BOUNDARY else reader.rest(),
+        is_last=bool(flags & Flag.EOS),
+        is_unstable=bool(flags & Flag.UNSTABLE_REFERENCE),
+    )
+    if _says_nothing(message):
+        raise RemoteProtocolError("a boundary without a message id that ends nothing")
+    return message
+
+
+def _ack(reader: Reader) -> DraftFrame:
+    return Ack(reader.u32(), tuple((reader.u64(), reader.u64()) for _ in range(reader.count(16))))
+
+
+def _ack_counts(reader: Reader) -> DraftFrame:
+    credits_given, count = reader.u32(), reader.count(24)
+    return AckCounts(credits_given, tuple((reader.u64(), reader.u64(), reader.u64()) for _ in range(count)))
+
+
+def _restart(reader: Reader) -> DraftFrame:
+    return Restart()
+
+
+_FAULTS = {fault.value: fault for fault in Fault}
+
+
+def _debug(reader: Reader) -> DraftFrame:
+    number, count = reader.u8(), reader.u32()
+    if number not in _FAULTS:
+        raise RemoteProtocolError(f"unknown fault {number}")
+    if count > DEBUG_COUNT_MAX:
+        raise RemoteProtocolError(f"a fault {count} times, the limit is {DEBUG_COUNT_MAX}")
+    return Debug(_FAULTS[number], count)
+
+
+_DECODERS: dict[int, Callable[[Reader], DraftFrame]] = {
+    ord("H"): _hello,
+    ord("O"): _ok,
+    ord("E"): _error,
+    ord("N"): _notify,
+    MESSAGE_TAG: _message,
+    ord("A"): _ack,
+    ord("!"): _restart,
+    ord("C"): _ack_counts,
+    ord("D"): _debug,
+}
+
+TAGS = frozenset(_DECODERS)
+
+
+def decode(body: bytes) -> DraftFrame:
+    """The frame that these bytes (tag and fields) say."""
+    reader = Reader(body)
+    tag = reader.u8()
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise RemoteProtocolError(f"unknown frame tag {tag}")
+    frame = decoder(reader)
+    reader.finish()
+    return frame
+
+
+def encode(frame: DraftFrame) -> bytes:
+    """The whole frame, length word included."""
+    return codec.frame(_body(frame))
+
+
+def _body(frame: DraftFrame) -> bytes:
+    u32, u64 = codec.u32, codec.u64
+    match frame:
+        case Hello(said, cookie, program, instance):
+            names = codec.short_text(program) + codec.short_text(instance)
+            return b"H" + codec.short_text(said) + codec.short_bytes(cookie) + names
+        case DraftOk(granted, streams):
+            known = (u64(stream_id) + codec.short_text(name) + u64(point) for stream_id, name, point in streams)
+            return b"O" + u32(granted) + b"".join(known)
+        case Error(reason):
+            return b"E" + codec.short_text(reason)
+        case Notify(stream_id, name, point):
+            return b"N" + u64(stream_id) + codec.short_text(name) + u64(point)
+        case DraftMessage():
+            return _message_body(frame)
+        case Ack(granted, positions):
+            pairs = b"".join(u64(number) for pair in positions for number in pair)
+            return b"A" + u32(granted) + u32(len(positions)) + pairs
+        case AckCounts(granted, counted):
+            triples = b"".join(u64(number) for triple in counted for number in triple)
+            return b"C" + u32(granted) + u32(len(counted)) + triples
+        case Restart(address):
+            if address is not None:
+                raise LocalProtocolError("a RESTART of the draft has no address")
+            return b"!"
+        case Debug(fault, count):
+            if count > DEBUG_COUNT_MAX:
+                raise LocalProtocolError(f"a fault {count} times, the limit is {DEBUG_COUNT_MAX}")
+            return b"D" + codec.u8(fault.value) + u32(count)
+
+
+def _message_body(message: DraftMessage) -> bytes:
+    if _says_nothing(message):
+        raise LocalProtocolError("a boundary without a message id that ends nothing")
+    parts = [b"M", message.flags.to_bytes(2), codec.u64(message.stream_id)]
+    if message.message_id is not None:
+        parts.append(codec.u64(message.message_id))
+    if message.event_time is not None:
+        parts.append(codec.u64(message.event_time))
+    if message.key is not None:
+        parts.append(codec.short_bytes(message.key))
+    if message.payload is not None:
+        parts.append(message.payload)
+    return b"".join(parts)
+
+
+def _says_nothing(message: DraftMessage) -> bool:
+    """A boundary is a point of reference, or an end. Without an id it cannot be the one."""
+    return message.payload is None and message.message_id is None and not message.is_last

@@ -1,0 +1,59 @@
+"""Frames that lie: any byte, length or count of any golden frame changed, in both versions, is another frame or the
+peer's error, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from procession.errors import RemoteProtocolError
+from procession.wire import draft, twopc, v3
+from procession.wire.messages import Message
+from tests.wire.test_draft import VECTORS as DRAFT
+from tests.wire.test_v3 import VECTORS as V3
+
+Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+CODECS: dict[str, Codec] = {"v3": (v3.decode, v3.encode), "draft": (draft.decode, draft.encode)}
+GOLDEN = [("v3", name, data) for name, data in V3.items()] + [("draft", name, data) for name, data in DRAFT.items()]
+every_frame = pytest.mark.parametrize(("version", "name", "data"), GOLDEN, ids=[f"{v}: {n}" for v, n, _ in GOLDEN])
+
+
+def lies(body: bytes) -> Iterator[bytes]:
+    """The body with a number of each width at each place set to what a liar would say."""
+    for width in (1, 2, 4, 8):
+        for start in range(len(body) - width + 1):
+            said, top = int.from_bytes(body[start : start + width]), 256**width - 1
+            for lie in {0, 1, said - 1, said + 1, len(body), top // 2, top // 2 + 1, top - 1, top}:
+                if 0 <= lie <= top and lie != said:
+                    yield body[:start] + lie.to_bytes(width) + body[start + width :]
+
+
+@every_frame
+def test_a_frame_with_a_lie_in_it_is_another_frame_or_the_peers_error(version: str, name: str, data: bytes) -> None:
+    decode, encode = CODECS[version]
+    refused = 0
+    for body in lies(data[4:]):
+        try:
+            frame = decode(body)
+        except RemoteProtocolError:
+            refused += 1
+            continue
+        assert encode(frame)[4:] == body
+    assert refused
+
+
+@pytest.mark.parametrize("name", [name for name in V3 if name.startswith("2PC")])
+def test_a_two_phase_commit_message_with_a_lie_in_it_is_another_one_or_the_peers_error(name: str) -> None:
+    frame = v3.decode(V3[name][4:])
+    assert isinstance(frame, Message)
+    refused = 0
+    for payload in lies(frame.payload):
+        try:
+            message = twopc.decode(payload)
+        except RemoteProtocolError:
+            refused += 1
+            continue
+        assert twopc.encode(message) == payload
+    assert refused
