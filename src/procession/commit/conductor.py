@@ -314,7 +314,7 @@ class Conductor:
             return
         if not isinstance(error, ProcessionError):
             # A bug of ours: say so and stop rather than hang.
-            error = ProcessionError(f"the conductor failed: {error!r}", story=list(self._coordinator.story))
+            error = ProcessionError(f"the conductor failed: {error!r}", story=self._coordinator.story)
         self._stop(error)
 
 

@@ -120,7 +120,7 @@ class Coordinator:
         self.rounds = {epoch: record for epoch, record in rounds.items() if epoch <= committed}
         self.open: OpenRound | None = None
         self.attempt = 0
-        self.story: deque[str] = deque(maxlen=STORY_MAX)
+        self._told: deque[tuple[str, Event | Action]] = deque(maxlen=STORY_MAX)
         last = self.rounds.get(committed)
         if committed >= 0 and last is None:
             raise StorageError(
@@ -134,10 +134,16 @@ class Coordinator:
 
     def handle(self, event: Event) -> list[Action]:
         """What is to be done now that this has happened."""
-        self.story.append(f"< {event}")
+        self._told.append(("<", event))
         actions = self._handle(event)
-        self.story.extend(f"> {action}" for action in actions)
+        for action in actions:
+            self._told.append((">", action))
         return actions
+
+    @property
+    def story(self) -> list[str]:
+        """The last events and actions, in words that are only made when somebody asks."""
+        return [f"{gutter} {what}" for gutter, what in self._told]
 
     def _handle(self, event: Event) -> list[Action]:
         match event:
@@ -252,7 +258,7 @@ class Coordinator:
             return [
                 Stop(
                     LocalProtocolError(
-                        f"epoch {event.epoch} came when {self.committed} was the last committed", story=list(self.story)
+                        f"epoch {event.epoch} came when {self.committed} was the last committed", story=self.story
                     )
                 )
             ]

@@ -22,6 +22,8 @@ from procession.storage.durable import fsync_dir, storage_error, write_all
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 Entry = dict[str, Any]
 
 
@@ -89,7 +91,7 @@ def read_journal_from(path: Path, position: int) -> Iterator[tuple[Entry, int]]:
 
 def encode(entry: Entry) -> bytes:
     """The line of an entry."""
-    text = json.dumps(entry, separators=(",", ":")).encode()
+    text = _ENCODER.encode(entry).encode()
     if len(text) + 10 > ENTRY_BYTES_MAX:
         raise ValueError(f"A journal entry of {len(text)} bytes is over the limit of {ENTRY_BYTES_MAX}.")
     return b"%08x %s\n" % (zlib.crc32(text), text)

@@ -81,11 +81,12 @@ class Reader:
         self._position = position
 
     def _integer(self, shape: struct.Struct) -> int:
-        if self._position + shape.size > len(self._body):
-            raise RemoteProtocolError("truncated frame")
-        (value,) = shape.unpack_from(self._body, self._position)
+        try:
+            value: int = shape.unpack_from(self._body, self._position)[0]
+        except struct.error:
+            raise RemoteProtocolError("truncated frame") from None
         self._position += shape.size
-        return int(value)
+        return value
 
     def u8(self) -> int:
         return self._integer(_U8)
@@ -109,11 +110,12 @@ class Reader:
         return value == 1
 
     def bytes_of(self, length: int) -> bytes:
-        if length > self.remaining:
-            raise RemoteProtocolError("truncated frame")
         start = self._position
-        self._position += length
-        return self._body[start : self._position]
+        end = start + length
+        if end > len(self._body):
+            raise RemoteProtocolError("truncated frame")
+        self._position = end
+        return self._body[start:end]
 
     def short_bytes(self) -> bytes:
         return self.bytes_of(self.u16())
@@ -137,7 +139,7 @@ class Reader:
 
     def finish(self) -> None:
         """Nothing may be left over: bytes that nobody reads are a frame that we do not understand."""
-        if self.remaining:
+        if self._position != len(self._body):
             raise RemoteProtocolError(f"{self.remaining} bytes too many in frame")
 
 

@@ -17,9 +17,14 @@ class Side(enum.Enum):
     INITIATOR = "initiator"
     ACCEPTOR = "acceptor"
 
+    __hash__ = object.__hash__  # every frame asks the tables; a member is itself only, and the hash of its name is slow
+
     @property
     def other(self) -> Side:
-        return Side.ACCEPTOR if self is Side.INITIATOR else Side.INITIATOR
+        return _OTHER[self]
+
+
+_OTHER = {Side.INITIATOR: Side.ACCEPTOR, Side.ACCEPTOR: Side.INITIATOR}
 
 
 class Role(enum.Enum):
@@ -28,6 +33,8 @@ class Role(enum.Enum):
     SOURCE = "source"
     SINK = "sink"
 
+    __hash__ = object.__hash__
+
 
 class State(enum.Enum):
     CONNECTED = "connected"
@@ -35,6 +42,8 @@ class State(enum.Enum):
     STREAMING = "streaming"
     ERROR = "error"
     DISCONNECTED = "disconnected"
+
+    __hash__ = object.__hash__
 
 
 Table = dict[State, dict[Side, dict[type[Frame], State]]]

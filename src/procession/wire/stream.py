@@ -16,6 +16,8 @@ class StreamState(enum.Enum):
     CLOSED = "closed"
     TERMINATED = "terminated"
 
+    __hash__ = object.__hash__  # as in `lifecycle`
+
 
 class StreamStep(enum.Enum):
     NOTIFY = "NOTIFY"
@@ -25,6 +27,8 @@ class StreamStep(enum.Enum):
     EOS = "EOS_MESSAGE"
     ACK = "ACK"
     RESTART = "RESTART"
+
+    __hash__ = object.__hash__
 
 
 STREAM: dict[StreamState, dict[StreamStep, StreamState]] = {

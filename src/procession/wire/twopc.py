@@ -8,6 +8,7 @@ they are.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Callable
 
 from procession.errors import RemoteProtocolError
@@ -25,6 +26,8 @@ from procession.wire.messages import (
     WorkersLeft,
 )
 
+_RANGE = struct.Struct(">QQQ")
+
 
 def _texts(reader: Reader) -> tuple[str, ...]:
     return tuple(reader.short_text() for _ in range(reader.count(2)))
@@ -39,8 +42,8 @@ def _reply_uncommitted(reader: Reader) -> TwoPhase:
 
 
 def _phase1(reader: Reader) -> TwoPhase:
-    txn_id = reader.short_text()
-    return Phase1(txn_id, tuple((reader.u64(), reader.u64(), reader.u64()) for _ in range(reader.count(24))))
+    txn_id, count = reader.short_text(), reader.count(_RANGE.size)
+    return Phase1(txn_id, tuple(_RANGE.iter_unpack(reader.bytes_of(count * _RANGE.size))))
 
 
 def _reply(reader: Reader) -> TwoPhase:
@@ -113,6 +116,8 @@ class Round(enum.Enum):
     PREPARED = "prepared"
     REFUSED = "refused"
 
+    __hash__ = object.__hash__  # as in `lifecycle`
+
 
 class Step(enum.Enum):
     """What moves a participant on."""
@@ -124,6 +129,8 @@ class Step(enum.Enum):
     VOTE_ABORT = "vote abort"
     PHASE2_COMMIT = "phase 2 commit"
     PHASE2_ABORT = "phase 2 abort"
+
+    __hash__ = object.__hash__
 
 
 ROUND: dict[Round, dict[Step, Round]] = {
