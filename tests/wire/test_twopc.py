@@ -11,12 +11,14 @@ from procession.wire.twopc import ROUND, Participant, Round, Step
 
 T = "t:c_id=1"
 TAKE: dict[Step, Callable[[Participant], None]] = {
+    Step.LIST: lambda participant: participant.listed(),
     Step.DATA: lambda participant: participant.data(),
     Step.PHASE1: lambda participant: participant.phase1(T),
     Step.VOTE_COMMIT: lambda participant: participant.vote(True),
     Step.VOTE_ABORT: lambda participant: participant.vote(False),
     Step.PHASE2_COMMIT: lambda participant: participant.phase2(T, True),
     Step.PHASE2_ABORT: lambda participant: participant.phase2(T, False),
+    Step.WORKERS_LEFT: lambda participant: participant.workers_left(),
 }
 
 
@@ -59,3 +61,25 @@ def test_phase_2_names_a_transaction_that_is_open_here() -> None:
     with pytest.raises(RemoteProtocolError, match="not open"):
         participant.phase2("another", True)
     assert participant.state is Round.PREPARED
+
+
+def test_every_step_is_taken_but_the_one_that_follows_by_itself() -> None:
+    assert set(TAKE) == set(Step) - {Step.SETTLED}
+    assert {step for steps in ROUND.values() for step in steps} == set(Step)
+
+
+@pytest.mark.parametrize("state", [Round.VOTING, Round.PREPARED, Round.REFUSED])
+def test_no_output_comes_between_phase_1_and_phase_2(state: Round) -> None:
+    participant = in_state(state)
+    with pytest.raises(RemoteProtocolError, match=f"data while {state.value}"):
+        participant.data()
+    with pytest.raises(RemoteProtocolError, match=f"phase 1 while {state.value}"):
+        participant.phase1("another")
+
+
+def test_what_was_voted_abort_is_never_committed() -> None:
+    participant = in_state(Round.REFUSED)
+    with pytest.raises(RemoteProtocolError, match="phase 2 commit while refused"):
+        participant.phase2(T, True)
+    participant.phase2(T, False)
+    participant.data()

@@ -122,6 +122,7 @@ class Round(enum.Enum):
 class Step(enum.Enum):
     """What moves a participant on."""
 
+    LIST = "list uncommitted"
     SETTLED = "settled"
     DATA = "data"
     PHASE1 = "phase 1"
@@ -129,6 +130,7 @@ class Step(enum.Enum):
     VOTE_ABORT = "vote abort"
     PHASE2_COMMIT = "phase 2 commit"
     PHASE2_ABORT = "phase 2 abort"
+    WORKERS_LEFT = "workers left"
 
     __hash__ = object.__hash__
 
@@ -136,24 +138,34 @@ class Step(enum.Enum):
 ROUND: dict[Round, dict[Step, Round]] = {
     # Transactions left prepared by an earlier session are decided before any new data.
     Round.SETTLING: {
+        Step.LIST: Round.SETTLING,
         Step.PHASE2_COMMIT: Round.SETTLING,
         Step.PHASE2_ABORT: Round.SETTLING,
         Step.SETTLED: Round.OPEN,
+        Step.WORKERS_LEFT: Round.SETTLING,
     },
     Round.OPEN: {
+        Step.LIST: Round.OPEN,
         Step.DATA: Round.OPEN,
         Step.PHASE1: Round.VOTING,
+        Step.WORKERS_LEFT: Round.OPEN,
     },
+    # Until the vote is durable nothing can be said of the transaction, not even whether it is listed.
     Round.VOTING: {
         Step.VOTE_COMMIT: Round.PREPARED,
         Step.VOTE_ABORT: Round.REFUSED,
     },
+    # Between PHASE1 and PHASE2 no output may come, on no stream.
     Round.PREPARED: {
+        Step.LIST: Round.PREPARED,
         Step.PHASE2_COMMIT: Round.OPEN,
         Step.PHASE2_ABORT: Round.OPEN,
+        Step.WORKERS_LEFT: Round.PREPARED,
     },
     Round.REFUSED: {
+        Step.LIST: Round.REFUSED,
         Step.PHASE2_ABORT: Round.OPEN,
+        Step.WORKERS_LEFT: Round.REFUSED,
     },
 }
 
@@ -164,6 +176,10 @@ class Participant:
     def __init__(self, prepared: tuple[str, ...] = ()) -> None:
         self.open_txn_ids = set(prepared)
         self.state = Round.SETTLING if prepared else Round.OPEN
+
+    def listed(self) -> None:
+        """LIST_UNCOMMITTED came, and is answered."""
+        self._move(Step.LIST)
 
     def data(self) -> None:
         """Output came on stream 1."""
@@ -183,6 +199,10 @@ class Participant:
         self.open_txn_ids.remove(txn_id)
         if self.state is Round.SETTLING and not self.open_txn_ids:
             self._move(Step.SETTLED)
+
+    def workers_left(self) -> None:
+        """The coordinator told who has left the cluster: news, and no step of the round."""
+        self._move(Step.WORKERS_LEFT)
 
     def _move(self, step: Step) -> None:
         following = ROUND[self.state].get(step)
