@@ -64,7 +64,7 @@ VALUES = frozenset(
     | {"gateway.snapshot.Position", "gateway.snapshot.Snapshot"}
     | {"storage.segment.INGRESS_SCHEMA", "storage.segment.KIND_EOS", "storage.segment.KIND_RECORD"}
     # What the simulator runs for real, with a virtual disk under it: decisions and encodings, not the files.
-    | {"sdk.feed.Progress", "sdk.outlet.Outlet", "sdk.outlet.Where"}
+    | {"sdk.outlet.Outlet", "sdk.outlet.Where"}
     | {"sdk.txnlog.Ledger", "sdk.txnlog.Transaction", "sdk.txnlog.TxnLog"}
     | {"storage.journal.Entry", "storage.journal.Journal", "storage.journal.encode"}
     | {"storage.segment.batch_at", "storage.segment.encode_entry", "storage.segment.entry_at"}

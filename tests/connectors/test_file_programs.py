@@ -9,6 +9,7 @@ from procession.sdk.testing import Gateway, Peer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck, Ok
 from tests.connectors.programs import SOURCE, program
 from tests.sdk.loops import on_a_loop
+from tests.sdk.rows import rows_of
 
 RECORDS = [b"record %05d" % number for number in range(20_000)]
 
@@ -21,11 +22,10 @@ class Ledger:
         self.ended: set[int] = set()
 
     def take(self, messages: Messages) -> None:
-        columns = zip(messages.stream_ids, messages.message_ids, messages.payloads, strict=True)
-        for stream_id, message_id, payload in columns:
-            stream = self.records.setdefault(stream_id, [])
-            if not stream or message_id > stream[-1][0]:
-                stream.append((message_id, payload))
+        for message in rows_of(messages):
+            stream = self.records.setdefault(message.stream_id, [])
+            if not stream or message.message_id > stream[-1][0]:
+                stream.append((message.message_id, message.payload))
 
     def committed(self, stream_id: int) -> int:
         return self.records[stream_id][-1][0] if self.records.get(stream_id) else NOTHING_COMMITTED

@@ -15,9 +15,11 @@ import pytest
 from procession.address import Address
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.sdk.backoff import Backoff
-from procession.sdk.batch import Batch, Source, StreamInfo
+from procession.sdk.batch import Batch, Source, Stream
 from procession.sdk.feed import Feed
-from procession.sdk.source import SourceClient, SourceOptions
+from procession.sdk.options import SourceOptions
+from procession.sdk.progress import Roster
+from procession.sdk.source import SourceClient
 from procession.sdk.testing import Crash, Crashed, Gateway, ListSource, Peer
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
@@ -34,8 +36,9 @@ from procession.wire.messages import (
     Restart,
 )
 from tests.sdk.loops import on_a_loop
+from tests.sdk.rows import rows_of
 
-ONE, TWO = StreamInfo(1, "one"), StreamInfo(2, "two")
+ONE, TWO = Stream(1, "one"), Stream(2, "two")
 TEN = [b"%d" % number for number in range(10)]
 
 
@@ -76,7 +79,7 @@ async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
     while len(records) < count:
         event = await peer.receive()
         assert isinstance(event, Messages), event
-        records += zip(event.stream_ids, event.message_ids, event.payloads, strict=True)
+        records += [(one.stream_id, one.message_id, one.payload) for one in rows_of(event)]
     assert len(records) == count
     return records
 
@@ -86,7 +89,7 @@ async def nothing_comes(peer: Peer, for_s: float = 0.05) -> None:
         await peer.receive(for_s)
 
 
-def expected(start: int, end: int, stream: StreamInfo = ONE) -> list[tuple[int, int, bytes]]:
+def expected(start: int, end: int, stream: Stream = ONE) -> list[tuple[int, int, bytes]]:
     return [(stream.id, number, TEN[number]) for number in range(start, end)]
 
 
@@ -141,7 +144,7 @@ async def test_streams_share_the_credits_and_each_keeps_its_order() -> None:
                 case Notify(stream_id):
                     peer.send(NotifyAck(True, stream_id, NOTHING_COMMITTED))
                 case Messages():
-                    records += zip(event.stream_ids, event.message_ids, event.payloads, strict=True)
+                    records += [(one.stream_id, one.message_id, one.payload) for one in rows_of(event)]
                 case Eos(stream_id):
                     ended.add(stream_id)
             if not peer.connection.credit.available:
@@ -296,7 +299,8 @@ class Reset:
 @on_a_loop
 async def test_a_connection_that_is_reset_under_our_hands_is_a_lost_session_and_no_other_error() -> None:
     writer = cast(asyncio.StreamWriter, Reset())
-    feed = Feed(ListSource({}), {}, Connection(Side.INITIATOR, Role.SOURCE), asyncio.StreamReader(), writer)
+    options, connection = SourceOptions("test", "test"), Connection(Side.INITIATOR, Role.SOURCE)
+    feed = Feed(ListSource({}), Roster(), options, connection, asyncio.StreamReader(), writer)
     with pytest.raises(ConnectionError):
         await feed.run(Hello("0.0.1", b"", "test", "test"))
 
@@ -375,7 +379,7 @@ async def test_records_go_out_at_the_rate_that_was_asked_for_with_their_time() -
         while len(stamps) < 300:
             event = await peer.receive()
             assert isinstance(event, Messages)
-            stamps += event.event_times
+            stamps += [row.event_time for row in rows_of(event)]
         assert 0.2 <= time.monotonic() - began < 2
         assert stamps == sorted(stamps)
         assert began_ns - 10**9 < stamps[0] < stamps[-1] <= time.time_ns()
@@ -384,10 +388,10 @@ async def test_records_go_out_at_the_rate_that_was_asked_for_with_their_time() -
 class Ticks:
     """An asynchronous source with keys."""
 
-    def streams(self) -> list[StreamInfo]:
+    def streams(self) -> list[Stream]:
         return [ONE]
 
-    async def read(self, stream: StreamInfo, after: int | None) -> AsyncIterator[Batch]:
+    async def read(self, stream: Stream, after: int | None) -> AsyncIterator[Batch]:
         for tick in range(3):
             await asyncio.sleep(0)
             yield Batch(
@@ -403,7 +407,7 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
         while len(rows) < 3:
             event = await peer.receive()
             assert isinstance(event, Messages)
-            rows += zip(event.message_ids, event.event_times, event.keys, strict=True)
+            rows += [(one.message_id, one.event_time, one.key) for one in rows_of(event)]
         assert rows == [(0, 0, b"k"), (1, 5, b"k"), (2, 10, b"k")]
 
 

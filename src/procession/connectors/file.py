@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from procession.address import parse_address
 from procession.errors import ConfigError, StorageError
-from procession.sdk.batch import Batch, StreamInfo
+from procession.sdk.batch import Batch, Stream
+from procession.sdk.options import SourceOptions
 from procession.sdk.program import run_program
-from procession.sdk.source import SourceClient, SourceOptions
+from procession.sdk.source import SourceClient
 from procession.storage.durable import storage_error
 
 CHUNK_BYTES = 1024 * 1024
@@ -41,10 +42,10 @@ class FileSource:
             if self._paths.setdefault(stream_id_of(path), path) is not path:
                 raise ConfigError(f"{path} is named twice.", next_step="Name each file once.")
 
-    def streams(self) -> list[StreamInfo]:
-        return [StreamInfo(stream_id, str(path)) for stream_id, path in self._paths.items()]
+    def streams(self) -> list[Stream]:
+        return [Stream(stream_id, str(path)) for stream_id, path in self._paths.items()]
 
-    def read(self, stream: StreamInfo, after: int | None) -> Iterator[Batch]:
+    def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
         path = self._paths[stream.id]
         try:
             descriptor = os.open(path, os.O_RDONLY)

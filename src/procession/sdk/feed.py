@@ -2,7 +2,7 @@
 
 The one rule: nothing is sent without a credit, every stream is read from what the gateway says is committed, and the
 session is finished only when every record is acknowledged and the gateway has taken the end of every stream. Before
-it on the walk: the author's Source. After it: the gateway; sdk/source connects again when a feed is lost.
+it on the walk: sdk/reading. After it: the gateway; sdk/source connects again when a feed is lost.
 """
 
 from __future__ import annotations
@@ -10,33 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
+import numpy as np
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.batch import Batch, Source, StreamInfo
+from procession.sdk.batch import Batch, Source
+from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
+from procession.sdk.progress import Progress, Roster
+from procession.sdk.reading import Reading, begin_reading
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.messages import (
-    NOTHING_COMMITTED,
-    Ack,
-    Eos,
-    Error,
-    Frame,
-    Hello,
-    Notify,
-    NotifyAck,
-    Ok,
-    Restart,
-)
+from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
 
 READ_BYTES_MAX = 64 * 1024
-RECORDS_PER_WRITE_MAX = 16 * 1024
-STREAMS_READ_AT_ONCE_MAX = 64
-HANDSHAKE_TIMEOUT_S = 10.0
-FAREWELL_TIMEOUT_S = 5.0
 
 log = structlog.get_logger()
 
@@ -45,64 +33,44 @@ class GreetingRefused(ConfigError):
     """The gateway answered HELLO with an error."""
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far a stream is. `committed` outlives the session, the rest begins anew with each."""
-
-    stream: StreamInfo
-    committed: int | None = None
-    """What the gateway has acknowledged: never sent again."""
-    last: int | None = None
-    """What was sent last in this session, or was committed before it."""
-    is_ended: bool = False
-    """EOS was sent in this session."""
-
-    @property
-    def is_done(self) -> bool:
-        is_committed = self.last is None or (self.committed is not None and self.committed >= self.last)
-        return self.is_ended and is_committed
-
-    def begin(self) -> None:
-        self.last, self.is_ended = self.committed, False
-
-    def commit(self, point_of_reference: int) -> None:
-        if point_of_reference != NOTHING_COMMITTED:
-            self.committed = max(self.committed or 0, point_of_reference)
-
-
 class Feed:
     """`run` returns None when all is done, or the Restart that the gateway sent; OSError when the session was lost."""
 
     def __init__(
         self,
         source: Source,
-        progress: dict[int, Progress],
+        roster: Roster,
+        options: SourceOptions,
         connection: Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
         pace: Pace | None = None,
-        is_stamping: bool = False,
-        hear: Callable[[int, int, float], None] | None = None,
+        readings: dict[int, Reading] | None = None,
+        hear: Callable[[Progress], None] | None = None,
     ) -> None:
+        """`readings` outlive the session: a stream is not read a second time before its first reader has let go."""
         self._source = source
-        self._progress = progress
+        self._roster = roster
+        self._options = options
         self._connection = connection
         self._reader = reader
         self._writer = writer
         self._pace = pace
-        self._is_stamping = is_stamping
+        self._readings = {} if readings is None else readings
         self._hear = hear
         self._credited = asyncio.Event()
-        self._reading = asyncio.Semaphore(STREAMS_READ_AT_ONCE_MAX)
-        self._to_notify = deque(progress.values())
+        self._slots = asyncio.Semaphore(options.streams_at_once_max)
+        self._turn = asyncio.Lock()
+        """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
+        self._to_notify = deque(roster.streams.values())
         self._refused: list[Progress] = []
-        self._senders: list[asyncio.Task[None]] = []
-        self._deadline = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
-        self._is_welcome = False
+        self._senders: set[asyncio.Task[None]] = set()
+        self._deadline = asyncio.timeout(options.handshake_timeout_s)
         self._is_leaving = False
-        for stream in progress.values():
-            stream.begin()
+        self.is_welcome = False
+        for progress in roster.streams.values():
+            progress.begin()
 
     async def run(self, hello: Hello) -> Restart | None:
         self._send(hello)
@@ -117,6 +85,26 @@ class Feed:
             # The first is what happened; the others are what followed from it.
             raise group.exceptions[0] from None
 
+    @property
+    def is_starved(self) -> bool:
+        """There is no credit left."""
+        return self.is_welcome and not self._connection.credit.available
+
+    def open(self, progress: Progress) -> None:
+        """A stream that was named while the session goes on, for the first time or again."""
+        self._to_notify.append(progress)
+        self._notify()
+
+    def farewell_if_done(self) -> None:
+        """Say that no more comes; the gateway closes when it has read all. An EOS it did not read is sent again."""
+        if self.is_welcome and self._roster.is_done and not self._is_leaving:
+            self._is_leaving = True
+            if self._writer.can_write_eof() and not self._writer.is_closing():
+                self._writer.write_eof()
+            asyncio.get_running_loop().call_later(self._options.farewell_timeout_s, self._writer.close)
+
+    # Receiving
+
     async def _receive(self, tasks: asyncio.TaskGroup) -> Restart | None:
         async with self._deadline:
             while data := await self._reader.read(READ_BYTES_MAX):
@@ -125,7 +113,7 @@ class Feed:
                         log.info("< RESTART", address=event.address)
                         return event
                     self._take(event, tasks)
-        if self._is_done():
+        if self._roster.is_done:
             return None
         raise ConnectionResetError("the gateway closed the connection")
 
@@ -133,29 +121,28 @@ class Feed:
         match event:
             case Ok(credits):
                 log.debug("< OK", credits=credits)
-                self._is_welcome = True
+                self.is_welcome = True
                 self._deadline.reschedule(None)
                 self._notify()
-                self._farewell_if_done()
+                self.farewell_if_done()
             case NotifyAck(success, stream_id, point_of_reference):
                 log.debug("< NOTIFY_ACK", stream=stream_id, success=success, committed=point_of_reference)
-                progress = self._progress[stream_id]
+                progress = self._roster.streams[stream_id]
                 if success:
                     self._commit(progress, point_of_reference)
-                    progress.begin()
-                    self._senders.append(tasks.create_task(self._feed(progress)))
+                    self._begin(progress, tasks)
                 else:
                     self._refused.append(progress)
             case Ack(_, positions):
                 for stream_id, point_of_reference in positions:
-                    self._commit(self._progress[stream_id], point_of_reference)
+                    self._commit(self._roster.streams[stream_id], point_of_reference)
                 self._to_notify.extend(self._refused)
                 self._refused.clear()
                 self._notify()
                 self._credited.set()
-                self._farewell_if_done()
+                self.farewell_if_done()
             case Error(reason):
-                if self._is_welcome:
+                if self.is_welcome:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
                 raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
             case Violation(reason):
@@ -165,8 +152,8 @@ class Feed:
     def _commit(self, progress: Progress, point_of_reference: int) -> None:
         before = progress.committed
         progress.commit(point_of_reference)
-        if self._hear is not None and progress.committed is not None and progress.committed != before:
-            self._hear(progress.stream.id, progress.committed, time.time())
+        if self._hear is not None and progress.committed != before:
+            self._hear(progress)
 
     def _notify(self) -> None:
         # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
@@ -174,36 +161,67 @@ class Feed:
             progress = self._to_notify.popleft()
             self._send(Notify(progress.stream.id, progress.stream.name, progress.committed or 0))
 
+    def _begin(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
+        progress.begin()
+        progress.is_open = True
+        sender = tasks.create_task(self._feed(progress))
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
+
+    # Sending
+
     async def _feed(self, progress: Progress) -> None:
         """Send one stream: its records, then its end."""
-        async with self._reading:
-            async for batch in _batches(self._source.read(progress.stream, progress.committed)):
-                sent = 0
-                while sent < len(batch):
-                    piece = batch.slice(sent, await self._allowance(len(batch) - sent))
-                    self._send_piece(progress, piece)
-                    sent += len(piece)
-                    await self._writer.drain()
-                    # `drain` does not yield while there is room; the receiver has to have its turn.
-                    await asyncio.sleep(0)
-        await self._credit()
-        self._send(Eos(progress.stream.id))
-        progress.is_ended = True
-        self._farewell_if_done()
+        async with self._slots:
+            await self._read(progress)
+        async with self._turn:
+            await self._credit()
+            self._send(Eos(progress.stream.id))
+        progress.end()
+        if progress.is_named_again:
+            progress.reopen()
+            self.open(progress)
+        self.farewell_if_done()
 
-    def _send_piece(self, progress: Progress, piece: Batch) -> None:
-        if self._is_stamping:
+    async def _read(self, progress: Progress) -> None:
+        stream, after = progress.stream, progress.committed
+        if before := self._readings.get(stream.id):
+            await before.ended.wait()
+        reading = begin_reading(stream, after, self._source.read(stream, after), self._options.gather)
+        self._readings[stream.id] = reading
+        try:
+            async for batch in reading:
+                await self._send_batch(progress, batch)
+        finally:
+            reading.stop()
+
+    async def _send_batch(self, progress: Progress, batch: Batch) -> None:
+        ends = np.cumsum(batch.sizes())
+        sent = 0
+        while sent < len(batch):
+            bytes_before = int(ends[sent - 1]) if sent else 0
+            within = int(np.searchsorted(ends, bytes_before + self._options.write_bytes_max, side="right")) - sent
+            async with self._turn:
+                count = await self._allowance(max(1, within))
+                self._send_piece(progress, batch.slice(sent, count), int(ends[sent + count - 1]) - bytes_before)
+                await self._writer.drain()
+            sent += count
+            # `drain` does not yield while there is room; the receiver has to have its turn.
+            await asyncio.sleep(0)
+
+    def _send_piece(self, progress: Progress, piece: Batch, size_bytes: int) -> None:
+        if self._options.is_stamping:
             piece = piece.stamped(time.time_ns())
         data = self._connection.send_messages(
             progress.stream.id, piece.message_ids, piece.event_times, piece.keys, piece.payloads
         )
         self._write(memoryview(data))
-        progress.last = int(piece.message_ids[-1])
+        progress.send(int(piece.message_ids[-1]), len(piece), size_bytes)
 
     async def _allowance(self, wanted: int) -> int:
         """How many records may be sent now: at least one, by credits and pace."""
         while True:
-            allowed = min(await self._credit(), wanted, RECORDS_PER_WRITE_MAX)
+            allowed = min(await self._credit(), wanted, self._options.write_records_max)
             if self._pace:
                 allowed = self._pace.take(allowed, time.monotonic())
             if allowed:
@@ -218,17 +236,6 @@ class Feed:
             await self._credited.wait()
         return self._connection.credit.available
 
-    def _is_done(self) -> bool:
-        return all(progress.is_done for progress in self._progress.values())
-
-    def _farewell_if_done(self) -> None:
-        """Say that no more comes; the gateway closes when it has read all. An EOS it did not read is sent again."""
-        if self._is_done() and not self._is_leaving:
-            self._is_leaving = True
-            if not self._writer.is_closing():
-                self._writer.write_eof()
-            asyncio.get_running_loop().call_later(FAREWELL_TIMEOUT_S, self._writer.close)
-
     def _send(self, frame: Frame) -> None:
         log.debug("> frame", frame=frame)
         self._write(self._connection.send(frame))
@@ -238,12 +245,3 @@ class Feed:
         if self._writer.is_closing():
             raise ConnectionResetError("the connection was lost")
         self._writer.write(data)
-
-
-async def _batches(batches: Iterator[Batch] | AsyncIterator[Batch]) -> AsyncIterator[Batch]:
-    if isinstance(batches, AsyncIterator):
-        async for batch in batches:
-            yield batch
-    else:
-        for batch in batches:
-            yield batch

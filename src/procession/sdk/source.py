@@ -8,9 +8,9 @@ sdk/feed, one per session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterable
 
 import structlog
 
@@ -18,80 +18,174 @@ from procession.address import Address, notice_silence, parse_address
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
-from procession.sdk.batch import Batch, Source, StreamInfo
-from procession.sdk.feed import Feed, GreetingRefused, Progress
+from procession.sdk.batch import Forgetful, Source, Stream
+from procession.sdk.feed import Feed, GreetingRefused
+from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
+from procession.sdk.progress import Progress, Roster
+from procession.sdk.reading import Reading
+from procession.sdk.report import Report
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Hello, Restart
 from procession.wire.v3 import SOURCE_VERSION
 
-__all__ = ["Batch", "Source", "SourceClient", "SourceOptions", "StreamInfo"]
-
-COMPLAINTS_MAX = 5
-"""So many sessions in a row that the gateway ended with an error, and nothing committed between."""
-
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    program: str
-    instance: str
-    cookie: bytes = b""
-    rate: float | None = None
-    """Records a second, all streams together; as fast as they are taken if None."""
-    is_stamping: bool = False
-    """Each record's event time is when it is sent, in nanoseconds since 1970."""
-    acks: Path | None = None
-    """Every acknowledgement that is heard is noted down in this file (sdk/acklog)."""
 
 
 class SourceClient:
     """Sends all that a Source has. `run` returns when everything is committed; cancel it to stop before."""
 
     def __init__(
-        self, source: Source, address: Address, options: SourceOptions, backoff: Backoff | None = None
+        self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
     ) -> None:
         if options.rate is not None and options.rate <= 0:
             raise ConfigError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
         self._source = source
-        self._address = address
+        self._home = parse_address(address) if isinstance(address, str) else address
+        self._address = self._home
         self._options = options
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
         self._acks = AckLog(options.acks) if options.acks else None
-        self._progress = {stream.id: Progress(stream) for stream in source.streams()}
+        self._roster = Roster()
+        self._readings: dict[int, Reading] = {}
+        self._feed: Feed | None = None
+        self._sessions = 0
+        self._alone_since_s = time.monotonic()
+        self._reported = (time.monotonic(), 0)
+        self._pace = Pace(options.rate, time.monotonic()) if options.rate else None
 
     @property
     def committed(self) -> dict[int, int | None]:
         """The last acknowledged message id of each stream."""
-        return {stream_id: progress.committed for stream_id, progress in self._progress.items()}
+        return {stream_id: progress.committed for stream_id, progress in self._roster.streams.items()}
+
+    def report(self) -> Report:
+        """How far it is."""
+        streams = self._roster.streams.values()
+        sent = sum(progress.sent for progress in streams)
+        (before_s, before), now_s = self._reported, time.monotonic()
+        self._reported = (now_s, sent)
+        return Report(
+            state=self._state(),
+            streams=len(streams),
+            streams_ended=sum(progress.is_ended for progress in streams),
+            sent=sent,
+            sent_bytes=sum(progress.sent_bytes for progress in streams),
+            acknowledged=sum(progress.acknowledged for progress in streams),
+            records_per_s=(sent - before) / max(now_s - before_s, 1e-9),
+            sessions=self._sessions,
+        )
+
+    def _state(self) -> str:
+        if self._roster.is_done:
+            return "done"
+        if self._feed is None or not self._feed.is_welcome:
+            return "connecting"
+        if self._roster.is_complete and all(progress.is_ended for progress in self._roster.streams.values()):
+            return "waiting for commits"
+        return "waiting for credits" if self._feed.is_starved else "sending"
 
     async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._list()), tasks.create_task(self._tell())]
+                await self._keep_going()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as group:
+            # The first is what happened; the others are what followed from it.
+            raise group.exceptions[0] from None
+        finally:
+            for reading in self._readings.values():
+                reading.stop()
+            if self._acks:
+                self._acks.close()
+            if self._options.report:
+                self._options.report(self.report())
+
+    async def _tell(self) -> None:
+        while self._options.report:
+            await asyncio.sleep(self._options.report_interval_s)
+            self._options.report(self.report())
+
+    # Streams
+
+    async def _list(self) -> None:
+        streams = self._source.streams()
+        if isinstance(streams, AsyncIterable):
+            async for stream in streams:
+                self._name(stream)
+        else:
+            for stream in streams:
+                self._name(stream)
+        self._roster.is_complete = True
+        if self._feed:
+            self._feed.farewell_if_done()
+
+    def _name(self, stream: Stream) -> None:
+        """The source has named a stream: it is opened; or opened again, if it was named before."""
+        progress = self._roster.streams.get(stream.id)
+        if progress is None:
+            progress = self._roster.streams[stream.id] = Progress(stream)
+            if self._feed:
+                self._feed.open(progress)
+        elif progress.stream.name != stream.name:
+            raise ConfigError(
+                f"Streams {progress.stream.name!r} and {stream.name!r} have the same id, {stream.id}.",
+                next_step="Give each stream an id of its own; Stream.named makes one of the name.",
+            )
+        elif self._feed and progress.is_ended:
+            progress.reopen()
+            self._feed.open(progress)
+        else:
+            progress.is_named_again = True
+
+    def _hear(self, progress: Progress) -> None:
+        assert progress.committed is not None
+        if self._acks:
+            self._acks.heard(progress.stream.id, progress.committed, time.time())
+        if isinstance(self._source, Forgetful):
+            self._source.forget(progress.stream, progress.committed)
+
+    # Sessions
+
+    async def _keep_going(self) -> None:
         complaints = 0
         is_waiting = False
         while True:
-            before = self.committed
+            before, began_s = self.committed, time.monotonic()
             try:
                 restart = await self._session()
             except OSError as error:
                 if not is_waiting:
                     log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
                 is_waiting = True
+                # Whoever sent us elsewhere is asked again if nobody is there.
+                self._address = self._home
             except (GreetingRefused, RemoteProtocolError) as error:
                 # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
                 log.info("the session ended with an error", address=str(self._address), reason=error.sentence)
-                if complaints == COMPLAINTS_MAX:
+                if complaints == self._options.complaints_max:
                     raise
             else:
                 if restart is None:
                     return
                 self._go_to(restart)
-            if self.committed != before:
+            if self.committed != before or time.monotonic() - began_s > self._options.backoff_limit_s:
                 self._backoff.reset()
                 is_waiting = False
+            self._check_patience()
             await asyncio.sleep(self._backoff.next_s())
+
+    def _check_patience(self) -> None:
+        patience_s = self._options.patience_s
+        if patience_s is not None and time.monotonic() - self._alone_since_s > patience_s:
+            raise ConfigError(
+                f"No gateway at {self._home} took us for {patience_s:g} seconds.",
+                next_step="Start it, or check the address; what is committed is not sent again.",
+            )
 
     def _go_to(self, restart: Restart) -> None:
         try:
@@ -102,19 +196,30 @@ class SourceClient:
     async def _session(self) -> Restart | None:
         options = self._options
         hello = Hello(SOURCE_VERSION, options.cookie, options.program, options.instance)
-        reader, writer = await asyncio.open_connection(*self._address)
-        notice_silence(writer.get_extra_info("socket"))
+        reader, writer = await self._connect()
         try:
-            feed = Feed(
+            self._feed = Feed(
                 self._source,
-                self._progress,
+                self._roster,
+                options,
                 Connection(Side.INITIATOR, Role.SOURCE),
                 reader,
                 writer,
-                pace=Pace(options.rate, time.monotonic()) if options.rate else None,
-                is_stamping=options.is_stamping,
-                hear=self._acks.heard if self._acks else None,
+                pace=self._pace,
+                readings=self._readings,
+                hear=self._hear,
             )
-            return await feed.run(hello)
+            self._sessions += 1
+            return await self._feed.run(hello)
         finally:
+            if self._feed and self._feed.is_welcome:
+                self._alone_since_s = time.monotonic()
+            self._feed = None
             writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(self._options.connect_timeout_s):
+            reader, writer = await asyncio.open_connection(*self._address)
+        with contextlib.suppress(OSError):  # it may be closed again already; the reader finds out
+            notice_silence(writer.get_extra_info("socket"))
+        return reader, writer

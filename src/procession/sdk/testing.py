@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.address import Address
-from procession.sdk.batch import Batch, StreamInfo
+from procession.sdk.batch import Batch, Stream
 from procession.sdk.txnlog import Transaction
 from procession.wire import twopc
 from procession.wire.connection import Connection, Event
@@ -62,14 +62,14 @@ class Crash:
 class ListSource:
     """Streams of records in memory, numbered 0, 1, 2 …; a Crash among them takes no number."""
 
-    def __init__(self, streams: dict[StreamInfo, Sequence[bytes | Crash]], batch_records: int = 3) -> None:
+    def __init__(self, streams: dict[Stream, Sequence[bytes | Crash]], batch_records: int = 3) -> None:
         self._streams = streams
         self._batch_records = batch_records
 
-    def streams(self) -> list[StreamInfo]:
+    def streams(self) -> list[Stream]:
         return list(self._streams)
 
-    def read(self, stream: StreamInfo, after: int | None) -> Iterator[Batch]:
+    def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
         message_ids: list[int] = []
         payloads: list[bytes] = []
         following = 0

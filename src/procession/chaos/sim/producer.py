@@ -14,8 +14,8 @@ from procession.chaos.sim.network import End
 from procession.chaos.sim.plan import GATEWAY
 from procession.chaos.sim.process import Process
 from procession.chaos.sim.site import Machine, Site
-from procession.sdk.batch import StreamInfo
-from procession.sdk.feed import Progress
+from procession.sdk.batch import Stream
+from procession.sdk.progress import Progress
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, NotifyAck, Ok, Restart
@@ -32,7 +32,7 @@ class Producer(Process):
         self.is_done = False
         self._ids = ids
         self._replays = replays
-        self._progress = Progress(StreamInfo(stream, f"stream {stream}"))
+        self._progress = Progress(Stream(stream, f"stream {stream}"))
         self._connection: Connection
         self._end: End | None = None
         self._next: int | None = None

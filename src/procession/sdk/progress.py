@@ -1,0 +1,92 @@
+"""Progress: how far a stream is, and how much of what was sent is acknowledged. Pure.
+
+The one rule: what the gateway acknowledged is never sent again, and outlives the session; all else begins anew with
+each. Before it on the walk: sdk/feed, which sends and hears. After it: sdk/report, which tells people.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from procession.sdk.batch import Stream
+from procession.wire.messages import NOTHING_COMMITTED
+
+PIECES_MAX = 4096
+"""So many pieces of a stream are counted apart; beyond that, neighbours are counted together."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """One stream's."""
+
+    stream: Stream
+    committed: int | None = None
+    """What the gateway has acknowledged: never sent again."""
+    last: int | None = None
+    """What was sent last in this session, or was committed before it."""
+    is_open: bool = False
+    """The gateway has opened it in this session, and it has not ended."""
+    is_ended: bool = False
+    """EOS was sent in this session."""
+    sent: int = 0
+    """Records, those that were sent again too."""
+    sent_bytes: int = 0
+    acknowledged: int = 0
+    """Records of ours that are committed, each counted once."""
+    is_named_again: bool = False
+    """The source has named it a second time: it is opened again after its end."""
+    _pieces: deque[tuple[int, int]] = field(default_factory=deque)
+    """What is sent and not acknowledged: the last id of each piece, and its records."""
+
+    @property
+    def is_done(self) -> bool:
+        is_committed = self.last is None or (self.committed is not None and self.committed >= self.last)
+        return self.is_ended and is_committed
+
+    def begin(self) -> None:
+        """A new session, or a stream that is opened again: what is not acknowledged is sent again."""
+        self.last, self.is_open, self.is_ended, self.is_named_again = self.committed, False, False, False
+        self._pieces.clear()
+
+    def end(self) -> None:
+        """EOS was sent."""
+        self.is_open, self.is_ended = False, True
+
+    def reopen(self) -> None:
+        """It is to be notified again; what was sent before its end is still waited for."""
+        self.is_ended = self.is_named_again = False
+
+    def send(self, last: int, records: int, size_bytes: int) -> None:
+        self.last = last
+        self.sent += records
+        self.sent_bytes += size_bytes
+        self._pieces.append((last, records))
+        if len(self._pieces) > PIECES_MAX:
+            self._merge()
+
+    def commit(self, point_of_reference: int) -> None:
+        if point_of_reference == NOTHING_COMMITTED:
+            return
+        self.committed = max(self.committed or 0, point_of_reference)
+        while self._pieces and self._pieces[0][0] <= self.committed:
+            self.acknowledged += self._pieces.popleft()[1]
+
+    def _merge(self) -> None:
+        """Every two neighbours become one: acknowledgements are then counted in larger steps, and as exactly."""
+        pieces = list(self._pieces)
+        pairs = zip(pieces[::2], [*pieces[1::2], None], strict=False)
+        self._pieces = deque(one if other is None else (other[0], one[1] + other[1]) for one, other in pairs)
+
+
+@dataclass(slots=True)
+class Roster:
+    """The streams that a source has named so far, by their ids."""
+
+    streams: dict[int, Progress] = field(default_factory=dict)
+    is_complete: bool = False
+    """The source names no more."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_complete and all(progress.is_done for progress in self.streams.values())
