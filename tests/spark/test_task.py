@@ -18,6 +18,7 @@ from procession.spark.chains import TIMES, Task
 from procession.spark.reader import deal
 from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
 from procession.storage.runs import Manifest, RunStore
+from procession.storage.segment import KIND_BOUNDARY, KIND_EPHEMERAL, KIND_UNSTABLE
 
 ROWS = 500
 
@@ -130,6 +131,33 @@ def test_a_manifest_tells_the_last_message_id_of_each_stream_and_quantiles_of_th
     assert manifest.records == 7
     assert len(manifest.times) == TIMES
     assert (manifest.times[0], manifest.times[-1]) == (1_090, 1_097)
+
+
+def test_records_without_a_stable_id_are_records_and_tell_no_position_and_a_boundary_is_the_opposite(
+    tmp_path: Path,
+) -> None:
+    kinds = [KIND_RECORD, KIND_UNSTABLE, KIND_UNSTABLE, KIND_BOUNDARY, KIND_EPHEMERAL, KIND_UNSTABLE, KIND_RECORD]
+    columns = [
+        kinds,
+        [1, 1, 1, 1, 2, 1, 1],
+        [10, 900, 901, 20, 0, 902, 30],
+        [0] * 7,
+        [b""] * 7,
+        [b"a", b"b", b"c", b"", b"d", b"e", b"f"],
+    ]
+    arrays = [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+    with IngressLog(tmp_path / "log") as log:
+        log.append(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
+        log.sync()
+    pipeline = Pipeline("p")
+    pipeline.source().sink("out", to="file:out", framing="raw")
+    task = Task(pipeline.graph(), tmp_path / "log", tmp_path / "runs")
+    assert task.run(0, 0, 0, 3, 1).positions == {1: 10}, "a group that is cut tells what stands before it"
+    assert task.run(1, 0, 1, 3, 1).positions == {}
+    assert task.run(2, 0, 1, 5, 1).positions == {1: 20}
+    whole = task.run(3, 0, 0, 7, 1)
+    assert (whole.positions, whole.records) == ({1: 30}, 6)
+    assert written(task, [[whole]])["out"] == b"abcdef"
 
 
 def test_a_function_that_raises_comes_back_as_the_manifests_failure_and_publishes_nothing(

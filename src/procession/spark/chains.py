@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from procession.errors import ProcessionError
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
 from procession.plan.graph import Graph
-from procession.storage.log import KIND_RECORD, LogReader
+from procession.storage.log import RECORD_KINDS, REFERENCE_KINDS, LogReader
 from procession.storage.runs import Manifest, RunStore
 
 TIMES = 33
@@ -51,8 +50,8 @@ class Task:
             chain = Chain(self.graph)
             summary = Summary()
             for batch in gathered(_reader(self.log_directory).read(first, last)):
-                records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
-                summary.add(records)
+                records = _of_kinds(batch, RECORD_KINDS)
+                summary.add(records, _of_kinds(batch, REFERENCE_KINDS))
                 for outputs in chain.run(records):
                     for sink, payload in outputs.items():
                         writer.add(sink, payload)
@@ -87,20 +86,26 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
+def _of_kinds(rows: pa.RecordBatch, kinds: tuple[int, ...]) -> pa.RecordBatch:
+    found = rows.column("kind").to_numpy()
+    if not found.any():
+        return rows  # plain records, which are of both kinds: nearly always so, and nothing is copied
+    return rows.filter(pa.array(np.isin(found, kinds)))
+
+
 @dataclass
 class Summary:
-    """What the records of a range had in common: how many, the last message id of each stream, when they were made."""
+    """What the rows of a range had in common: how many records, when they were made, and the last message id of each
+    stream that a source may be told."""
 
     records: int = 0
     positions: dict[int, int] = field(default_factory=dict)
     times: list[Any] = field(default_factory=list)
 
-    def add(self, records: pa.RecordBatch) -> None:
+    def add(self, records: pa.RecordBatch, references: pa.RecordBatch) -> None:
         self.records += records.num_rows
-        if not records.num_rows:
-            return
-        streams = records.column("stream_id").to_numpy()[::-1]
-        ids = records.column("message_id").to_numpy()[::-1]
+        streams = references.column("stream_id").to_numpy()[::-1]
+        ids = references.column("message_id").to_numpy()[::-1]
         names, lasts = np.unique(streams, return_index=True)
         self.positions.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
         times = records.column("event_time").to_numpy()

@@ -29,6 +29,8 @@ from procession.storage.segment import (
     INGRESS_SCHEMA,
     KIND_EOS,
     KIND_RECORD,
+    RECORD_KINDS,
+    REFERENCE_KINDS,
     SUFFIX,
     Entry,
     SegmentIndex,
@@ -40,7 +42,16 @@ from procession.storage.segment import (
     segment_name,
 )
 
-__all__ = ["INGRESS_SCHEMA", "KIND_EOS", "KIND_RECORD", "SEGMENT_BYTES_MAX", "IngressLog", "LogReader"]
+__all__ = [
+    "INGRESS_SCHEMA",
+    "KIND_EOS",
+    "KIND_RECORD",
+    "RECORD_KINDS",
+    "REFERENCE_KINDS",
+    "SEGMENT_BYTES_MAX",
+    "IngressLog",
+    "LogReader",
+]
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 # What a row costs beside its key and payload: kind, three numbers, two Arrow offsets.

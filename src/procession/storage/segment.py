@@ -38,6 +38,16 @@ INGRESS_SCHEMA = pa.schema(
 )
 KIND_RECORD = 0
 KIND_EOS = 1
+KIND_UNSTABLE = 2
+"""A record whose message id is no point of reference: the one that closes its group stands behind it."""
+KIND_BOUNDARY = 3
+"""A point of reference without a record."""
+KIND_EPHEMERAL = 4
+"""A record that its source cannot send again; its message id counts what came before it in the session."""
+
+RECORD_KINDS = (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)
+REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)
+"""The rows whose message id may be told to a source as committed."""
 
 ENTRY_BYTES_MAX = 1024 * 1024 * 1024
 FILE_MAGIC = b"PRSG"
