@@ -65,8 +65,8 @@ class Batch:
             raise _bad(f"an Arrow batch has no column {min(missing)!r}")
         times = records.column("event_time") if "event_time" in names else np.zeros(records.num_rows, np.int64)
         return cls(
-            _numbers(records.column("message_id"), pa.uint64(), "message id"),
-            _numbers(times, pa.int64(), "event time"),
+            _numbers(records.column("message_id"), np.uint64, "message id"),
+            _numbers(times, np.int64, "event time"),
             _bytes(records.column("payload"), "payload"),
             _bytes(records.column("key"), "key") if "key" in names else None,
         )
@@ -77,8 +77,8 @@ class Batch:
     ) -> Batch:
         """Columns of what came record by record."""
         return cls(
-            _numbers(message_ids, pa.uint64(), "message id"),
-            _numbers(event_times, pa.int64(), "event time"),
+            _numbers(message_ids, np.uint64, "message id"),
+            _numbers(event_times, np.int64, "event time"),
             _bytes(payloads, "payload"),
             _bytes(keys, "key") if any(keys) else None,
         )
@@ -167,15 +167,23 @@ class Forgetful(Protocol):
         """All up to this message is committed, and is never asked for again."""
 
 
-def _numbers(values: Any, kind: pa.DataType, what: str) -> npt.NDArray[Any]:
-    """Arrow's conversions are the strict ones: no negative id, no half second, no text."""
-    try:
-        numbers = values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise _bad(f"a {what} is no whole number of 64 bits: {error}") from None
-    if numbers.null_count:
-        raise _bad(f"a {what} is missing")
-    return np.asarray(numbers)
+def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray[Any]:
+    """A column of whole numbers, or of Arrow's timestamps: no negative id, no half second, no text."""
+    if isinstance(values, pa.Array):
+        if values.null_count:
+            raise _bad(f"a {what} is missing")
+        if pa.types.is_timestamp(values.type):
+            values = values.cast(pa.timestamp("ns")).cast(pa.int64())
+    numbers = np.asarray(values)
+    if not len(numbers):
+        return np.empty(0, kind)
+    if (
+        numbers.dtype.kind not in "iu"
+        or int(numbers.min()) < np.iinfo(kind).min
+        or int(numbers.max()) > np.iinfo(kind).max
+    ):
+        raise _bad(f"a {what} is no whole number of 64 bits")
+    return numbers.astype(kind, copy=False)
 
 
 def _bytes(values: Any, what: str) -> pa.Array:

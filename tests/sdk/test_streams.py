@@ -1,0 +1,277 @@
+"""Streams that come and go while a source runs: named late, ended, opened again; and what its author must not do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import pytest
+
+from procession.address import Address
+from procession.errors import ConfigError, RecordError
+from procession.sdk.batch import Record, Stream
+from procession.sdk.gather import GatherLimits
+from procession.sdk.report import Report
+from procession.sdk.testing import Crashed, Gateway, ListSource
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Messages, Notify, NotifyAck, Restart
+from tests.sdk.loops import on_a_loop
+from tests.sdk.rows import rows_of
+from tests.sdk.test_source import ONE, TEN, TWO, expected, greeted, nothing_comes, opened, running, taken
+
+
+class Growing:
+    """Streams of records that a test adds to; a stream that is named again has more."""
+
+    def __init__(self) -> None:
+        self.named: asyncio.Queue[Stream | Exception | None] = asyncio.Queue()
+        self.records: dict[int, list[bytes]] = {}
+        self.forgotten: list[tuple[int, int]] = []
+
+    def name(self, stream: Stream, records: Sequence[bytes]) -> None:
+        self.records.setdefault(stream.id, []).extend(records)
+        self.named.put_nowait(stream)
+
+    async def streams(self) -> AsyncIterator[Stream]:
+        while (stream := await self.named.get()) is not None:
+            if isinstance(stream, Exception):
+                raise stream
+            yield stream
+
+    def read(self, stream: Stream, after: int | None) -> Iterator[Record]:
+        for number, payload in enumerate(self.records[stream.id]):
+            if after is None or number > after:
+                yield number, 0, b"", payload
+
+    def forget(self, stream: Stream, message_id: int) -> None:
+        self.forgotten.append((stream.id, message_id))
+
+
+@on_a_loop
+async def test_a_stream_that_is_named_late_is_opened_in_the_same_session() -> None:
+    source = Growing()
+    async with Gateway() as gateway, running(source, gateway) as client:
+        peer = await greeted(gateway)
+        await nothing_comes(peer)
+        for stream in (ONE, TWO):
+            source.name(stream, TEN[:3])
+            assert await peer.receive() == Notify(stream.id, stream.name, 0)
+            peer.send(NotifyAck(True, stream.id, NOTHING_COMMITTED))
+            assert await taken(peer, 3) == expected(0, 3, stream)
+            assert await peer.receive() == Eos(stream.id)
+            peer.send(Ack(0, ((stream.id, 2),)))
+        await nothing_comes(peer)
+        assert not client.done(), "more streams may come"
+        source.named.put_nowait(None)
+        assert await peer.receive() is None
+        peer.close()
+        await client
+        assert source.forgotten == [(ONE.id, 2), (TWO.id, 2)]
+
+
+@on_a_loop
+async def test_a_stream_that_is_named_again_after_its_end_is_opened_again_and_goes_on() -> None:
+    source = Growing()
+    async with Gateway() as gateway, running(source, gateway) as client:
+        source.name(ONE, TEN[:3])
+        peer = await opened(gateway)
+        await taken(peer, 3)
+        assert await peer.receive() == Eos(ONE.id)
+        source.name(ONE, TEN[3:5])
+        assert await peer.receive() == Notify(ONE.id, ONE.name, 0)
+        peer.send(NotifyAck(False, ONE.id, 0))  # its end is not committed yet
+        await nothing_comes(peer)
+        peer.send(Ack(0, ((ONE.id, 2),)))
+        assert await peer.receive() == Notify(ONE.id, ONE.name, 2)
+        peer.send(NotifyAck(True, ONE.id, 2))
+        assert await taken(peer, 2) == expected(3, 5)
+        assert await peer.receive() == Eos(ONE.id)
+        source.named.put_nowait(None)
+        peer.send(Ack(0, ((ONE.id, 4),)))
+        assert await peer.receive() is None
+        peer.close()
+        await client
+
+
+@on_a_loop
+async def test_a_stream_that_is_named_again_before_its_end_was_sent_is_not_forgotten() -> None:
+    source = Growing()
+    async with Gateway() as gateway, running(source, gateway):
+        source.name(ONE, TEN[:3])
+        peer = await opened(gateway, granted=4)
+        await taken(peer, 3)
+        await nothing_comes(peer)  # no credit for its end
+        source.name(ONE, TEN[3:5])
+        await nothing_comes(peer)
+        peer.send(Ack(100, ((ONE.id, 2),)))
+        assert await peer.receive() == Eos(ONE.id)
+        assert await peer.receive() == Notify(ONE.id, ONE.name, 2)
+        peer.send(NotifyAck(True, ONE.id, 2))
+        assert await taken(peer, 2) == expected(3, 5)
+
+
+@on_a_loop
+async def test_a_session_that_is_lost_before_a_stream_is_open_again_loses_nothing() -> None:
+    source = Growing()
+    async with Gateway() as gateway, running(source, gateway):
+        source.name(ONE, TEN[:3])
+        peer = await opened(gateway)
+        await taken(peer, 3)
+        assert await peer.receive() == Eos(ONE.id)
+        source.name(ONE, TEN[3:5])
+        assert isinstance(await peer.receive(), Notify)
+        peer.close()
+        peer = await opened(gateway, committed=0)
+        assert await taken(peer, 4) == expected(1, 5)
+
+
+@on_a_loop
+async def test_what_a_source_raises_while_it_names_streams_ends_the_program() -> None:
+    source = Growing()
+    async with Gateway() as gateway, running(source, gateway) as client:
+        source.name(ONE, TEN)
+        await opened(gateway)
+        source.named.put_nowait(Crashed())
+        with pytest.raises(Crashed):
+            await client
+
+
+@on_a_loop
+async def test_two_streams_with_one_id_are_refused() -> None:
+    source = ListSource({ONE: TEN, Stream(ONE.id, "another"): TEN})
+    async with Gateway() as gateway, running(source, gateway) as client:
+        with pytest.raises(ConfigError, match="'one' and 'another' have the same id, 1"):
+            await client
+
+
+@on_a_loop
+async def test_an_author_who_yields_nonsense_is_told_so() -> None:
+    class Nonsense(ListSource):
+        def read(self, stream: Stream, after: int | None) -> Iterator[Record]:  # type: ignore[override]
+            yield 3, 0, b"", b"x"
+            yield 2, 0, b"", b"y"
+
+    async with Gateway() as gateway, running(Nonsense({ONE: []}), gateway) as client:
+        await opened(gateway)
+        with pytest.raises(RecordError, match="message id 2 comes after 3"):
+            await client
+
+
+@on_a_loop
+async def test_a_stream_is_not_read_again_before_its_first_reader_has_let_go() -> None:
+    class Slow(ListSource):
+        readers = 0
+        let_go = threading.Event()
+
+        def read(self, stream: Stream, after: int | None) -> Iterator[Record]:  # type: ignore[override]
+            assert not Slow.readers
+            Slow.readers += 1
+            yield 0, 0, b"", b"x"
+            Slow.let_go.wait()
+            Slow.readers -= 1
+            yield 1, 0, b"", b"y"
+
+    limits = GatherLimits(delay_s=0.001)
+    async with Gateway() as gateway, running(Slow({ONE: []}), gateway, gather=limits) as client:
+        peer = await opened(gateway)
+        assert len(await taken(peer, 1)) == 1
+        peer.send(Restart())
+        peer = await opened(gateway)
+        await nothing_comes(peer)
+        Slow.let_go.set()
+        assert len(await taken(peer, 2)) == 2
+        assert not client.done()
+
+
+@on_a_loop
+async def test_large_records_are_written_one_by_one_and_small_ones_together() -> None:
+    records = [b"x" * size for size in (10, 10, 10, 500, 500, 10, 10)]
+    source = ListSource({ONE: records}, batch_records=7)
+    async with Gateway() as gateway, running(source, gateway, write_bytes_max=100) as client:
+        peer = await opened(gateway)
+        seen: list[int] = []
+        while len(seen) < 7:
+            event = await peer.receive()
+            assert isinstance(event, Messages)
+            seen += [len(row.payload) for row in rows_of(event)]
+        assert seen == [10, 10, 10, 500, 500, 10, 10]
+        assert not client.done()
+
+
+@on_a_loop
+async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
+    streams = [Stream(number, f"stream {number}") for number in range(5)]
+    source = ListSource(dict.fromkeys(streams, TEN))
+    async with Gateway() as gateway, running(source, gateway, streams_at_once_max=2):
+        peer = await greeted(gateway, granted=5)
+        for stream in streams:
+            assert isinstance(await peer.receive(), Notify)
+            peer.send(NotifyAck(True, stream.id, NOTHING_COMMITTED))
+        peer.send(Ack(2))
+        assert {stream_id for stream_id, _, _ in await taken(peer, 2)} <= {0, 1}
+
+
+@on_a_loop
+async def test_an_address_that_a_restart_gave_and_nobody_listens_at_is_given_up_for_the_first() -> None:
+    async with Gateway() as other:
+        nowhere = other.address
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
+        peer = await opened(gateway, granted=4)
+        peer.send(Restart(str(nowhere)))
+        peer = await opened(gateway)
+        assert await taken(peer, 10) == expected(0, 10)
+
+
+@on_a_loop
+async def test_a_gateway_that_never_comes_is_given_up_after_so_long_if_asked_to() -> None:
+    async with Gateway() as gateway:
+        pass
+    async with running(ListSource({ONE: TEN}), gateway, patience_s=0.05) as client:
+        with pytest.raises(ConfigError, match=f"No gateway at {gateway.address} took us for 0.05 seconds") as caught:
+            await client
+        assert caught.value.next_step
+
+
+@on_a_loop
+async def test_a_gateway_that_takes_the_connection_and_says_nothing_is_left() -> None:
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway, handshake_timeout_s=0.02):
+        silent = await gateway.session()
+        peer = await opened(gateway)
+        assert await taken(peer, 10) == expected(0, 10)
+        silent.close()
+
+
+@on_a_loop
+async def test_reports_say_how_far_it_is() -> None:
+    reports: list[Report] = []
+    told = asyncio.Event()
+
+    def report(one: Report) -> None:
+        reports.append(one)
+        told.set()
+
+    async def until(state: str) -> Report:
+        while not reports or reports[-1].state != state:
+            told.clear()
+            await told.wait()
+        return reports[-1]
+
+    async with Gateway() as gateway:
+        address: Address = gateway.address
+    async with running(
+        ListSource({ONE: TEN}), gateway, address=address, report=report, report_interval_s=0.005
+    ) as client:
+        assert (await until("connecting")).sent == 0
+        async with gateway:
+            peer = await opened(gateway, granted=5)
+            starved = await until("waiting for credits")
+            assert (starved.sent, starved.acknowledged, starved.streams, starved.streams_ended) == (4, 0, 1, 0)
+            peer.send(Ack(100, ((ONE.id, 3),)))
+            ending = await until("waiting for commits")
+            assert (ending.sent, ending.acknowledged, ending.streams_ended) == (10, 4, 1)
+            peer.send(Ack(0, ((ONE.id, 9),)))
+            peer.close()
+            await client
+        done = reports[-1]
+        assert done.is_done
+        assert (done.sent, done.acknowledged, done.sent_bytes, done.sessions) == (10, 10, 10, 1)
