@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test test-all check format bench chaos simulate clean
+.PHONY: help setup run test test-all check format bench chaos simulate fuzz clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge wh
 
 simulate: setup ## run RUNS (1000) simulations from SEED (0) on, with faults at every step
 	@$(BIN)/procession simulate --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) $(ARGS)
+
+fuzz: setup ## look for bytes that break the protocol's code, for SECONDS (60) (ARGS="stream session --keep")
+	@scripts/fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 clean: ## remove the environment and everything that was made here
 	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse metastore_db derby.log
