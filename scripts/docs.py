@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from procession.ops.cli import app
 from procession.ops.config import Settings
-from procession.plan import guarantee
+from procession.plan import guarantee, strategies
 from procession.spark import session
 from procession.wire import lifecycle, stream, twopc
 from procession.wire.messages import Frame
@@ -188,6 +188,8 @@ PARTS: dict[str, Callable[[str], str]] = {
     "settings": lambda _: settings(),
     "limits": lambda _: limits(),
     "guarantees": lambda _: table(guarantee.table()[0], guarantee.table()[1:]),
+    "order-strategies": lambda _: table(strategies.strategy_rows()[0], strategies.strategy_rows()[1:]),
+    "order-stages": lambda _: table(strategies.stage_rows()[0], strategies.stage_rows()[1:]),
     "spark-settings": spark_settings,
 }
 

@@ -1,7 +1,8 @@
 """Procession: every record, once, in order. A stream processor for Python people that runs on Spark."""
 
 from procession.errors import PlanError, ProcessionError
-from procession.plan.pipeline import Pipeline, Stage
+from procession.plan.pipeline import Pipeline
+from procession.plan.stage import Stage
 
 __all__ = ["Pipeline", "PlanError", "ProcessionError", "Stage"]
 __version__ = "0.1.0"

@@ -53,10 +53,9 @@ class Sequential:
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
             return
-        for child, other in enumerate(self.graph.nodes):
-            if other.parent == index:
-                for one in values:
-                    self._walk(child, one, record, letters)
+        for one in values:
+            for child in self.graph.children(index):
+                self._walk(child, one, record, letters)
 
     def _results(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]

@@ -18,7 +18,8 @@ from procession.errors import ProcessionError, RecordError
 from procession.plan import chain as chain_module
 from procession.plan.chain import Chain
 from procession.plan.graph import Graph
-from procession.plan.pipeline import Pipeline, Stage
+from procession.plan.pipeline import Pipeline
+from procession.plan.stage import Stage
 
 from .reference import Sequential, batch_of
 

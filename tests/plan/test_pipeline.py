@@ -13,6 +13,8 @@ from procession.plan import pipeline as pipeline_module
 from procession.plan.graph import Codec, Framing, Kind, OnError
 from procession.plan.pipeline import Pipeline
 
+from .pipelines import asked
+
 
 def small(name: str = "p", **options: Any) -> Pipeline:
     pipeline = Pipeline(name, **options)
@@ -31,16 +33,16 @@ def test_stages_stand_in_the_order_in_which_they_were_written_each_behind_its_pa
     words.filter(str.isalpha).sink("letters", to="file:a")
     words.map(str.upper, name="loud").map_batches(lambda batch: batch).sink("rest", to="host:7200", framing="raw")
     graph = pipeline.graph()
-    assert [(node.kind, node.name, node.parent) for node in graph.nodes] == [
-        (Kind.SOURCE, "in", None),
-        (Kind.FLAT_MAP, "flat-map-1", 0),
-        (Kind.FILTER, "filter-2", 1),
-        (Kind.SINK, "letters", 2),
-        (Kind.MAP, "loud", 1),
-        (Kind.MAP_BATCHES, "map-batches-5", 4),
-        (Kind.SINK, "rest", 5),
+    assert [(node.kind, node.name, node.parents) for node in graph.nodes] == [
+        (Kind.SOURCE, "in", ()),
+        (Kind.FLAT_MAP, "flat-map-1", (0,)),
+        (Kind.FILTER, "filter-2", (1,)),
+        (Kind.SINK, "letters", (2,)),
+        (Kind.MAP, "loud", (1,)),
+        (Kind.MAP_BATCHES, "map-batches-5", (4,)),
+        (Kind.SINK, "rest", (5,)),
     ]
-    assert (graph.parallelism, graph.on_error, graph.source.codec) == (3, OnError.STOP, Codec.TEXT)
+    assert (graph.parallelism, graph.on_error, graph.sources[0].codec) == (3, OnError.STOP, Codec.TEXT)
     assert [(sink.target, sink.framing) for sink in graph.sinks] == [
         ("file:a", Framing.LINES),
         ("host:7200", Framing.RAW),
@@ -73,6 +75,29 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no source": (lambda: Pipeline("p").graph(), "has no source"),
     "no sink": (lambda: (p := Pipeline("p"), p.source(), p.graph()), "has no sink"),
     "two sources": (lambda: (p := Pipeline("p"), p.source("a"), p.source("b")), "second source 'b'"),
+    "two sources of one stream": (
+        lambda: (p := Pipeline("p"), p.source("a", streams=[1, 2]), p.source("b", streams=[2])),
+        "second source 'b' for the streams of 'a'",
+    ),
+    "a stream that is no id": (lambda: Pipeline("p").source(streams=["a"]), "not all ids"),  # type: ignore[list-item]
+    "order and preserve_order": (lambda: Pipeline("p", order="key", preserve_order=True), "both say"),
+    "a stage with no tasks": (lambda: Pipeline("p").source().map(bytes, parallelism=0), "of stage 'map-1' is out of"),
+    "a function that is not asynchronous": (lambda: Pipeline("p").source().map_async(bytes), "no coroutine function"),
+    "no concurrency": (
+        lambda: Pipeline("p").source().map_async(asked, concurrency=0),
+        "concurrency=0 of map_async",
+    ),
+    "no time": (lambda: Pipeline("p").source().map_async(asked, timeout_s=0), "timeout_s=0"),
+    "nothing to merge": (lambda: Pipeline("p").source().merge(), "nothing to merge with"),
+    "a stage merged with itself": (lambda: (s := Pipeline("p").source()).merge(s), "the same stage twice"),
+    "a merge of two pipelines": (
+        lambda: Pipeline("p").source().merge(Pipeline("q").source()),
+        "no stage of pipeline 'p'",
+    ),
+    "lines of msgpack": (
+        lambda: Pipeline("p").source().sink("s", to="file:x", codec="msgpack", framing="lines"),
+        "may hold newlines",
+    ),
     "two stages of one name": (
         lambda: Pipeline("p").source("a").map(bytes, name="x").map(bytes, name="x"),
         "two stages named 'x'",
@@ -85,8 +110,8 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no tasks": (lambda: Pipeline("p", parallelism=0), "parallelism=0"),
     "too many tasks": (lambda: Pipeline("p", parallelism=1025), "parallelism=1025"),
     "tasks that are no number": (lambda: Pipeline("p", parallelism="2"), "parallelism='2'"),  # type: ignore[arg-type]
-    "an unknown order": (lambda: Pipeline("p", order="key"), "order='key'"),  # type: ignore[arg-type]
-    "an unknown codec": (lambda: Pipeline("p").source(codec="json"), "codec='json'"),  # type: ignore[arg-type]
+    "an unknown order": (lambda: Pipeline("p", order="some"), "order='some'"),  # type: ignore[arg-type]
+    "an unknown codec": (lambda: Pipeline("p").source(codec="xml"), "codec='xml'"),  # type: ignore[arg-type]
     "an unknown framing": (
         lambda: Pipeline("p").source().sink("s", to="file:x", framing="csv"),  # type: ignore[arg-type]
         "framing='csv'",

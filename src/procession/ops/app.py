@@ -14,22 +14,28 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from procession.errors import ConfigError, PlanError, ProcessionError
+from procession.plan.blueprint import Plan
 from procession.plan.graph import Graph
 from procession.plan.pipeline import Pipeline
+from procession.plan.planner import check_runnable, make_plan
 
 MODULE = "procession_app"
 
 
 @dataclass(frozen=True)
 class App:
-    """A loaded file: its module, and the graph of the pipeline in it."""
+    """A loaded file: its module, and the plan of the pipeline in it."""
 
     module: ModuleType
-    graph: Graph
+    plan: Plan
+
+    @property
+    def graph(self) -> Graph:
+        return self.plan.graph
 
 
-def load_app(path: Path) -> App:
-    """Run the file and freeze the one Pipeline that it defines."""
+def load_app(path: Path, *, is_to_run: bool = True) -> App:
+    """Run the file and plan the one Pipeline that it defines; refuse it if it is to run and cannot."""
     if not path.is_file():
         raise ConfigError(
             f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
@@ -57,7 +63,10 @@ def load_app(path: Path) -> App:
         raise PlanError(
             f"the app {path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
         )
-    return App(module, next(iter(pipelines.values())).graph())
+    plan = make_plan(next(iter(pipelines.values())).graph())
+    if is_to_run:
+        check_runnable(plan)
+    return App(module, plan)
 
 
 def _in_file(error: BaseException, path: Path) -> TracebackType | None:

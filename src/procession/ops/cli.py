@@ -19,6 +19,7 @@ import typer
 from procession.errors import ProcessionError
 from procession.ops.cli_chaos import chaos
 from procession.ops.cli_connectors import CookieFile, sink_app, source_app
+from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_simulate import simulate
 from procession.ops.logs import keep_logs
@@ -35,6 +36,7 @@ app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
 app.command()(chaos)
+app.command()(explain)
 app.command()(simulate)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -83,11 +83,11 @@ class _Pass:
         flows: list[Flow] = []
         outputs: dict[str, pa.Array] = {}
         for index, node in enumerate(self.graph.nodes):
-            if node.parent is None and node.kind is Kind.SINK:
+            if not node.parents and node.kind is Kind.SINK:
                 outputs[node.name] = self._framed(node, Flow(self._letter_lines()), index)
                 flows.append(Flow([]))
                 continue
-            before = Flow(self.batch.column("payload")) if node.parent is None else flows[node.parent]
+            before = Flow(self.batch.column("payload")) if not node.parents else flows[node.parents[0]]
             flow = self._stage(index, node, before)
             flows.append(flow)
             if node.kind is Kind.SINK:
@@ -180,7 +180,7 @@ class _Pass:
 
     def _binary(self, stage: int, flow: Flow) -> Flow:
         """The values as an Arrow column of bytes; a value that is neither text nor bytes is the stage's error."""
-        parent = self.graph.nodes[stage].parent
+        parent = next(iter(self.graph.nodes[stage].parents), None)
         if parent not in self.columns:  # once for all that go on from there: a record errs once
             self.columns[parent] = self._as_column(parent, flow)
         return self.columns[parent]

@@ -1,7 +1,7 @@
 """The graph: a pipeline as it was written, frozen.
 
-The one rule: nothing here runs anything. `plan/pipeline` builds a graph, `plan/chain` runs it over batches, and the
-driver compares its fingerprint with the one the checkpoint was made with.
+The one rule: nothing here runs anything. `plan/pipeline` builds a graph, `plan/planner` decides how its order is kept,
+`plan/chain` runs it over batches, and the driver compares its fingerprint with the one the checkpoint was made with.
 """
 
 from __future__ import annotations
@@ -10,26 +10,56 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from procession.plan.guarantee import POLICIES, Guarantee, Policy
 
 
 class Kind(Enum):
+    """What a stage is. Those behind SINK have their places in the planner's table, and come with their own issue."""
+
     SOURCE = "source"
     MAP = "map"
     FILTER = "filter"
     FLAT_MAP = "flat_map"
     MAP_BATCHES = "map_batches"
+    MAP_ASYNC = "map_async"
+    KEY_BY = "key_by"
+    PEEK = "peek"
+    MERGE = "merge"
+    REBALANCE = "rebalance"
+    TRANSFORM = "transform"
     SINK = "sink"
+
+    MAP_STATEFUL = "map_stateful"
+    AGGREGATE = "aggregate"
+    AGGREGATE_BY_KEY = "aggregate_by_key"
+    WINDOW = "window"
+    WINDOW_BY_KEY = "window_by_key"
+    DISTINCT = "distinct"
+    SORT = "sort"
+    HASH_JOIN = "hash_join"
+    ADD_TIMESTAMPS = "add_timestamps"
+
+
+class Order(StrEnum):
+    """What is promised about the order of an output."""
+
+    TOTAL = "total"
+    KEY = "key"
+    STREAM = "stream"
+    NONE = "none"
 
 
 class Codec(Enum):
-    """What a user's function is handed: the payload's bytes, or its text."""
+    """What a payload's bytes are to the functions, and what becomes bytes again at a sink."""
 
     BYTES = "bytes"
     TEXT = "text"
+    JSON = "json"
+    MSGPACK = "msgpack"
+    ARROW = "arrow"
 
 
 class Framing(Enum):
@@ -48,17 +78,26 @@ class OnError(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """One stage. `parent` is the index of the stage before it; a source has none."""
+    """One stage; its name is its id. `parents` are the stages before it; a source has none, a merge has several."""
 
     kind: Kind
     name: str
-    parent: int | None = None
+    parents: tuple[int, ...] = ()
     function: Callable[..., Any] | None = None
+    parallelism: int | None = None
+    """How many tasks the user asked for, if any."""
     codec: Codec = Codec.BYTES
     framing: Framing = Framing.LINES
     target: str = ""
     is_idempotent: bool = False
     """A sink that takes the same positions again, with the same bytes: it needs no two-phase commit."""
+    order: Order | None = None
+    """What is promised at a sink."""
+    streams: frozenset[int] | None = None
+    """The streams that a source takes; None: all that no other source takes."""
+    concurrency: int = 0
+    """How many calls of an asynchronous function may be under way at a time in one task."""
+    timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +109,9 @@ class Graph:
     parallelism: int
     on_error: OnError = OnError.STOP
     guarantee: Guarantee = Guarantee.EFFECTIVELY_ONCE
+    order: Order = Order.TOTAL
+    is_strict: bool = False
+    """Whether an exchange that must be merged afterwards is refused."""
 
     @property
     def policy(self) -> Policy:
@@ -84,9 +126,13 @@ class Graph:
         """What a sink calls our output, for the pipeline's life: it names its files by it."""
         return f"{self.name}-{sink}-0"
 
+    def children(self, index: int) -> tuple[int, ...]:
+        """The stages that go on from this one, in the order in which they were written."""
+        return tuple(number for number, node in enumerate(self.nodes) if index in node.parents)
+
     @property
-    def source(self) -> Node:
-        return self.nodes[0]
+    def sources(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     @property
     def sinks(self) -> tuple[Node, ...]:
@@ -95,17 +141,17 @@ class Graph:
     @property
     def dead_letter(self) -> Node | None:
         """The sink that takes the records on which a function raised: the one sink without a parent."""
-        return next((node for node in self.sinks if node.parent is None), None)
+        return next((node for node in self.sinks if not node.parents), None)
 
     def fingerprint(self) -> str:
         """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;
-        source and sinks may not."""
+        sources and sinks may not."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
-        shape: dict[str, Any] = {
-            "source": self.source.name,
-            "sinks": sorted((sink.name, sink.framing.value) for sink in sinks),
-        }
-        # Only where less is asked for, so that checkpoints from before there were levels stay what they are.
+        shape: dict[str, Any] = {"sinks": sorted((sink.name, sink.framing.value) for sink in sinks)}
+        names = sorted(source.name for source in self.sources)
+        # One source is written as in checkpoints from before there could be several, and less than effectively-once
+        # only where it is asked for.
+        shape |= {"source": names[0]} if len(names) == 1 else {"sources": names}
         if self.guarantee is not Guarantee.EFFECTIVELY_ONCE or self.idempotent:
             shape |= {"guarantee": self.guarantee, "idempotent": sorted(self.idempotent)}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

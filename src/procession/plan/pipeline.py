@@ -1,7 +1,7 @@
 """The pipeline: the words in which people write their application.
 
 The one rule: building is all it does; a mistake is a `PlanError` at the line that made it. Before it stands the user's
-file, after it `plan/graph` and the driver that runs the graph.
+file, after it `plan/graph`, the planner and the driver that runs the plan.
 
     >>> from procession import Pipeline
     >>> pipeline = Pipeline("doubler")
@@ -13,21 +13,28 @@ file, after it `plan/graph` and the driver that runs the graph.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
 
 from procession.errors import PlanError
-from procession.plan.graph import Codec, Framing, Graph, Kind, Node, OnError
+from procession.plan.explain import explain
+from procession.plan.graph import Codec, Graph, Kind, Node, OnError, Order
 from procession.plan.guarantee import POLICIES, Guarantee
+from procession.plan.planner import make_plan
+from procession.plan.stage import Stage
+from procession.plan.words import checked_choice, checked_count, checked_name, checked_target
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
-TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
 PARALLELISM_MAX = 1024
 
 
 class Pipeline:
-    """A pipeline: one source, stages in plain Python, one or more sinks.
+    """A pipeline: sources, stages in plain Python, one or more sinks.
+
+    `order` is what every sink is promised: "total" (the default, and what `preserve_order=True` means): exactly the
+    sequence of a run that takes one record after the other; "key" or "stream": that only for the records of one key or
+    of one stream; "none": nothing. See docs/order.md. With `strict=True` an exchange that would have to be merged
+    afterwards is refused.
 
     `parallelism` is how many tasks work on an epoch. With `dead_letter="file:DIR"` a record on which a function raises
     goes there, as a line of JSON, in the same transaction as the rest; without it, the pipeline stops and names it.
@@ -39,36 +46,63 @@ class Pipeline:
         self,
         name: str,
         *,
-        order: Literal["total"] = "total",
+        order: Literal["total", "key", "stream", "none"] | None = None,
+        preserve_order: bool | None = None,
+        strict: bool = False,
         parallelism: int = 2,
         dead_letter: str | None = None,
         guarantee: Literal["effectively-once", "at-least-once", "at-most-once", "none"] = "effectively-once",
         deterministic: bool = False,
     ) -> None:
-        self.name = _name(name, "a pipeline")
-        if order != "total":
-            raise PlanError(f"order={order!r} is not known yet", next_step='use order="total", which every sink gets')
-        if not isinstance(parallelism, int) or not 1 <= parallelism <= PARALLELISM_MAX:
-            raise PlanError(
-                f"parallelism={parallelism!r} of pipeline {name!r} is out of range",
-                next_step=f"choose a number from 1 to {PARALLELISM_MAX}",
-            )
-        self.parallelism = parallelism
-        self.guarantee: Guarantee = _choice(Guarantee, guarantee, "guarantee")
+        self.name = checked_name(name, "a pipeline")
+        self.order = _order(order, preserve_order)
+        self.is_strict = strict
+        self.parallelism = checked_count(parallelism, "parallelism", f"pipeline {name!r}", PARALLELISM_MAX)
+        self.guarantee: Guarantee = checked_choice(Guarantee, guarantee, "guarantee")
         self.is_deterministic = deterministic
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
-            _target(dead_letter, "dead-letter")
+            checked_target(dead_letter, "dead-letter")
 
-    def source(self, name: str = "source", *, codec: Literal["bytes", "text"] = "bytes") -> Stage:
-        """Where records come in: connectors send to the gateway. `codec` is what the functions are handed."""
-        if self._nodes:
+    def source(
+        self,
+        name: str = "source",
+        *,
+        codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
+        streams: Iterable[int] | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Where records come in: connectors send to the gateway. `codec` is what the functions are handed.
+
+        All producers' streams come in at the one source, in the order of their arrival. To treat some of them
+        differently, declare several sources and name the `streams` of each by their ids; one source may be without, and
+        takes the rest. `merge` puts sources together again, in the order of arrival.
+        """
+        taken = None if streams is None else frozenset(streams)
+        if taken is not None and not all(isinstance(stream, int) and 0 <= stream < 2**64 for stream in taken):
             raise PlanError(
-                f"pipeline {self.name!r} has a second source {name!r}",
-                next_step="let all producers send to the one source; each sends its own streams",
+                f"source {name!r} takes streams {sorted(map(str, taken))}, which are not all ids of streams",
+                next_step="name the streams by the numbers that their producers use",
             )
-        return self._add(Node(Kind.SOURCE, _name(name, "a source"), codec=_choice(Codec, codec, "codec")))
+        for other in self._nodes:
+            if other.kind is Kind.SOURCE and (
+                other.streams is taken is None or (other.streams or frozenset()) & (taken or frozenset())
+            ):
+                raise PlanError(
+                    f"pipeline {self.name!r} has a second source {name!r} for the streams of {other.name!r}",
+                    next_step="let all producers send to the one source; each sends its own streams. Or name the"
+                    " streams of each source: source(…, streams=[…])",
+                )
+        return self._add(
+            Node(
+                Kind.SOURCE,
+                checked_name(name, "a source"),
+                codec=checked_choice(Codec, codec, "codec"),
+                streams=taken,
+                parallelism=_parallelism(parallelism, name),
+            )
+        )
 
     def graph(self) -> Graph:
         """The pipeline, frozen and checked."""
@@ -81,9 +115,16 @@ class Pipeline:
         if self._dead_letter is not None:
             nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))
             on_error = OnError.DEAD_LETTER
-        return Graph(self.name, tuple(nodes), self.parallelism, on_error, self.guarantee)
+        return Graph(
+            self.name, tuple(nodes), self.parallelism, on_error, self.guarantee, self.order, is_strict=self.is_strict
+        )
 
-    def _check_idempotent(self, sink: str) -> None:
+    def explain(self) -> str:
+        """How the order is kept, edge by edge, and why; what `procession explain` prints."""
+        return explain(make_plan(self.graph()))
+
+    def check_idempotent(self, sink: str) -> None:
+        """Raise PlanError unless what comes to a sink again would be the same bytes."""
         if not self.is_deterministic:
             raise PlanError(
                 f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: run again, an"
@@ -99,88 +140,32 @@ class Pipeline:
             )
 
     def _add(self, node: Node) -> Stage:
+        """Put a stage at the end; one that was given no name is called by its kind and place."""
+        if not node.name:
+            node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}")
         if any(other.name == node.name for other in self._nodes) or node.name == "dead-letter":
             raise PlanError(
                 f"pipeline {self.name!r} has two stages named {node.name!r}", next_step="give one of them another name"
             )
+        if node.parallelism is not None:
+            node = replace(node, parallelism=_parallelism(node.parallelism, node.name))
         self._nodes.append(node)
-        return Stage(self, len(self._nodes) - 1)
+        return Stage(self, len(self._nodes) - 1, self._add)
 
 
-class Stage:
-    """A place in the pipeline to go on from. Going on twice from one stage makes two branches."""
-
-    def __init__(self, pipeline: Pipeline, index: int) -> None:
-        self._pipeline = pipeline
-        self._index = index
-
-    def map(self, function: Callable[[Any], str | bytes], *, name: str | None = None) -> Stage:
-        """One record in, one record out."""
-        return self._then(Kind.MAP, function, name)
-
-    def filter(self, predicate: Callable[[Any], bool], *, name: str | None = None) -> Stage:
-        """Keep the records for which the predicate is true."""
-        return self._then(Kind.FILTER, predicate, name)
-
-    def flat_map(self, function: Callable[[Any], Iterable[str | bytes]], *, name: str | None = None) -> Stage:
-        """One record in, any number out, in the order in which they are given."""
-        return self._then(Kind.FLAT_MAP, function, name)
-
-    def map_batches(self, function: Callable[[Any], Any], *, name: str | None = None) -> Stage:
-        """Arrow in, Arrow out: a `RecordBatch` with payload, key, event_time, stream_id and message_id comes; what goes
-        back is the new payloads, as an Arrow array or as a `RecordBatch` with a column `payload`. How records are cut
-        into batches is not part of the promise, so the function must treat each row on its own."""
-        return self._then(Kind.MAP_BATCHES, function, name)
-
-    def sink(
-        self, name: str, *, to: str, framing: Literal["lines", "raw"] = "lines", idempotent: bool = False
-    ) -> Stage:
-        """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
-        sink that runs already. `framing="lines"` puts a newline after each record, `"raw"` nothing.
-
-        `idempotent=True`: no two-phase commit; the sink shows what it gets, and after a crash gets the same positions
-        again with the same bytes. Only for a pipeline that is declared deterministic."""
-        if idempotent:
-            self._pipeline._check_idempotent(name)
-        node = Node(
-            Kind.SINK,
-            _name(name, "a sink"),
-            parent=self._index,
-            framing=_choice(Framing, framing, "framing"),
-            target=_target(to, name),
-            is_idempotent=idempotent,
-        )
-        self._pipeline._add(node)
-        return self
-
-    def _then(self, kind: Kind, function: Callable[..., Any], name: str | None) -> Stage:
-        if not callable(function):
-            raise PlanError(f".{kind.value}() was given {function!r}", next_step="give it a function")
-        index = len(self._pipeline._nodes)
-        name = _name(name, "a stage") if name is not None else f"{kind.value.replace('_', '-')}-{index}"
-        return self._pipeline._add(Node(kind, name, parent=self._index, function=function))
+def _parallelism(parallelism: int | None, name: str) -> int | None:
+    return (
+        None if parallelism is None else checked_count(parallelism, "parallelism", f"stage {name!r}", PARALLELISM_MAX)
+    )
 
 
-def _name(name: str, what: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+def _order(order: str | None, preserve_order: bool | None) -> Order:
+    if order is None:
+        return Order.NONE if preserve_order is False else Order.TOTAL
+    if preserve_order is not None:
         raise PlanError(
-            f"{name!r} cannot name {what}", next_step="use 1 to 64 letters, digits, '-' and '_', not beginning with '-'"
+            f"order={order!r} and preserve_order={preserve_order!r} both say what is promised",
+            next_step='say order="total" or order="none" alone',
         )
-    return name
-
-
-def _target(to: str, name: str) -> str:
-    if not isinstance(to, str) or not TARGET.fullmatch(to):
-        raise PlanError(
-            f"sink {name!r} goes to {to!r}, which is neither a file sink nor an address",
-            next_step='write to="file:DIR" or to="HOST:PORT"',
-        )
-    return to
-
-
-def _choice(kind: type[Any], value: str, what: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(repr(member.value) for member in kind)
-        raise PlanError(f"{what}={value!r} is not known", next_step=f"choose one of {known}") from None
+    chosen: Order = checked_choice(Order, order, "order")
+    return chosen

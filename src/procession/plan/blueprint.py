@@ -1,0 +1,88 @@
+"""The blueprint: a graph with every decision about its order made.
+
+The one rule: it is a value; `plan/planner` fills it in, rule by rule, and nobody changes it afterwards. Before it
+`plan/planner`; after it `plan/explain`, which shows it, and `plan/chain` and `spark/`, which run it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from procession.plan.graph import Graph, Node, Order
+from procession.plan.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Two stages, and how the order is kept between them."""
+
+    before: int
+    after: int
+    strategy: Strategy
+    why: str
+    paths: int = 1
+    """How many sorted paths meet in one task: what a merge has to look at."""
+    rows: int = 0
+    """How many manifests Spark shuffles in an epoch; 0: it is no exchange."""
+    is_merged: bool = False
+    """Whether records carry their order key over this edge, to be put in order by it."""
+
+    @property
+    def is_exchange(self) -> bool:
+        return self.rows > 0
+
+
+@dataclass(frozen=True)
+class PlannedChain:
+    """All stages between two exchanges: one function, in `tasks` tasks. `root` is the exchange that feeds it; the first
+    chain reads the log and has none."""
+
+    number: int
+    root: int | None
+    stages: tuple[int, ...]
+    tasks: int
+    level: int
+    """How many exchanges lie before it: chains of one level run in one Spark stage."""
+    feeds: tuple[int, ...] = ()
+    """The exchanges that it writes to."""
+    sinks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole pipeline, planned. Everything is by the number of the stage in the graph."""
+
+    graph: Graph
+    needs: tuple[Order, ...] = ()
+    """What somebody behind each stage asks of the order in which records leave it."""
+    exchanges: frozenset[int] = frozenset()
+    """The stages before which records change their task."""
+    chains_of: tuple[frozenset[int], ...] = ()
+    """The chains that run each stage: behind a merge of two chains, both do."""
+    chains: tuple[PlannedChain, ...] = ()
+    branching: frozenset[int] = frozenset()
+    """The stages that number their branches, because these meet again."""
+    keys: tuple[tuple[str, ...], ...] = ()
+    """The shape of the order key of what leaves each stage: the sequence, then who numbered the children."""
+    traced: frozenset[int] = frozenset()
+    """The stages whose records carry their order key, because it is asked for behind them."""
+    edges: tuple[Edge, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    """What the user asked for and did not get, with the reason."""
+
+    def node(self, index: int) -> Node:
+        return self.graph.nodes[index]
+
+    def edge(self, before: int, after: int) -> Edge:
+        return next(edge for edge in self.edges if (edge.before, edge.after) == (before, after))
+
+    @property
+    def levels(self) -> int:
+        return 1 + max(chain.level for chain in self.chains)
+
+    def at_level(self, level: int) -> tuple[PlannedChain, ...]:
+        return tuple(chain for chain in self.chains if chain.level == level)
+
+    def fed_by(self, exchange: int) -> tuple[PlannedChain, ...]:
+        """The chains that write to this exchange."""
+        return tuple(chain for chain in self.chains if exchange in chain.feeds)

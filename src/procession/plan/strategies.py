@@ -1,0 +1,123 @@
+"""Strategies: the ways in which order is kept, and what each kind of stage does with order.
+
+The one rule: what is known about a kind of stage stands in TABLE and nowhere else; the planner asks the table, and
+`docs/order.md` shows it. Pure. Before it `plan/graph`; after it `plan/planner`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from procession.plan.graph import Kind
+
+ORDER_SENSITIVE = "the order-sensitive stages: state, windows, joins, sorting"
+
+
+class Strategy(StrEnum):
+    """How the order is kept on an edge, cheapest first."""
+
+    FREE = "free"
+    RANGES = "ranges"
+    ISOLATE = "isolate"
+    MERGE = "merge"
+    PARTITION = "partition"
+    SORT = "sort"
+
+
+# What each is, and what it costs.
+STRATEGIES: dict[Strategy, tuple[str, str]] = {
+    Strategy.FREE: ("nothing behind the edge asks for an order, and none is kept", "nothing"),
+    Strategy.RANGES: (
+        "the source deals contiguous ranges of the sequence to tasks; the output is theirs, one after the other",
+        "nothing",
+    ),
+    Strategy.ISOLATE: ("a task's records stay in the task; the number of tasks is carried over", "nothing"),
+    Strategy.MERGE: ("an exchange; each path is sorted, and the paths are merged by the order key", "one pass"),
+    Strategy.PARTITION: ("an exchange by key; the order is restored inside each task", "one pass inside the task"),
+    Strategy.SORT: ("rows that come back from Spark SQL in any order are sorted by the order key", "a full sort"),
+}
+
+
+class Way(StrEnum):
+    """How records reach a stage."""
+
+    NARROW = "narrow"
+    BY_KEY = "partition by key"
+    DEALT = "dealt out evenly"
+    TO_ONE = "all to one, in order"
+    ROWS = "rows of Spark SQL"
+
+
+class Tasks(StrEnum):
+    """How many tasks run a stage when order is kept."""
+
+    UPSTREAM = "min(own, upstream)"
+    OWN = "own"
+    ONE = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of stage. *Sensitive*: its output depends on the order of its input. *Creating*: its output has an order
+    of its own, so that the order of its input is nobody's business behind it. All others pass on the order they get."""
+
+    way: Way = Way.NARROW
+    tasks: Tasks = Tasks.UPSTREAM
+    is_sensitive: bool = False
+    is_creating: bool = False
+    is_multiplying: bool = False
+    """Whether one record may become several, which then are told apart by their number."""
+    comes_with: str = ""
+    """What must be there before it can be run; empty: it can."""
+
+    @property
+    def is_exchange(self) -> bool:
+        return self.way is not Way.NARROW
+
+
+_KEYED = Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_multiplying=True, comes_with=ORDER_SENSITIVE)
+_TO_ONE = Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE)
+
+TABLE: dict[Kind, Row] = {
+    Kind.SOURCE: Row(tasks=Tasks.OWN, is_creating=True),
+    Kind.MAP: Row(),
+    Kind.FILTER: Row(),
+    Kind.FLAT_MAP: Row(is_multiplying=True),
+    Kind.MAP_BATCHES: Row(is_multiplying=True),
+    Kind.MAP_ASYNC: Row(),
+    Kind.KEY_BY: Row(),
+    Kind.PEEK: Row(),
+    Kind.MERGE: Row(),
+    # With a key it is an exchange by key: see `way_of`.
+    Kind.REBALANCE: Row(Way.DEALT, Tasks.OWN),
+    Kind.TRANSFORM: Row(Way.ROWS, Tasks.OWN, is_multiplying=True, comes_with="Spark SQL on records"),
+    Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
+    Kind.MAP_STATEFUL: _KEYED,
+    Kind.AGGREGATE: _TO_ONE,
+    Kind.AGGREGATE_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
+    Kind.WINDOW: _TO_ONE,
+    Kind.WINDOW_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
+    Kind.DISTINCT: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, comes_with=ORDER_SENSITIVE),
+    Kind.SORT: _TO_ONE,
+    Kind.HASH_JOIN: Row(is_multiplying=True, comes_with=ORDER_SENSITIVE),
+    Kind.ADD_TIMESTAMPS: Row(comes_with=ORDER_SENSITIVE),
+}
+
+
+def stage_rows() -> list[list[str]]:
+    """The table, for people: a heading and a row for each kind."""
+
+    def word(row: Row) -> str:
+        words = [name for name, is_so in (("creates", row.is_creating), ("needs", row.is_sensitive)) if is_so]
+        return " and ".join(words) or "passes on"
+
+    rows = [
+        [f"`{kind.value}`", row.way.value, row.tasks.value, word(row), row.comes_with or "this version"]
+        for kind, row in TABLE.items()
+    ]
+    return [["stage", "records come to it", "tasks", "what it does with order", "comes with"], *rows]
+
+
+def strategy_rows() -> list[list[str]]:
+    return [["strategy", "what it is", "cost"], *([f"`{name.value}`", *told] for name, told in STRATEGIES.items())]

@@ -1,0 +1,48 @@
+"""Words: what a user may write for a name, a target, a number or one of several, and what a mistake is told as.
+
+The one rule: a check gives back what it was given, or raises a `PlanError` that says what to write instead. Before it
+`plan/pipeline` and `plan/stage`; after it `plan/graph`, which holds nothing unchecked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from procession.errors import PlanError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
+
+
+def checked_name(name: str, what: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise PlanError(
+            f"{name!r} cannot name {what}", next_step="use 1 to 64 letters, digits, '-' and '_', not beginning with '-'"
+        )
+    return name
+
+
+def checked_target(to: str, name: str) -> str:
+    if not isinstance(to, str) or not TARGET.fullmatch(to):
+        raise PlanError(
+            f"sink {name!r} goes to {to!r}, which is neither a file sink nor an address",
+            next_step='write to="file:DIR" or to="HOST:PORT"',
+        )
+    return to
+
+
+def checked_choice(kind: type[Any], value: str, what: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise PlanError(f"{what}={value!r} is not known", next_step=f"choose one of {known}") from None
+
+
+def checked_count(value: int, what: str, owner: str, largest: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise PlanError(
+            f"{what}={value!r} of {owner} is out of range", next_step=f"choose a number from 1 to {largest}"
+        )
+    return value

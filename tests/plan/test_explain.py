@@ -1,0 +1,75 @@
+"""What `explain` shows, held to golden files: `python -m tests.plan.test_explain` writes them anew, to be read in the
+diff."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession.plan.blueprint import Plan
+from procession.plan.explain import as_dot, as_json, explain
+from procession.plan.picture import as_svg
+from procession.plan.planner import make_plan
+
+from .pipelines import PIPELINES
+
+GOLDEN = Path(__file__).with_name("golden")
+# Every plan as a text; one of each for the other forms.
+FORMS: dict[str, Callable[[Plan], str]] = {
+    **{f"{name}.txt": explain for name in PIPELINES},
+    "diamond.json": as_json,
+    "diamond.dot": as_dot,
+    "diamond.svg": as_svg,
+}
+
+
+def shown(file: str) -> str:
+    return FORMS[file](make_plan(PIPELINES[file.partition(".")[0]]().graph()))
+
+
+@pytest.mark.parametrize("file", FORMS)
+def test_a_plan_is_shown_as_in_its_golden_file(file: str) -> None:
+    assert shown(file) == (GOLDEN / file).read_text(), "if it is meant: python -m tests.plan.test_explain"
+
+
+def test_every_golden_file_is_looked_at() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(FORMS)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_stage_every_edge_and_every_reason_is_in_every_form(name: str) -> None:
+    pipeline = PIPELINES[name]()
+    plan = make_plan(pipeline.graph())
+    assert pipeline.explain() == explain(plan)
+    parsed = json.loads(as_json(plan))
+    picture = ElementTree.fromstring(as_svg(plan))
+    titles = " ".join(element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}title"))
+    for node in plan.graph.nodes:
+        assert node.name in explain(plan)
+        assert f'"{node.name}"' in as_dot(plan)
+        assert node.name in titles
+    assert [stage["id"] for stage in parsed["stages"]] == [node.name for node in plan.graph.nodes]
+    for edge in plan.edges:
+        assert edge.why in explain(plan)
+        assert edge.why in titles
+        assert edge.why in as_dot(plan)
+    assert [(edge["strategy"], edge["why"]) for edge in parsed["edges"]] == [
+        (edge.strategy.value, edge.why) for edge in plan.edges
+    ]
+
+
+def test_a_name_cannot_break_out_of_the_picture() -> None:
+    # Names are checked, reasons are ours; still, everything that is written into a picture is escaped.
+    picture = as_svg(make_plan(PIPELINES["diamond"]().graph()))
+    assert "×" in picture
+    assert "tasks' outputs" not in picture
+    assert "tasks&#x27; outputs" in picture
+
+
+if __name__ == "__main__":
+    for file in FORMS:
+        (GOLDEN / file).write_text(shown(file))
