@@ -113,7 +113,7 @@ class Bench:
 def messages(stream_id: int, *message_ids: int) -> Messages:
     count = len(message_ids)
     payloads = [b"%d" % message_id for message_id in message_ids]
-    return Messages([stream_id] * count, list(message_ids), [0] * count, [b""] * count, payloads)
+    return Messages.of([stream_id] * count, list(message_ids), [0] * count, [b""] * count, payloads)
 
 
 def sent(actions: list[Action], session: int) -> list[Frame]:
@@ -238,7 +238,7 @@ def test_interleaved_streams_are_filtered_each_by_its_own_position(bench: Bench)
     bench.do(SessionClosed(A))
     bench.open(B, 7)
     assert bench.notify(B, 8).success
-    mixed = Messages([7, 8, 7, 8, 7], [1, 50, 2, 51, 3], [0] * 5, [b"k"] * 5, [b"a", b"b", b"c", b"d", b"e"])
+    mixed = Messages.of([7, 8, 7, 8, 7], [1, 50, 2, 51, 3], [0] * 5, [b"k"] * 5, [b"a", b"b", b"c", b"d", b"e"])
     bench.do(Received(B, mixed))
     assert [(row["stream_id"], row["message_id"], row["payload"]) for row in bench.rows[3:]] == [
         (8, 51, b"d"),
@@ -250,7 +250,7 @@ def test_an_error_on_one_of_two_interleaved_streams_moves_neither(bench: Bench) 
     bench.open(A, 7)
     assert bench.notify(A, 8).success
     bench.message(A, 8, 50)
-    mixed = Messages([7, 8], [1, 50], [0, 0], [b"", b""], [b"", b""])
+    mixed = Messages.of([7, 8], [1, 50], [0, 0], [b"", b""], [b"", b""])
     assert reasons(bench.do(Received(A, mixed))) == ["message id goes back on stream 8"]
     assert len(bench.rows) == 1
     assert 7 not in bench.state.registry
@@ -442,7 +442,7 @@ def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> Non
     for number in range(50):
         if taken >= 8:
             break
-        actions = bench.do(Received(A, Messages([7], [number], [0], [b""], [b"x" * 50])))
+        actions = bench.do(Received(A, Messages.of([7], [number], [0], [b""], [b"x" * 50])))
         taken += 1 - sum(frame.credits for frame in sent(actions, A) if isinstance(frame, Ack))
     assert taken == 8, "the producer ran dry"
     assert len(bench.rows) < 15

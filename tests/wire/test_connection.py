@@ -167,7 +167,7 @@ def test_frames_before_a_violation_in_the_same_bytes_are_delivered_and_those_aft
     pair = Pair().to(State.STREAMING).open(7)
     good, bad = v3.encode(Message(7, 1, 0, b"k", b"x")), v3.encode(HELLO)
     events = pair.acceptor.receive(good + bad + good)
-    assert events == [Messages([7], [1], [0], [b"k"], [b"x"]), Violation("Hello from the initiator while streaming")]
+    assert events == [Messages.of([7], [1], [0], [b"k"], [b"x"]), Violation("Hello from the initiator while streaming")]
     assert pair.acceptor.receive(good) == []
     assert v3.decode(pair.acceptor.error_frame("why")[4:]) == Error("why")
 
@@ -215,17 +215,15 @@ def test_consecutive_messages_come_as_columns_whatever_way_they_were_cut() -> No
     for start in range(0, len(data), 97):
         for event in pair.acceptor.receive(data[start : start + 97]):
             assert isinstance(event, Messages)
-            found += list(
-                zip(event.stream_ids, event.message_ids, event.event_times, event.keys, event.payloads, strict=True)
-            )
-    assert [Message(*row) for row in found] == messages
+            found += list(event)
+    assert found == messages
 
 
 def test_messages_sent_by_columns_cost_what_they_cost_one_by_one() -> None:
     pair = Pair(credits_max=10).to(State.STREAMING).open(7)
     data = pair.initiator.send_messages(7, [1, 2, 3], [0, 0, 0], None, pa.array([b"a", b"b", b"c"], pa.binary()))
     events = pair.acceptor.receive(data.to_pybytes())
-    assert [event.payloads for event in events if isinstance(event, Messages)] == [[b"a", b"b", b"c"]]
+    assert events == [Messages.of([7] * 3, [1, 2, 3], [0] * 3, [b""] * 3, [b"a", b"b", b"c"])]
     assert pair.initiator.credit.available == pair.acceptor.credit.available == 6
     with pytest.raises(LocalProtocolError, match="7 messages for 6 credits"):
         pair.initiator.send_messages(7, range(7), [0] * 7, None, pa.array([b"a"] * 7, pa.binary()))
@@ -249,7 +247,7 @@ def test_messages_beyond_the_credits_are_a_violation_and_those_within_count() ->
     pair = Pair(credits_max=3).to(State.STREAMING).open(7)
     data = b"".join(v3.encode(Message(7, n, 0, b"", b"")) for n in range(3))
     events = pair.acceptor.receive(data)
-    assert events == [Messages([7, 7], [0, 1], [0, 0], [b"", b""], [b"", b""]), Violation("credits overspent")]
+    assert events == [Messages.of([7, 7], [0, 1], [0, 0], [b"", b""], [b"", b""]), Violation("credits overspent")]
 
 
 def test_a_peer_that_does_not_charge_itself_for_the_end_of_a_stream_is_tolerated_once_per_stream() -> None:

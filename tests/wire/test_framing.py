@@ -25,19 +25,25 @@ def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], cu
 @pytest.mark.parametrize("length", [101, 2**32 - 1], ids=["one over", "4 GiB"])
 def test_a_length_over_the_limit_is_the_peers_error_at_its_length_word(length: int) -> None:
     framer = Framer(frame_bytes_max=100)
-    assert framer.feed(codec.frame(b"x" * 100)) == [b"x" * 100]
+    assert list(framer.feed(codec.frame(b"x" * 100))) == [b"x" * 100]
     with pytest.raises(RemoteProtocolError, match="limit is 100"):
-        framer.feed(codec.u32(length))
+        next(framer.feed(codec.u32(length)))
 
 
 def test_an_empty_frame_is_the_peers_error() -> None:
     with pytest.raises(RemoteProtocolError, match="empty frame"):
-        Framer().feed(codec.u32(0))
+        list(Framer().feed(codec.u32(0)))
 
 
 def test_frames_before_a_bad_length_are_handed_out_first() -> None:
-    framer = Framer(frame_bytes_max=100)
-    assert framer.feed(codec.frame(b"a") + codec.u32(101)) == [b"a"]
-    assert framer.is_broken
+    bodies = Framer(frame_bytes_max=100).feed(codec.frame(b"a") + codec.u32(101))
+    assert next(bodies) == b"a"
     with pytest.raises(RemoteProtocolError):
-        framer.feed(b"")
+        next(bodies)
+
+
+def test_the_buffer_that_frames_came_in_may_be_used_again() -> None:
+    framer, buffer = Framer(), bytearray(codec.frame(b"first") + codec.frame(b"second")[:6])
+    assert list(framer.feed(memoryview(buffer))) == [b"first"]
+    buffer[:] = bytes(len(buffer))
+    assert list(framer.feed(codec.frame(b"second")[6:])) == [b"second"]

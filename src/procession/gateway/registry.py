@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.rows import Ids, Tail
+from procession.gateway.rows import Tail
 from procession.gateway.snapshot import Position
-from procession.wire.messages import NOTHING_COMMITTED
+from procession.wire.messages import NOTHING_COMMITTED, Ids
 
 STREAM_NAME_CHARS_MAX = 256
 """Names are for people; of a longer one the beginning is kept."""

@@ -8,7 +8,6 @@ sends.
 from __future__ import annotations
 
 import hmac
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,11 +38,11 @@ from procession.gateway.events import (
 )
 from procession.gateway.lag import Lag
 from procession.gateway.registry import Registry
-from procession.gateway.rows import Ids, eos_row, read_tail, record_rows
+from procession.gateway.rows import eos_row, read_tail, record_rows
 from procession.gateway.snapshot import Snapshot
 from procession.wire import connection, v3
 from procession.wire.connection import Violation
-from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Hello, Messages, Notify, NotifyAck, Ok
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Hello, Ids, Messages, Notify, NotifyAck, Ok
 
 
 @dataclass(slots=True)
@@ -163,22 +162,16 @@ class GatewayState:
         return [Send(session, answer), *self._give_back(session, 1)]
 
     def _messages(self, session: int, messages: Messages) -> list[Action]:
-        stream_ids = np.array(messages.stream_ids, np.uint64)
-        message_ids = np.array(messages.message_ids, np.uint64)
-        mask, last_ids = self._fresh(stream_ids, message_ids)
+        mask, last_ids = self._fresh(messages.stream_ids, messages.message_ids)
         for stream_id, last_id in last_ids.items():
             self.registry[stream_id].seen = last_id
-        event_times = np.array(messages.event_times, np.int64)
-        keys, payloads = messages.keys, messages.payloads
         fresh = int(mask.sum())
         self.records_in += fresh
         self.duplicates += len(messages) - fresh
-        if fresh < len(messages):
-            stream_ids, message_ids, event_times = stream_ids[mask], message_ids[mask], event_times[mask]
-            keys, payloads = list(itertools.compress(keys, mask)), list(itertools.compress(payloads, mask))
         if not fresh:
             return self._give_back(session, len(messages))
-        return self._append(session, record_rows(stream_ids, message_ids, event_times, keys, payloads), len(messages))
+        rows = record_rows(messages)
+        return self._append(session, rows if fresh == len(messages) else rows.filter(pa.array(mask)), len(messages))
 
     def _fresh(self, stream_ids: Ids, message_ids: Ids) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
         """Which records are new, and the last new id of each stream. Asked of all streams before any of them moves."""

@@ -12,9 +12,7 @@ import asyncio
 import hmac
 import re
 import socket
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
 from typing import Protocol
 
 import structlog
@@ -220,12 +218,13 @@ class Session:
             case Notify(stream_id):
                 self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
             case Messages():
-                for stream_id, message_ids, payloads in _by_stream(event):
+                for stream_id, messages in event.by_stream():
+                    payloads = messages.payloads.to_pylist()
                     if stream_id == TWOPC_STREAM:
                         for payload in payloads:
                             await self._decide(outlet, twopc.decode(payload))
                     else:
-                        outlet.append(message_ids, payloads)
+                        outlet.append(messages.message_ids.tolist(), payloads)
 
     async def _decide(self, outlet: Outlet, message: TwoPhase) -> None:
         # Threads, because these wait for the disk: the other instances go on meanwhile.
@@ -246,12 +245,3 @@ class Session:
         # A violation later in the same segment has ended the connection before this answer.
         if not self._connection.is_over and not self._writer.is_closing():
             self._writer.write(self._connection.send(frame))
-
-
-def _by_stream(messages: Messages) -> Iterator[tuple[int, Sequence[int], Sequence[bytes]]]:
-    """Stream id, message ids and payloads, cut where the stream changes."""
-    start = 0
-    for stream_id, run in groupby(messages.stream_ids):
-        end = start + sum(1 for _ in run)
-        yield stream_id, messages.message_ids[start:end], messages.payloads[start:end]
-        start = end

@@ -211,7 +211,7 @@ class Worker(Peer):
         messages = await self.receive()
         assert isinstance(messages, Messages), messages
         assert len(messages) == 1
-        return twopc.decode(messages.payloads[0])
+        return twopc.decode(messages.payloads[0].as_py())
 
 
 class Gateway:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import notation, v3
+from procession.wire import draft, notation, v3
 from procession.wire.codec import FRAME_BYTES_MAX, Framer
-from procession.wire.messages import Frame
+from procession.wire.notation import AnyFrame
 
 LENGTH_BYTES = 4
 _TEXT = re.compile(rb"[0-9A-Fa-f<>\s]*")
@@ -24,12 +24,12 @@ _MARK = re.compile(r"([<>])")
 
 
 class Codec(NamedTuple):
-    decode: Callable[[bytes], Frame]
+    decode: Callable[[bytes], AnyFrame]
     """A body, without its length word."""
-    encode: Callable[[Frame], bytes]
+    encode: Callable[[Any], bytes]
 
 
-CODECS: dict[str, Codec] = {"v3": Codec(v3.decode, v3.encode)}
+CODECS: dict[str, Codec] = {"v3": Codec(v3.decode, v3.encode), "draft": Codec(draft.decode, draft.encode)}
 """The versions of the protocol, by the name that a document and an option have for them."""
 
 
@@ -42,7 +42,7 @@ class Captured:
     direction: str
     """`>`, `<`, or nothing if the capture does not say."""
     version: str
-    frame: Frame
+    frame: AnyFrame
     data: bytes
 
     def as_document(self) -> notation.Document:
@@ -79,8 +79,6 @@ class Capture:
                 whole = len(body).to_bytes(LENGTH_BYTES) + body
                 yield Captured(side.position, direction, version, frame, whole)
                 side.position += len(whole)
-            if side.framer.is_broken:
-                side.framer.feed(b"")
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"at byte {side.position}{_said_by(direction)}: {error.sentence}") from None
 
@@ -106,8 +104,8 @@ def _said_by(direction: str) -> str:
 
 
 def version_of(body: bytes) -> str:
-    """Which version a frame is of: its tag tells."""
-    return "v3"
+    """Which version a frame is of: the tags of the draft are letters, and no two versions share one."""
+    return "draft" if body[0] in draft.TAGS else "v3"
 
 
 def encoded(document: object) -> tuple[str, bytes]:
@@ -120,7 +118,7 @@ def encoded(document: object) -> tuple[str, bytes]:
         raise LocalProtocolError("direction must be > or <")
     if not isinstance(version, str) or version not in CODECS:
         raise LocalProtocolError(f"there is no protocol {version!r}; there are {', '.join(CODECS)}")
-    frame = notation.from_document(given)
+    frame = notation.from_document(given, version)
     codec = CODECS[version]
     try:
         data = bytes.fromhex(as_sent)

@@ -7,6 +7,7 @@ Before it stands the socket; after it `v3` and `twopc`, which know the fields of
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 
@@ -21,54 +22,96 @@ _U64 = struct.Struct(">Q")
 _I64 = struct.Struct(">q")
 
 
+Bytes = bytes | bytearray | memoryview
+
+
 class Framer:
-    """Cuts a stream of bytes into frame bodies. Holds one unfinished frame: at most `frame_bytes_max` and a read."""
+    """Cuts a stream of bytes into frames. Between two reads it holds one unfinished frame, at most `frame_bytes_max`,
+    as a copy of its own: what it was fed may be a view of a buffer that is used again after `keep` or `drop`.
+
+    There are up to two windows, a frame that an earlier read began and the new bytes after it. They are not put
+    together, so that nothing but that frame is copied.
+    """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
-        self._rest = bytearray()
-        self._needed = _LENGTH.size
-        self._broken: str | None = None
+        self.position = 0
+        """Where the next frame begins in the current window."""
+        self._held = bytearray()
+        self._windows: list[memoryview] = []
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies (tag and fields, without the length word) that `data` completes.
+    def feed(self, data: Bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes, one by one; then the peer's error, if a bad length word follows them."""
+        self.begin(data)
+        while self.peek() is not None:
+            yield self.take()
+        self.keep()
 
-        A bad length word is raised only when the frames before it are handed out: at the next call, `feed(b"")` too.
-        """
-        if self._broken is not None:
-            raise RemoteProtocolError(self._broken)
-        if self._rest:
-            # Gathered in place until a whole frame is there: a big frame in small reads is not copied at each read.
-            self._rest += data
-            if len(self._rest) < self._needed:
-                return []
-            data = bytes(self._rest)
-            self._rest.clear()
-        bodies: list[bytes] = []
-        start, end, limit = 0, len(data), self.frame_bytes_max
-        unpack_length = _LENGTH.unpack_from
-        self._needed = _LENGTH.size
-        while start + 4 <= end:
-            (length,) = unpack_length(data, start)
-            if not 0 < length <= limit:
-                self._broken = f"frame of {length} bytes, the limit is {limit}" if length else "empty frame"
-                if bodies:
-                    return bodies
-                raise RemoteProtocolError(self._broken)
-            stop = start + 4 + length
-            if stop > end:
-                self._needed = 4 + length
-                break
-            bodies.append(data[start + 4 : stop])
-            start = stop
-        if start < end:
-            self._rest += data[start:]
-        return bodies
+    def begin(self, data: Bytes) -> None:
+        """Take the next bytes in hand, for `peek` and `take`; then comes `keep` or `drop`."""
+        view = memoryview(data)
+        if self._held:
+            # Gathered in place, first the length word and then what it says: a big frame in small reads is not copied
+            # at each read.
+            for _ in range(2):
+                missing = self._missing()
+                self._held += view[:missing]
+                view = view[missing:]
+            self._windows = [memoryview(self._held)]
+        self._windows.append(view)
+        self.position = 0
+
+    def peek(self) -> int | None:
+        """The tag of the next frame, if it is whole. A bad length word is the peer's error, raised when it is next."""
+        while self._windows and self.position == len(self._windows[0]):
+            del self._windows[0]
+            self.position = 0
+        if not self._windows or self.position + 4 > len(self._windows[0]):
+            return None
+        (length,) = _LENGTH.unpack_from(self._windows[0], self.position)
+        if not 0 < length <= self.frame_bytes_max:
+            limit = f"frame of {length} bytes, the limit is {self.frame_bytes_max}"
+            raise RemoteProtocolError(limit if length else "empty frame")
+        if self.position + 4 + length > len(self._windows[0]):
+            return None
+        return self._windows[0][self.position + 4]
+
+    def take(self) -> bytes:
+        """The body (tag and fields, without the length word) of the frame that `peek` has seen."""
+        (length,) = _LENGTH.unpack_from(self._windows[0], self.position)
+        begin, self.position = self.position + 4, self.position + 4 + length
+        return bytes(self._windows[0][begin : self.position])
 
     @property
-    def is_broken(self) -> bool:
-        """A bad length word was met: the next `feed` raises."""
-        return self._broken is not None
+    def window(self) -> memoryview:
+        """Where the frame that `peek` has seen lies, at `position`."""
+        return self._windows[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes are at hand."""
+        return sum(map(len, self._windows)) - self.position
+
+    def keep(self) -> None:
+        """Let go of what was fed, but for an unfinished frame."""
+        if not self._windows:
+            self._held = bytearray()
+        elif self.position or self._windows[0].obj is not self._held:
+            self._held = bytearray(self._windows[0][self.position :])
+        self._windows.clear()
+
+    def drop(self) -> None:
+        """Let go of all that is here."""
+        self._windows.clear()
+        self._held = bytearray()
+        self.position = 0
+
+    def _missing(self) -> int:
+        """How many bytes the held frame lacks: of its length word, or of what a length word within the limit says."""
+        if len(self._held) < 4:
+            return 4 - len(self._held)
+        (length,) = _LENGTH.unpack_from(self._held)
+        return 4 + length - len(self._held) if length <= self.frame_bytes_max else 0
 
 
 class Reader:

@@ -8,14 +8,15 @@ are the decider's matter.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import v3
-from procession.wire.codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Framer
+from procession.wire import columns, v3
+from procession.wire.codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
+from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, Stop
 from procession.wire.credit import CreditWindow
 from procession.wire.lifecycle import TABLES, Role, Side, State
 from procession.wire.messages import (
@@ -25,6 +26,7 @@ from procession.wire.messages import (
     Error,
     Frame,
     Hello,
+    Ids,
     Message,
     Messages,
     Notify,
@@ -38,8 +40,6 @@ HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
 """The longest HELLO there can be: all that a peer may make us hold before it has said who it is."""
 
 REASON_BYTES_MAX = 1024
-
-_MESSAGE_FIELDS = struct.Struct(">xQQqH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,17 @@ Blame = type[LocalProtocolError] | type[RemoteProtocolError]
 class Connection:
     """The protocol state of one end. On a source's connection it also keeps the credits, which sinks do not use."""
 
-    def __init__(self, side: Side, role: Role, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        side: Side,
+        role: Role,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        columns_bytes_min: int = COLUMNS_BYTES_MIN,
+    ) -> None:
         self.side = side
         self.role = role
         self.frame_bytes_max = frame_bytes_max
+        self.columns_bytes_min = columns_bytes_min
         self.state = State.CONNECTED
         self.credit = CreditWindow()
         self._framer = Framer(min(HELLO_BYTES_MAX, frame_bytes_max))
@@ -79,71 +86,100 @@ class Connection:
 
     # Receiving
 
-    def receive(self, data: bytes) -> list[Event]:
-        """The events that these bytes complete, in order. After an error or RESTART, bytes are discarded."""
+    def receive(self, data: Bytes) -> list[Event]:
+        """The events that these bytes complete, in order. After an error or RESTART, bytes are discarded.
+
+        `data` may be a view of a buffer that is used again: no event refers to it.
+        """
         events: list[Event] = []
         if self.is_over:
             return events
+        self._framer.begin(data)
         try:
-            self._take(self._framer.feed(data), events)
-            if self._framer.is_broken and not self.is_over:
-                self._framer.feed(b"")
+            while not self.is_over and (tag := self._framer.peek()) is not None:
+                if tag == v3.MESSAGE_TAG:
+                    self._take_messages(events)
+                else:
+                    frame = v3.decode(self._framer.take())
+                    self._step(self.side.other, frame, RemoteProtocolError)
+                    events.append(frame)
         except RemoteProtocolError as error:
             self.state = State.ERROR
             events.append(Violation(error.sentence))
+        self._let_go()
         return events
 
-    def _take(self, bodies: list[bytes], events: list[Event]) -> None:
-        position = 0
-        while position < len(bodies) and not self.is_over:
-            if bodies[position][0] == v3.MESSAGE_TAG:
-                position = self._take_messages(bodies, position, events)
-            else:
-                frame = v3.decode(bodies[position])
-                self._step(self.side.other, frame, RemoteProtocolError)
-                events.append(frame)
-                position += 1
+    def _let_go(self) -> None:
+        if self.is_over:
+            self._framer.drop()
+        else:
+            self._framer.keep()
 
-    def _take_messages(self, bodies: list[bytes], position: int, events: list[Event]) -> int:
-        """Consecutive MESSAGE frames at once. The gateway's hot loop: it asks the tables per run, not per frame."""
+    def _take_messages(self, events: list[Event]) -> None:
+        """Consecutive MESSAGE frames at once: by columns if they are many, else frame by frame, to the same event."""
         self._allow(self.side.other, Message, RemoteProtocolError)
-        afford = self.credit.affordable if self._spends(self.side.other) else len(bodies)
-        stop = min(len(bodies), position + afford)
-        stream_ids: list[int] = []
-        message_ids: list[int] = []
-        event_times: list[int] = []
-        keys: list[bytes] = []
-        payloads: list[bytes] = []
-        unpack, fixed = _MESSAGE_FIELDS.unpack_from, _MESSAGE_FIELDS.size
+        rows_max = self.credit.affordable if self._spends(self.side.other) else BYTES_MAX
+        size_bytes = self._framer.size_bytes
+        if columns.is_ready() and self.columns_bytes_min <= size_bytes <= BYTES_MAX:
+            self._take_columns(Columns(size_bytes), rows_max, events)
+        else:
+            self._take_rows(rows_max, events)
+
+    def _take_columns(self, taken: Columns, rows_max: int, events: list[Event]) -> None:
+        """The gateway's hot path: it takes no step per frame."""
+        framer, why = self._framer, Stop.END
+        try:
+            while why is Stop.END and framer.peek() == v3.MESSAGE_TAG:
+                framer.position, why = taken.take(framer.window, framer.position, framer.frame_bytes_max, rows_max)
+        finally:
+            messages = taken.messages()
+            allowed = self._allowed(messages.stream_ids)
+            if allowed:
+                self._deliver(messages.slice(0, allowed), events)
+            if allowed < len(messages):
+                # Stands before whatever else was met.
+                self._allow_message(self.side.other, int(messages.stream_ids[allowed]), RemoteProtocolError)
+        if why is Stop.TRUNCATED:
+            raise RemoteProtocolError("truncated frame")
+        if why is Stop.ENOUGH:
+            raise RemoteProtocolError("credits overspent")
+
+    def _allowed(self, stream_ids: Ids) -> int:
+        """How many of these messages come before the first that its stream forbids."""
+        if not len(stream_ids):
+            return 0
+        is_one = bool((stream_ids == stream_ids[0]).all())
+        distinct = stream_ids[:1] if is_one else np.unique(stream_ids)
+        forbidden = [stream_id for stream_id in distinct.tolist() if not self._is_allowed(stream_id)]
+        return int(np.isin(stream_ids, forbidden).argmax()) if forbidden else len(stream_ids)
+
+    def _is_allowed(self, stream_id: int) -> bool:
+        try:
+            self._allow_message(self.side.other, stream_id, RemoteProtocolError)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def _take_rows(self, rows_max: int, events: list[Event]) -> None:
+        rows: list[tuple[int, int, int, bytes, bytes]] = []
         known_open: int | None = None
         try:
-            while position < stop:
-                body = bodies[position]
-                if body[0] != v3.MESSAGE_TAG:
-                    break
-                stream_id, message_id, event_time, key_length = unpack(body)
-                payload_start = fixed + key_length
-                if payload_start > len(body):
-                    raise RemoteProtocolError("truncated frame")
-                if stream_id != known_open:
-                    self._allow_message(self.side.other, stream_id, RemoteProtocolError)
-                    known_open = stream_id
-                stream_ids.append(stream_id)
-                message_ids.append(message_id)
-                event_times.append(event_time)
-                keys.append(body[fixed:payload_start])
-                payloads.append(body[payload_start:])
-                position += 1
-        except struct.error:
-            raise RemoteProtocolError("truncated frame") from None
+            while self._framer.peek() == v3.MESSAGE_TAG:
+                if len(rows) == rows_max:
+                    raise RemoteProtocolError("credits overspent")
+                row = v3.message_fields(self._framer.take())
+                if row[0] != known_open:
+                    self._allow_message(self.side.other, row[0], RemoteProtocolError)
+                    known_open = row[0]
+                rows.append(row)
         finally:
-            if message_ids:
-                if self._spends(self.side.other):
-                    self.credit.spend(len(message_ids))
-                events.append(Messages(stream_ids, message_ids, event_times, keys, payloads))
-        if position == stop < len(bodies) and bodies[position][0] == v3.MESSAGE_TAG:
-            raise RemoteProtocolError("credits overspent")
-        return position
+            if rows:
+                self._deliver(Messages.of(*zip(*rows, strict=True)), events)
+
+    def _deliver(self, messages: Messages, events: list[Event]) -> None:
+        if self._spends(self.side.other):
+            self.credit.spend(len(messages))
+        events.append(messages)
 
     # Sending
 

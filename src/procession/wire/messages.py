@@ -6,8 +6,14 @@ back; `connection` says when each may be sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 NOTHING_COMMITTED = 2**64 - 1
 """The point of reference that means "no message of this stream is committed yet"."""
@@ -86,18 +92,76 @@ class Eos:
 Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
 
 
-@dataclass(frozen=True, slots=True)
+Ids = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Messages:
     """Consecutive MESSAGE frames as columns of equal length, in the order of arrival."""
 
-    stream_ids: Sequence[int]
-    message_ids: Sequence[int]
-    event_times: Sequence[int]
-    keys: Sequence[bytes]
-    payloads: Sequence[bytes]
+    stream_ids: Ids
+    message_ids: Ids
+    event_times: npt.NDArray[np.int64]
+    keys: pa.Array
+    """Binary, like the payloads, and without nulls."""
+    payloads: pa.Array
+
+    @classmethod
+    def of(
+        cls,
+        stream_ids: Sequence[int],
+        message_ids: Sequence[int],
+        event_times: Sequence[int],
+        keys: Sequence[bytes],
+        payloads: Sequence[bytes],
+    ) -> Self:
+        """Columns made of plain values: for few messages, where nothing is gained by anything quicker."""
+        return cls(
+            np.array(stream_ids, np.uint64),
+            np.array(message_ids, np.uint64),
+            np.array(event_times, np.int64),
+            pa.array(keys, pa.binary()),
+            pa.array(payloads, pa.binary()),
+        )
 
     def __len__(self) -> int:
         return len(self.message_ids)
+
+    def __iter__(self) -> Iterator[Message]:
+        """One by one, as plain values: for few messages."""
+        numbers = (self.stream_ids.tolist(), self.message_ids.tolist(), self.event_times.tolist())
+        return map(Message, *numbers, self.keys.to_pylist(), self.payloads.to_pylist())
+
+    def slice(self, start: int, end: int) -> Messages:
+        """The messages [start, end), without a copy."""
+        if (start, end) == (0, len(self)):
+            return self
+        return Messages(
+            self.stream_ids[start:end],
+            self.message_ids[start:end],
+            self.event_times[start:end],
+            self.keys[start:end],
+            self.payloads[start:end],
+        )
+
+    def by_stream(self) -> Iterator[tuple[int, Messages]]:
+        """Cut where the stream changes."""
+        edges = [0, *(np.flatnonzero(self.stream_ids[1:] != self.stream_ids[:-1]) + 1).tolist(), len(self)]
+        for start, end in pairwise(edges):
+            yield int(self.stream_ids[start]), self.slice(start, end)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Messages):
+            return NotImplemented
+        return (
+            np.array_equal(self.stream_ids, other.stream_ids)
+            and np.array_equal(self.message_ids, other.message_ids)
+            and np.array_equal(self.event_times, other.event_times)
+            and bool(self.keys.equals(other.keys))
+            and bool(self.payloads.equals(other.payloads))
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ position counts for nothing. Before it: `link`, over the network. After it: `out
 from __future__ import annotations
 
 from collections import deque
-from itertools import groupby
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.files import Files
@@ -170,15 +169,13 @@ class Sink(Process):
                 position = outlet.committed_end if self.plan.is_ours else 0
                 session.send(NotifyAck(stream_id == DATA_STREAM, stream_id, position))
             case Messages():
-                start = 0
-                for stream_id, run in groupby(event.stream_ids):
-                    end = start + sum(1 for _ in run)
+                for stream_id, messages in event.by_stream():
+                    payloads = messages.payloads.to_pylist()
                     if stream_id == TWOPC_STREAM:
-                        for payload in event.payloads[start:end]:
+                        for payload in payloads:
                             self._decide(session, outlet, twopc.decode(payload))
                     else:
-                        outlet.append(event.message_ids[start:end], event.payloads[start:end])
-                    start = end
+                        outlet.append(messages.message_ids.tolist(), payloads)
 
     def _decide(self, session: Session, outlet: MoodyOutlet, message: TwoPhase) -> None:
         match message:

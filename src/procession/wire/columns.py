@@ -1,0 +1,106 @@
+"""Columns: received MESSAGE frames as arrays, made by one compiled pass over the bytes.
+
+The one rule: never needed, and never different. Until `make_ready` has run, and for few frames always, `connection`
+decodes frame by frame, to the same columns. Before it stands `codec.Framer`, which holds the bytes; after it whoever
+takes `Messages`. A byte of a payload is copied once here, out of the received buffer, which is then used again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession.wire.messages import Messages
+
+COLUMNS_BYTES_MIN = 2048
+"""With fewer bytes at hand, frame by frame is quicker: a pass costs some microseconds before its first frame."""
+
+_FRAME_BYTES_MIN = 31
+"""A MESSAGE without key and payload."""
+
+BYTES_MAX = 2**31 - 1
+"""What the offsets of a binary column can reach: more than this at once goes frame by frame."""
+
+
+class Stop(enum.IntEnum):
+    """Why a pass ended where it did."""
+
+    END = 0  # no further whole frame is there
+    LENGTH = 1  # a length word that is the peer's error
+    OTHER = 2  # a frame of another kind
+    ENOUGH = 3  # as many messages as were asked for, and another one follows
+    TRUNCATED = 4  # a message too short for its fields
+
+
+_scan: Callable[..., tuple[int, int]] | None = None
+
+
+def make_ready() -> None:
+    """Load the compiled pass, from numba's cache or by compiling it (seconds). May run in a thread beside others."""
+    global _scan
+    from procession.wire import scan
+
+    _scan = scan.scan
+
+
+def is_ready() -> bool:
+    return _scan is not None
+
+
+class Columns:
+    """Room for the messages of one receive of up to `size_bytes` bytes."""
+
+    def __init__(self, size_bytes: int) -> None:
+        # Sized for the worst case; of what is not written to, the system never gives a page.
+        rows = size_bytes // _FRAME_BYTES_MIN
+        self._filled = np.zeros(3, np.int64)
+        self._stream_ids = np.empty(rows, np.uint64)
+        self._message_ids = np.empty(rows, np.uint64)
+        self._event_times = np.empty(rows, np.int64)
+        self._key_offsets = np.empty(rows + 1, np.int32)
+        self._payload_offsets = np.empty(rows + 1, np.int32)
+        self._key_offsets[0] = self._payload_offsets[0] = 0
+        self._keys = np.empty(size_bytes, np.uint8)
+        self._payloads = np.empty(size_bytes, np.uint8)
+
+    def take(self, window: memoryview, position: int, frame_bytes_max: int, rows_max: int) -> tuple[int, Stop]:
+        """Take the messages that begin at `position`, up to `rows_max` in all. Gives where and why it stopped."""
+        assert _scan is not None, "make_ready has run"
+        position, why = _scan(
+            np.frombuffer(window.toreadonly(), np.uint8),
+            position,
+            frame_bytes_max,
+            rows_max,
+            self._filled,
+            self._stream_ids,
+            self._message_ids,
+            self._event_times,
+            self._key_offsets,
+            self._keys,
+            self._payload_offsets,
+            self._payloads,
+        )
+        return position, Stop(why)
+
+    def __len__(self) -> int:
+        return int(self._filled[0])
+
+    def messages(self) -> Messages:
+        """What was taken, without a copy."""
+        rows, keys_end, payloads_end = self._filled.tolist()
+        return Messages(
+            self._stream_ids[:rows],
+            self._message_ids[:rows],
+            self._event_times[:rows],
+            _binary(rows, self._key_offsets, self._keys[:keys_end]),
+            _binary(rows, self._payload_offsets, self._payloads[:payloads_end]),
+        )
+
+
+def _binary(rows: int, offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets[: rows + 1]), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), rows, buffers)
