@@ -11,9 +11,10 @@ import pytest
 
 from procession.wire import v3
 from procession.wire.messages import Message, Ok
+from tests.wire.test_draft import VECTORS as DRAFT_VECTORS
 from tests.wire.test_v3 import VECTORS
 
-HEXES = [data.hex() for data in VECTORS.values()]
+HEXES = [data.hex() for data in (*VECTORS.values(), *DRAFT_VECTORS.values())]
 
 
 def frames(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -33,7 +34,7 @@ def test_every_golden_frame_goes_through_the_commands_and_comes_back_as_the_same
 def test_a_capture_is_read_as_hex_or_bytes_from_a_file_or_standard_input(
     is_hex: bool, is_file: bool, tmp_path: Path
 ) -> None:
-    whole = b"".join(VECTORS.values()) + v3.encode(Message(7, 1, 0, b"\xff", b"\x00\xfe"))
+    whole = b"".join(map(bytes.fromhex, HEXES)) + v3.encode(Message(7, 1, 0, b"\xff", b"\x00\xfe"))
     given = whole.hex("\n", 30).encode() if is_hex else whole
     (tmp_path / "capture").write_bytes(given)
     words = ("--file", str(tmp_path / "capture")) if is_file else ()

@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import twopc, v3
+from procession.wire import draft, twopc, v3
 from procession.wire.capture import Capture, Captured, HexReader, encoded, is_hex
+from procession.wire.draft_messages import DraftFrame
 from procession.wire.messages import Eos, Error, Frame, Hello, Message, Ok, Restart, TwoPhase
+from tests.wire.test_draft import VECTORS as DRAFT_VECTORS
+from tests.wire.test_draft import frames as draft_frames
 from tests.wire.test_v3 import TACOS, VECTORS, frames, two_phase
 
 EVERYTHING = b"".join(VECTORS.values())
+DRAFT = b"".join(DRAFT_VECTORS.values())
 
 
 def decoded(data: bytes, capture: Capture | None = None) -> list[Captured]:
@@ -32,11 +36,26 @@ def there_and_back(data: bytes) -> bytes:
 
 def test_every_golden_frame_goes_through_json_and_comes_back_as_the_same_bytes() -> None:
     assert there_and_back(EVERYTHING) == EVERYTHING
+    assert there_and_back(DRAFT) == DRAFT
 
 
 @given(st.lists(frames, max_size=4))
 def test_any_frames_go_through_json_and_come_back_as_the_same_bytes(sent: list[Frame]) -> None:
     data = b"".join(map(v3.encode, sent))
+    assert there_and_back(data) == data
+
+
+def test_a_capture_may_hold_both_versions_and_each_tag_tells_its_own() -> None:
+    found = decoded(EVERYTHING + DRAFT)
+    assert [one.version for one in found] == ["v3"] * len(VECTORS) + ["draft"] * len(DRAFT_VECTORS)
+    assert there_and_back(EVERYTHING + DRAFT) == EVERYTHING + DRAFT
+    with pytest.raises(RemoteProtocolError, match=r"^at byte 0: unknown frame tag 72"):
+        decoded(DRAFT, Capture("v3"))
+
+
+@given(st.lists(draft_frames, max_size=4))
+def test_any_frames_of_the_draft_go_through_json_and_come_back_as_the_same_bytes(sent: list[DraftFrame]) -> None:
+    data = b"".join(map(draft.encode, sent))
     assert there_and_back(data) == data
 
 
@@ -167,7 +186,7 @@ def test_bytes_are_told_from_hex() -> None:
         ({"frame": "OK", "credits": 1, "debits": 2}, 'OK has no field "debits"'),
         ({"frame": "ERROR", "reason": 1}, "reason of ERROR must be a text"),
         ({"frame": "ERROR", "reason": "\ud800"}, "must be a text that UTF-8 can carry"),
-        ({"frame": "ACK", "credits": 1, "positions": [[1]]}, "positions of ACK must be a list of lists of 2 numbers"),
+        ({"frame": "ACK", "credits": 1, "positions": [[1]]}, "positions of ACK must be a list of lists of 2 values"),
         ({"frame": "ACK", "credits": 1, "positions": 1}, "positions of ACK must be a list"),
         ({"frame": "NOTIFY_ACK", "success": 1}, "success of NOTIFY_ACK must be true or false"),
         ({"frame": "RESTART", "address": None, "data_hex": "zz"}, "data_hex must be a frame in hex"),
@@ -175,6 +194,9 @@ def test_bytes_are_told_from_hex() -> None:
         ({"frame": "RESTART", "address": None, "direction": "up"}, "direction must be"),
         ({"frame": "MESSAGE", "two_phase": {"message": "PHASE3"}}, "there is no two-phase-commit message"),
         ({"frame": "MESSAGE", "two_phase": 3}, "two_phase must be an object"),
+        ({"frame": "EOS_MESSAGE", "protocol": "draft"}, 'there is no frame "EOS_MESSAGE"'),
+        ({"frame": "DEBUG", "protocol": "draft", "fault": "FIRE"}, "fault of DEBUG must be one of STUTTER, "),
+        ({"frame": "OK", "protocol": "draft", "credits": 1, "streams": [[1, 2, 3]]}, "streams of OK must be a text"),
         ({"frame": "HELLO", "version": "1", "cookie_hex": "0"}, "cookie of HELLO must be hex digits"),
     ],
 )

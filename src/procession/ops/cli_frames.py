@@ -37,7 +37,7 @@ def decode(
         typer.Option(show_default="standard input", help="A file with the capture, as bytes or in hex."),
     ] = None,
     version: Annotated[
-        str | None, typer.Option(show_default="each frame's tag tells", help="The protocol's version: v3.")
+        str | None, typer.Option(show_default="each frame's tag tells", help="The protocol's version: v3 or draft.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a frame.")] = False,
     frame_bytes_max: Annotated[int, typer.Option(min=1, help="A longer frame is no frame.")] = 16 * 1024 * 1024,

@@ -14,6 +14,7 @@ from typing import Any
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import twopc
+from procession.wire.draft_messages import AckCounts, Debug, DraftFrame, DraftMessage, DraftOk, Fault
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     TWOPC_STREAM,
@@ -42,17 +43,34 @@ Document = dict[str, Any]
 SHOWN_MAX = 60
 """A line shows so many characters of a value; an object shows it whole."""
 
-FRAMES: dict[str, type[Frame]] = {
-    "HELLO": Hello,
-    "OK": Ok,
-    "ERROR": Error,
-    "NOTIFY": Notify,
-    "NOTIFY_ACK": NotifyAck,
-    "MESSAGE": Message,
-    "ACK": Ack,
-    "RESTART": Restart,
-    "EOS_MESSAGE": Eos,
+AnyFrame = Frame | DraftFrame
+
+FRAMES: dict[str, dict[str, type[AnyFrame]]] = {
+    "v3": {
+        "HELLO": Hello,
+        "OK": Ok,
+        "ERROR": Error,
+        "NOTIFY": Notify,
+        "NOTIFY_ACK": NotifyAck,
+        "MESSAGE": Message,
+        "ACK": Ack,
+        "RESTART": Restart,
+        "EOS_MESSAGE": Eos,
+    },
+    "draft": {
+        "HELLO": Hello,
+        "OK": DraftOk,
+        "ERROR": Error,
+        "NOTIFY": Notify,
+        "MESSAGE": DraftMessage,
+        "ACK": Ack,
+        "ACK_COUNTS": AckCounts,
+        "RESTART": Restart,
+        "DEBUG": Debug,
+    },
 }
+"""The frames of each version of the protocol, by the names that people know them by."""
+
 TWO_PHASE: dict[str, type[TwoPhase]] = {
     "LIST_UNCOMMITTED": ListUncommitted,
     "REPLY_UNCOMMITTED": ReplyUncommitted,
@@ -61,17 +79,18 @@ TWO_PHASE: dict[str, type[TwoPhase]] = {
     "PHASE2": Phase2,
     "WORKERS_LEFT": WorkersLeft,
 }
-_NAMES: dict[type, str] = {kind: name for names in (FRAMES, TWO_PHASE) for name, kind in names.items()}
+_NAMES: dict[type, str] = {kind: name for frames in FRAMES.values() for name, kind in frames.items()}
+_NAMES |= {kind: name for name, kind in TWO_PHASE.items()}
 
 
-def name_of(value: Frame | TwoPhase) -> str:
+def name_of(value: AnyFrame | TwoPhase) -> str:
     return _NAMES[type(value)]
 
 
 # To an object
 
 
-def as_document(frame: Frame) -> Document:
+def as_document(frame: AnyFrame) -> Document:
     """The frame as an object. A payload of stream 0 that is a two-phase-commit message is shown as one."""
     document = {"frame": name_of(frame), **_shown(frame)}
     message = two_phase_of(frame)
@@ -82,7 +101,7 @@ def as_document(frame: Frame) -> Document:
     return document
 
 
-def two_phase_of(frame: Frame) -> TwoPhase | None:
+def two_phase_of(frame: AnyFrame) -> TwoPhase | None:
     """The two-phase-commit message in this frame. A source may have a stream 0 as well: then there is none."""
     if not isinstance(frame, Message) or frame.stream_id != TWOPC_STREAM:
         return None
@@ -92,7 +111,7 @@ def two_phase_of(frame: Frame) -> TwoPhase | None:
         return None
 
 
-def _shown(value: Frame | TwoPhase) -> Document:
+def _shown(value: AnyFrame | TwoPhase) -> Document:
     document: Document = {}
     for field in fields(value):
         item = getattr(value, field.name)
@@ -102,22 +121,22 @@ def _shown(value: Frame | TwoPhase) -> Document:
             except UnicodeDecodeError:
                 document[f"{field.name}_hex"] = item.hex()
         else:
-            document[field.name] = item
+            document[field.name] = item.name if isinstance(item, Fault) else item
     return document
 
 
 # From an object
 
 
-def from_document(document: object) -> Frame:
+def from_document(document: object, protocol: str) -> AnyFrame:
     """The frame that an object says, or LocalProtocolError: whoever wrote the object must mend it."""
     given = mapping(document, "a frame")
-    kind = _kind(FRAMES, given.pop("frame", None), "frame")
+    kind = _kind(FRAMES[protocol], given.pop("frame", None), "frame")
     if kind is Message and "two_phase" in given:
         inner = mapping(given.pop("two_phase"), "two_phase")
         message: Any = _built(_kind(TWO_PHASE, inner.pop("message", None), "two-phase-commit message"), inner)
         given["payload_hex"] = twopc.encode(message).hex()
-    frame: Frame = _built(kind, given)
+    frame: AnyFrame = _built(kind, given)
     return frame
 
 
@@ -138,7 +157,7 @@ def _built(kind: type[Any], given: Document) -> Any:
     for field in fields(kind):
         try:
             read = _READERS[str(field.type)]
-            values[field.name] = read(_item(given, field.name, is_bytes=field.type == "bytes"))
+            values[field.name] = read(_item(given, field.name, is_bytes=str(field.type).startswith("bytes")))
         except (KeyError, TypeError, ValueError) as error:
             reason = "is missing" if isinstance(error, KeyError) else f"must be {error}"
             raise LocalProtocolError(f"{field.name} of {_NAMES[kind]} {reason}") from None
@@ -195,14 +214,19 @@ def _list(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     return reader
 
 
-def _numbers(count: int) -> Callable[[Any], tuple[int, ...]]:
-    def reader(value: Any) -> tuple[int, ...]:
-        numbers = _list(_integer)(value)
-        if len(numbers) != count:
-            raise ValueError(f"a list of lists of {count} numbers")
-        return numbers
+def _row(*reads: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def reader(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or len(value) != len(reads):
+            raise ValueError(f"a list of lists of {len(reads)} values")
+        return tuple(read(item) for read, item in zip(reads, value, strict=True))
 
     return reader
+
+
+def _fault(value: Any) -> Fault:
+    if not isinstance(value, str) or value not in Fault.__members__:
+        raise ValueError(f"one of {', '.join(Fault.__members__)}")
+    return Fault[value]
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -210,11 +234,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "bool": _boolean,
     "str": _text,
     "bytes": _bytes,
+    "bytes | None": _optional(_bytes),
     "int | None": _optional(_integer),
     "str | None": _optional(_text),
     "tuple[str, ...]": _list(_text),
-    "tuple[tuple[int, int], ...]": _list(_numbers(2)),
-    "tuple[tuple[int, int, int], ...]": _list(_numbers(3)),
+    "tuple[tuple[int, int], ...]": _list(_row(_integer, _integer)),
+    "tuple[tuple[int, int, int], ...]": _list(_row(_integer, _integer, _integer)),
+    "tuple[tuple[int, str, int], ...]": _list(_row(_integer, _text, _integer)),
+    "Fault": _fault,
 }
 """How a field of each type is read, by the type as `messages` writes it."""
 
@@ -222,7 +249,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 # To a line
 
 
-def as_line(frame: Frame) -> str:
+def as_line(frame: AnyFrame) -> str:
     """The frame as a person reads it: its name, then its fields; long values are cut."""
     shown: list[str] = [name_of(frame)]
     message = two_phase_of(frame)
@@ -244,5 +271,5 @@ def _short(value: object) -> str:
             return _short(value.decode())
         except UnicodeDecodeError:
             return _short(f"0x{value.hex()}")
-    text = json.dumps(value)
+    text = value.name if isinstance(value, Fault) else json.dumps(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}… ({len(text)} characters)"
