@@ -79,8 +79,6 @@ class Capture:
                 whole = len(body).to_bytes(LENGTH_BYTES) + body
                 yield Captured(side.position, direction, version, frame, whole)
                 side.position += len(whole)
-            if side.framer.is_broken:
-                side.framer.feed(b"")
         except RemoteProtocolError as error:
             raise RemoteProtocolError(f"at byte {side.position}{_said_by(direction)}: {error.sentence}") from None
 
