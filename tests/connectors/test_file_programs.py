@@ -9,7 +9,6 @@ from procession.sdk.testing import Gateway, Peer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck, Ok
 from tests.connectors.programs import SOURCE, program
 from tests.sdk.loops import on_a_loop
-from tests.sdk.rows import rows_of
 
 RECORDS = [b"record %05d" % number for number in range(20_000)]
 
@@ -22,7 +21,7 @@ class Ledger:
         self.ended: set[int] = set()
 
     def take(self, messages: Messages) -> None:
-        for message in rows_of(messages):
+        for message in messages:
             stream = self.records.setdefault(message.stream_id, [])
             if not stream or message.message_id > stream[-1][0]:
                 stream.append((message.message_id, message.payload))

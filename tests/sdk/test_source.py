@@ -36,7 +36,6 @@ from procession.wire.messages import (
     Restart,
 )
 from tests.sdk.loops import on_a_loop
-from tests.sdk.rows import rows_of
 
 ONE, TWO = Stream(1, "one"), Stream(2, "two")
 TEN = [b"%d" % number for number in range(10)]
@@ -79,7 +78,7 @@ async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
     while len(records) < count:
         event = await peer.receive()
         assert isinstance(event, Messages), event
-        records += [(one.stream_id, one.message_id, one.payload) for one in rows_of(event)]
+        records += [(one.stream_id, one.message_id, one.payload) for one in event]
     assert len(records) == count
     return records
 
@@ -144,7 +143,7 @@ async def test_streams_share_the_credits_and_each_keeps_its_order() -> None:
                 case Notify(stream_id):
                     peer.send(NotifyAck(True, stream_id, NOTHING_COMMITTED))
                 case Messages():
-                    records += [(one.stream_id, one.message_id, one.payload) for one in rows_of(event)]
+                    records += [(one.stream_id, one.message_id, one.payload) for one in event]
                 case Eos(stream_id):
                     ended.add(stream_id)
             if not peer.connection.credit.available:
@@ -379,7 +378,7 @@ async def test_records_go_out_at_the_rate_that_was_asked_for_with_their_time() -
         while len(stamps) < 300:
             event = await peer.receive()
             assert isinstance(event, Messages)
-            stamps += [row.event_time for row in rows_of(event)]
+            stamps += [row.event_time for row in event]
         assert 0.2 <= time.monotonic() - began < 2
         assert stamps == sorted(stamps)
         assert began_ns - 10**9 < stamps[0] < stamps[-1] <= time.time_ns()
@@ -407,7 +406,7 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
         while len(rows) < 3:
             event = await peer.receive()
             assert isinstance(event, Messages)
-            rows += [(one.message_id, one.event_time, one.key) for one in rows_of(event)]
+            rows += [(one.message_id, one.event_time, one.key) for one in event]
         assert rows == [(0, 0, b"k"), (1, 5, b"k"), (2, 10, b"k")]
 
 
