@@ -5,7 +5,7 @@ The one rule: every one of them was somebody's bug once, here or in a system lik
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from procession.commit import events as ev
 from procession.commit.coordinator import Coordinator
 from procession.gateway.events import SnapshotWritten, Trim
 from procession.gateway.registry import Stream
-from procession.storage.journal import encode
+from procession.storage.journal import Entry, encode
 from procession.wire.messages import NOTHING_COMMITTED
 
 Patch = pytest.MonkeyPatch
@@ -198,6 +198,25 @@ def folders_of_a_new_checkpoint_are_not_synced(patch: Patch) -> None:
     patch.setattr(Checkpoint, "_sync", sync)
 
 
+def a_compacted_log_is_renamed_before_it_is_synced(patch: Patch) -> None:
+    def replace(self: SimJournal, entries: Iterable[Entry]) -> None:
+        self._files.write(f"{self._folder}/draft", b"".join(map(encode, entries)))
+        self._files.rename(self._folder, "draft", "txnlog")
+        self._files.sync_directory(self._folder)
+
+    patch.setattr(SimJournal, "replace", replace)
+
+
+def a_compacted_log_is_written_in_place(patch: Patch) -> None:
+    def replace(self: SimJournal, entries: Iterable[Entry]) -> None:
+        self._files.truncate(self.path, 0)
+        for entry in entries:
+            self._files.append(self.path, encode(entry))
+        self._files.sync(self.path)
+
+    patch.setattr(SimJournal, "replace", replace)
+
+
 @dataclass(frozen=True)
 class Bug:
     """`seed` is where a test begins to look, so that it is short; `runs` is how many it took from seed 0 on, when this
@@ -230,4 +249,6 @@ BUGS = (
     Bug(the_snapshot_that_recovery_finds_is_not_synced, seed=70, runs=71),
     Bug(a_successor_copies_before_it_takes_over, seed=283, runs=284),
     Bug(folders_of_a_new_checkpoint_are_not_synced, seed=0, runs=1),
+    Bug(a_compacted_log_is_renamed_before_it_is_synced, seed=0, runs=1),
+    Bug(a_compacted_log_is_written_in_place, seed=50, runs=51),
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from procession.errors import StorageError
 from procession.storage.durable import write_durably
-from procession.storage.journal import ENTRY_BYTES_MAX, Entry, Journal, encode, read_journal
+from procession.storage.journal import ENTRY_BYTES_MAX, Entry, Journal, JournalTail, encode, read_journal
 from tests.storage.disks import file_size_limit, tiny_disk
 
 ENTRIES: list[dict[str, object]] = [
@@ -193,3 +193,49 @@ def test_a_journal_that_is_found_has_its_name_on_disk_before_an_entry_counts(
     journal.open()
     journal.close()
     assert synced == [tmp_path]
+
+
+def test_a_journal_can_be_replaced_by_another_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, ENTRIES)
+    journal = Journal(path)
+    journal.open()
+    journal.replace([{"turn": 1}, ENTRIES[2]])
+    journal.append({"n": 1})
+    journal.close()
+    assert reopened(path) == [{"turn": 1}, ENTRIES[2], {"n": 1}]
+    assert [one.name for one in tmp_path.iterdir()] == ["journal"], "no draft is left"
+
+
+def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, ENTRIES)
+    journal = Journal(path)
+    journal.open()
+    with file_size_limit(5), pytest.raises(StorageError, match="Cannot write"):
+        journal.replace([{"turn": 1}])
+    with pytest.raises(StorageError, match="closed"):
+        journal.append({"n": 1})
+    assert reopened(path) == ENTRIES
+
+
+def test_a_tail_gives_what_is_new_and_begins_again_in_a_journal_that_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    tail = JournalTail(path)
+    assert list(tail.look()) == []
+    journal = Journal(path)
+    journal.open()
+    journal.append(ENTRIES[0])
+    assert list(tail.look()) == [ENTRIES[0]]
+    with path.open("ab") as file:
+        file.write(encode(ENTRIES[1])[:-1])
+    assert list(tail.look()) == [], "what is half written is not there yet"
+    journal.append(ENTRIES[1])
+    assert list(tail.look()) == [ENTRIES[1]]
+    for turn in range(1, 4):
+        # Longer than what was read before: the position alone would tell nothing.
+        journal.replace([{"turn": turn}, *ENTRIES * 3])
+        assert list(tail.look()) == [{"turn": turn}, *ENTRIES * 3]
+        assert tail.generation == turn
+        assert list(tail.look()) == []
+    journal.close()

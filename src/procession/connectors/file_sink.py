@@ -33,8 +33,8 @@ class FileOutput:
             raise storage_error(path, "open", error) from error
         fsync_dir(path.parent)
 
-    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
-        end = max(committed_end, *(transaction.end for transaction in prepared), 0)
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        end = max(committed_end, prepared.end if prepared else 0)
         size = os.fstat(self._descriptor).st_size
         if size < end:
             raise StorageError(

@@ -7,42 +7,19 @@ the worker's words. After it: the author's Output keeps the bytes, sdk/txnlog th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from procession import faults
-from procession.errors import RemoteProtocolError
+from procession.errors import RemoteProtocolError, StorageError
+from procession.sdk.output import Done, Output, Wait, refuse_to_wait
 from procession.sdk.txnlog import Transaction, TxnLog
 from procession.wire.messages import DATA_STREAM
 from procession.wire.twopc import Participant
 
 Where = Sequence[tuple[int, int, int]]
 
-
-class Output(Protocol):
-    """What a sink's author writes. Positions count payload bytes over the life of the output.
-
-    Every method may be called again after a crash in or after it, and must then do the same. Raise a StorageError when
-    the promise cannot be kept: the sink stops, and the worker asks again when it is back.
-    """
-
-    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
-        """Drop every byte that is neither committed nor prepared; a StorageError if one of those is missing."""
-
-    def append(self, position: int, payloads: Sequence[bytes]) -> None:
-        """Keep these bytes at `position`; they need not be durable, and must not be visible."""
-
-    def prepare(self, transaction: Transaction) -> None:
-        """Make the transaction's bytes durable: from here on only `abort` may lose them."""
-
-    def commit(self, transaction: Transaction) -> None:
-        """Make the transaction's bytes visible, for good."""
-
-    def abort(self, transaction: Transaction) -> None:
-        """Drop the transaction's bytes."""
-
-    def close(self) -> None:
-        """Let go of everything."""
+Hear = Callable[[Transaction, bool], None]
+"""Is told of each decision once it is carried out: True is commit."""
 
 
 class Outlet:
@@ -51,10 +28,20 @@ class Outlet:
     An idempotent one takes positions again that are committed: the worker begins where it likes, up to the end, and it
     is for the Output to see that the bytes are the same."""
 
-    def __init__(self, output: Output, txnlog: TxnLog, *, is_idempotent: bool = False) -> None:
+    def __init__(
+        self,
+        output: Output,
+        txnlog: TxnLog,
+        *,
+        is_idempotent: bool = False,
+        wait: Wait = refuse_to_wait,
+        hear: Hear | None = None,
+    ) -> None:
         self._output = output
         self._txnlog = txnlog
         self._is_idempotent = is_idempotent
+        self._wait = wait
+        self._hear = hear
         self._participant = Participant()
         self._start = self._end = 0
         self._has_gap = False
@@ -69,9 +56,11 @@ class Outlet:
 
     def begin(self) -> None:
         """A new session: what is neither committed nor prepared is dropped; what is prepared waits for its decision."""
-        prepared = self._txnlog.prepared
-        self._output.recover(self.committed_end, prepared)
-        self._end = max((transaction.end for transaction in prepared), default=self.committed_end)
+        prepared = self._prepared()
+        faults.point("sink:before-recover")
+        self._done(self._output.recover(self.committed_end, prepared))
+        faults.point("sink:after-recover")
+        self._end = prepared.end if prepared else self.committed_end
         self._start = self.committed_end
         self._has_gap = False
         self._participant = Participant(self.uncommitted)
@@ -88,7 +77,8 @@ class Outlet:
             end += len(payload)
             count += 1
         if count and not self._has_gap:
-            self._output.append(self._end, payloads[:count])
+            self._done(self._output.append(self._end, payloads[:count]))
+            faults.point("sink:after-append")
             self._end = end
         if count < len(message_ids):
             if message_ids[count] < self._end:
@@ -101,7 +91,8 @@ class Outlet:
         transaction = Transaction(txn_id, self._start, self._end)
         commit = not self._has_gap and self._is_here(where)
         if commit:
-            self._output.prepare(transaction)
+            faults.point("sink:before-prepare")
+            self._done(self._output.prepare(transaction))
         faults.point("sink:before-vote")
         self._txnlog.vote(transaction, commit, is_repeatable=self._is_idempotent)
         self._participant.vote(commit)
@@ -117,27 +108,46 @@ class Outlet:
         transaction = self._open_transaction(txn_id)
         if commit:
             # Output first: if we die between the two the transaction is listed again, and committed again.
-            self._output.commit(transaction)
+            self._done(self._output.commit(transaction))
+            faults.point("sink:after-output-commit")
             self._txnlog.decide(txn_id, commit)
         else:
             self._txnlog.decide(txn_id, commit)
+            faults.point("sink:before-output-abort")
             # What was committed before stays, where an idempotent output had begun again below its end.
             transaction = transaction._replace(start=max(transaction.start, self.committed_end))
-            self._output.abort(transaction)
+            self._done(self._output.abort(transaction))
             self._end, self._has_gap = transaction.start, False
         self._start = self.committed_end
         self._end = max(self._end, self._start)
+        self._txnlog.compact()
         faults.point("sink:after-commit")
+        if self._hear is not None:
+            self._hear(transaction, commit)
 
     def close(self) -> None:
-        self._output.close()
+        self._done(self._output.close())
         self._txnlog.close()
+
+    def _done(self, result: Done) -> None:
+        if result is not None:
+            self._wait(result)
 
     def _is_here(self, where: Where) -> bool:
         """The worker's range is what came since the last commit; no range at all is said of no bytes."""
         start = self._start
         return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
 
+    def _prepared(self) -> Transaction | None:
+        """There is one at most: nothing is voted on before what was prepared earlier is decided."""
+        if len(self._txnlog.prepared) > 1:
+            raise StorageError(
+                f"{self._txnlog.path} has more than one open transaction: {', '.join(self.uncommitted)}.",
+                next_step="Restore the file from a copy; no sink of ours writes such a log.",
+                path=str(self._txnlog.path),
+            )
+        return next(iter(self._txnlog.prepared), None)
+
     def _open_transaction(self, txn_id: str) -> Transaction:
-        prepared = {transaction.txn_id: transaction for transaction in self._txnlog.prepared}
-        return prepared.get(txn_id, Transaction(txn_id, self._start, self._end))
+        prepared = self._prepared()
+        return prepared if prepared and prepared.txn_id == txn_id else Transaction(txn_id, self._start, self._end)

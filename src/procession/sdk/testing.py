@@ -102,8 +102,8 @@ class MemoryOutput:
         self.data = bytearray()
         self.visible = b""
 
-    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
-        del self.data[max(committed_end, *(transaction.end for transaction in prepared), 0) :]
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        del self.data[max(committed_end, prepared.end if prepared else 0) :]
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         self.data[position:] = b"".join(payloads)

@@ -1,21 +1,36 @@
 """The transaction log of a sink: which ranges of its output were voted for, and which of them are committed.
 
+    {"op": "base", "turn": 1, "count": committed transactions before, "txn": the last of them, "end": position}
     {"op": "phase1", "txn": id, "start": position, "end": position, "vote": true}
     {"op": "phase2", "txn": id, "commit": true}
 
 The one rule: a vote or a decision is on disk when its method returns, so what is visible of an output is what this
-file says and nothing else. Before it on the walk: sdk/outlet. After it: storage/journal; the verifier reads it to
-tell what is committed.
+file says and nothing else. It does not grow for ever: once it is long it is replaced, whole, by one that says the same.
+What is long committed becomes one *base*, if it has no gap: the bytes [0, end) are committed. The latest transactions
+stay, because a verifier holds them against the round records. The base counts its turns, so that no two files begin
+with the same and a reader notices that it has another one before it. Before it on the walk: sdk/outlet. After it:
+storage/journal; the verifier reads it to tell what is committed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
+from procession import faults
 from procession.errors import StorageError
-from procession.storage.journal import Entry, Journal, read_journal, read_journal_from
+from procession.storage.journal import Entry, Journal, JournalTail, read_journal
+
+ENTRIES_MAX = 8192
+"""So many entries make a log long; an epoch has two."""
+TRANSACTIONS_KEPT = 1000
+"""So many of the latest commits are not made part of the base: ten times as many as there are round records."""
+
+log = structlog.get_logger()
 
 
 class Transaction(NamedTuple):
@@ -31,11 +46,14 @@ class Ledger:
 
     def __init__(self) -> None:
         self.committed_end = 0
+        self.committed_count = 0
+        self.entries = 0
         self.prepared: dict[str, Transaction] = {}
         self._repeatable: set[str] = set()
 
     def take(self, entry: Entry) -> Transaction | None:
-        """Add one entry; the transaction, if the entry commits one."""
+        """Add one entry; the transaction, if the entry commits one. A base is taken for one, from the first byte."""
+        self.entries += 1
         match entry:
             case {"op": "phase1", "txn": str(txn_id), "start": int(start), "end": int(end), "vote": bool(vote)}:
                 if vote:
@@ -53,16 +71,28 @@ class Ledger:
                     # Of positions that came again only what is new counts: the rest is there, with the same bytes.
                     start = max(transaction.start, self.committed_end)
                     transaction = transaction._replace(start=start, end=max(start, transaction.end))
-                self.committed_end = transaction.end
-                return transaction
+                return self._committed(transaction, 1)
+            case {"op": "base", "count": int(count), "txn": str(txn_id), "end": int(end)} if self.entries == 1:
+                return self._committed(Transaction(txn_id, 0, end), count) if count else None
         raise ValueError(f"not an entry of a transaction log: {entry}")
+
+    def _committed(self, transaction: Transaction, count: int) -> Transaction:
+        self.committed_end = transaction.end
+        self.committed_count += count
+        return transaction
 
 
 class TxnLog:
     """The sink's own log. `open` it before anything else."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, *, entries_max: int = ENTRIES_MAX, transactions_kept: int = TRANSACTIONS_KEPT
+    ) -> None:
+        if entries_max < 4 * transactions_kept:
+            raise ValueError("a log of so few entries cannot keep so many transactions, and become shorter")
         self.path = path
+        self._entries_max = entries_max
+        self._transactions_kept = transactions_kept
         self._journal = Journal(path)
         self._ledger = Ledger()
 
@@ -76,7 +106,7 @@ class TxnLog:
         return tuple(self._ledger.prepared.values())
 
     def open(self) -> None:
-        # Entry by entry: a log of years is long, what it leaves in the ledger is not.
+        # Entry by entry: a log may be long, what it leaves in the ledger is not.
         self._ledger = ledger = Ledger()
         self._journal.open(lambda entry: _taken(ledger, entry, self.path))
 
@@ -89,28 +119,81 @@ class TxnLog:
     def decide(self, txn_id: str, commit: bool) -> None:
         self._append({"op": "phase2", "txn": txn_id, "commit": commit})
 
+    def compact(self) -> None:
+        """Replace the log, if it is long, by one that says the same. For between two transactions."""
+        if self._ledger.entries < self._entries_max:
+            return
+        entries = compacted(self._read(), self._transactions_kept)
+        faults.point("sink:before-compact")
+        if entries is None:
+            log.warning("! there is a gap between commits; the log stays as it is", path=str(self.path))
+        else:
+            self._journal.replace(entries)
+        faults.point("sink:after-compact")
+        # Where nothing was gained it is not tried again at every turn.
+        self._ledger.entries = 0 if entries is None else len(entries)
+
     def close(self) -> None:
         self._journal.close()
+
+    def _read(self) -> Iterable[Entry]:
+        return read_journal(self.path)
 
     def _append(self, entry: Entry) -> None:
         self._journal.append(entry)
         self._ledger.take(entry)
 
 
+def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
+    """Entries that add up to the same, with all commits but the last `kept` in the base; None if there is a gap in
+    what the base would cover: it is not for us to hide that."""
+    ledger = Ledger()
+    votes: dict[str, Entry] = {}
+    latest: deque[tuple[Transaction, list[Entry]]] = deque()
+    base: Entry = {"op": "base", "turn": 0, "count": 0, "txn": "", "end": 0}
+    for entry in entries:
+        transaction = ledger.take(entry)
+        if entry["op"] == "base":
+            base = dict(entry)
+        elif entry["op"] == "phase1":
+            if entry["vote"]:
+                votes[entry["txn"]] = entry
+        elif (vote := votes.pop(entry["txn"], None)) and transaction:
+            latest.append((transaction, [vote, entry]))
+            if len(latest) > kept:
+                (txn_id, start, end), _ = latest.popleft()
+                if start != base["end"]:
+                    return None
+                base |= {"count": base["count"] + 1, "txn": txn_id, "end": end}
+    base["turn"] += 1
+    return [base, *(entry for _, pair in latest for entry in pair), *votes.values()]
+
+
 class TxnTail:
-    """Reads a log that somebody else writes: each look gives what was committed since the last one."""
+    """Reads a log that somebody else writes: each look gives what was committed since the last one.
+
+    A reader that comes late, or not for a long time, gets what is in the base by then as one transaction.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._journal = JournalTail(path)
+        self._generation = 0
         self._ledger = Ledger()
-        self._position = 0
+        self._given_count = self._given_end = 0
 
     def look(self) -> Iterator[Transaction]:
-        for entry, end in read_journal_from(self.path, self._position):
-            self._position = end
+        for entry in self._journal.look():
+            if self._journal.generation != self._generation:
+                self._generation = self._journal.generation
+                self._ledger = Ledger()
             transaction = _taken(self._ledger, entry, self.path)
-            if transaction is not None:
-                yield transaction
+            if transaction is None or self._ledger.committed_count <= self._given_count:
+                continue
+            if entry["op"] == "base":
+                transaction = transaction._replace(start=self._given_end)
+            self._given_count, self._given_end = self._ledger.committed_count, transaction.end
+            yield transaction
 
 
 def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:

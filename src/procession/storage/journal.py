@@ -4,7 +4,8 @@ A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a ne
 
 The one rule: an entry is there, whole, once `append` has returned; a crash can only leave a strict prefix of the last
 line behind, which `open` cuts off. Any other damage is a StorageError, never a guess: a lost vote is lost data.
-Before it on the walk: sdk/txnlog. After it: storage/durable.
+A writer may replace the whole file by one that says the same in less; a `JournalTail` notices. Before it on the walk:
+sdk/txnlog. After it: storage/durable.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from procession import faults
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error, write_all
+from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
@@ -73,10 +74,51 @@ class Journal:
             raise storage_error(self.path, "write", error) from error
         self._end += len(line)
 
+    def replace(self, entries: Iterable[Entry]) -> None:
+        """These entries in place of all that is there; the first must be one that no earlier file began with. A crash
+        leaves either, whole."""
+        data = b"".join(map(encode, entries))
+        self.close()
+        write_durably(self.path, data)
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR)
+        except OSError as error:
+            raise storage_error(self.path, "open", error) from error
+        self._end = len(data)
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class JournalTail:
+    """Reads a journal that somebody else writes: each look gives what is new. Where the journal was replaced since the
+    last look it is read from its beginning, and `generation` is one more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.generation = 0
+        self._position = 0
+        self._head = b""
+
+    def look(self) -> Iterator[Entry]:
+        try:
+            with open(self.path, "rb") as file:
+                # The first entry is never written again, and no replacement begins with the same.
+                head = file.readline(ENTRY_BYTES_MAX)
+                if self._position and head != self._head:
+                    self.generation += 1
+                    self._position = 0
+                self._head = head
+                file.seek(self._position)
+                for entry, end in _scan_file(file, self.path, self._position):
+                    self._position = end
+                    yield entry
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(self.path, "read", error) from error
 
 
 def read_journal(path: Path) -> Iterator[Entry]:

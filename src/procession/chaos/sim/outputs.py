@@ -1,15 +1,16 @@
 """A sink's files on a virtual disk: its output, and its transaction log.
 
 The one rule: the same calls in the same order as `connectors/file_sink` (output in place, cut at each session) and
-`storage/journal` (one line an entry, written whole, then synced; a torn tail is cut off at open) under the real
-`TxnLog`. Before it: the real `Outlet`, in `sink`. After it: `files`.
+`storage/journal` (one line an entry, written whole, then synced; a torn tail is cut off at open; replaced by a draft
+that is renamed) under the real `TxnLog`, which is made to compact often. Before it: the real `Outlet`, in `sink`. After
+it: `files`.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,10 @@ from procession.chaos.sim.oracle import Oracle
 from procession.errors import StorageError
 from procession.sdk.txnlog import Ledger, Transaction, TxnLog
 from procession.storage.journal import Entry, Journal, encode
+
+# So few that even a short run compacts several times.
+ENTRIES_MAX = 4
+TRANSACTIONS_KEPT = 1
 
 
 class FileOutput:
@@ -36,8 +41,8 @@ class FileOutput:
     def data(self) -> bytes:
         return self._files.read(self.path) or b""
 
-    def recover(self, committed_end: int, prepared: Sequence[Transaction]) -> None:
-        end = max(committed_end, *(transaction.end for transaction in prepared), 0)
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        end = max(committed_end, prepared.end if prepared else 0)
         if len(self.data) < end:
             raise StorageError(f"The output has {len(self.data)} bytes, but {end} were promised.")
         self._files.truncate(self.path, end)
@@ -90,6 +95,12 @@ class SimJournal:
         self._files.append(self.path, encode(entry))
         self._files.sync(self.path)
 
+    def replace(self, entries: Iterable[Entry]) -> None:
+        self._files.write_durably(self._folder, "txnlog", b"".join(map(encode, entries)))
+
+    def read(self) -> Iterable[Entry]:
+        return (json.loads(line[9:]) for line in (self._files.read(self.path) or b"").splitlines())
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -98,7 +109,7 @@ class SimTxnLog(TxnLog):
     """The real one on a virtual journal; tells the oracle of votes, and of what becomes visible."""
 
     def __init__(self, files: Files, output: FileOutput, oracle: Oracle, sink: str) -> None:
-        super().__init__(Path(sink))
+        super().__init__(Path(sink), entries_max=ENTRIES_MAX, transactions_kept=TRANSACTIONS_KEPT)
         self._sim = SimJournal(files, sink, self._heard)
         self._journal = cast(Journal, self._sim)
         self._files = files
@@ -110,8 +121,8 @@ class SimTxnLog(TxnLog):
         super().open()
         # What the last life wrote, and died before anybody could see it, is visible now.
         output, ledger = self._output.data, Ledger()
-        for line in (self._files.read(self._sim.path) or b"").splitlines():
-            transaction = ledger.take(json.loads(line[9:]))
+        for entry in self._sim.read():
+            transaction = ledger.take(entry)
             if transaction is not None and transaction.end > len(self._oracle.outputs[self._sink]):
                 self._oracle.visible(self._sink, transaction.txn_id, output[: transaction.end])
         self._oracle.recovered(self._sink, output[: self.committed_end])
@@ -120,6 +131,9 @@ class SimTxnLog(TxnLog):
         super().decide(txn_id, commit)
         if commit:
             self._oracle.visible(self._sink, txn_id, self._output.data[: self.committed_end])
+
+    def _read(self) -> Iterable[Entry]:
+        return self._sim.read()
 
     def _heard(self, entry: Entry) -> None:
         match entry:
