@@ -76,6 +76,7 @@ def fuzz_here(name: str, *words: str) -> NoReturn:
 
     with atheris.instrument_imports(include=["procession.wire"]):
         from tests.fuzz.targets import TARGETS
+    # What numba compiles is imported later, by `columns.make_ready`: it cannot compile code that was instrumented.
     atheris.Setup([sys.argv[0], *words], TARGETS[name])
     atheris.Fuzz()
     sys.exit()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, twopc, v3
+from procession.wire import codec, columns, draft, twopc, v3
 from procession.wire.capture import Capture, HexReader, encoded, is_hex
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side, State
@@ -34,6 +35,18 @@ def v3_frame(body: bytes) -> None:
     assert v3.encode(frame)[4:] == body or (frame, body) == (Restart(), b"\x07")
 
 
+def draft_frame(body: bytes) -> None:
+    """The same, of the draft; and no body is a frame of both versions."""
+    try:
+        frame = draft.decode(body)
+    except RemoteProtocolError:
+        return
+    assert draft.encode(frame)[4:] == body
+    with contextlib.suppress(RemoteProtocolError):
+        v3.decode(body)
+        raise AssertionError("a frame of both versions")
+
+
 def two_phase(payload: bytes) -> None:
     """A payload is a two-phase-commit message that comes back as the same bytes, or the peer's error."""
     try:
@@ -44,20 +57,21 @@ def two_phase(payload: bytes) -> None:
 
 
 def stream(data: bytes) -> None:
-    """However the bytes are cut on the way, the same events come, and the connection ends in the same state."""
-    if len(data) < 2:
+    """However the bytes are cut on the way, by columns or frame by frame: the same events, and the same state then."""
+    if len(data) < 3:
         return
-    role, side, is_streaming = _chosen(data[0])
-    ends = [_end(role, side, is_streaming) for _ in range(2)]
-    size, data = data[1] % 32 + 1, data[2:]
-    whole = ends[0].receive(data)
-    cut = [event for start in range(0, len(data), size) for event in ends[1].receive(data[start : start + size])]
-    assert list(_flat(cut)) == list(_flat(whole))
-    assert ends[0].state is ends[1].state
-    assert (ends[0].credit.available, ends[0].credit.drift) == (ends[1].credit.available, ends[1].credit.drift)
-    assert [isinstance(event, Violation) for event in whole[:-1]] == [False] * len(whole[:-1])
-    if whole and isinstance(whole[-1], Violation):
-        _is_over(ends[0])
+    how, size, data = data[0], data[1] % 64 + 1, data[2:]
+    first = None
+    for columns_bytes_min, piece_bytes in (sys.maxsize, len(data)), (0, len(data)), (0 if how & 8 else 64, size):
+        end = _end(*_chosen(how), columns_bytes_min)
+        pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+        events = list(_flat(event for piece in pieces for event in end.receive(piece)))
+        found = events, end.state, end.credit.available, end.credit.drift
+        first = first or found
+        assert found == first
+        assert not any(isinstance(event, Violation) for event in events[:-1])
+        if end.is_over:
+            _is_over(end)
 
 
 def session(data: bytes) -> None:
@@ -102,6 +116,7 @@ def document(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "v3_frame": v3_frame,
+    "draft_frame": draft_frame,
     "two_phase": two_phase,
     "stream": stream,
     "session": session,
@@ -114,9 +129,10 @@ def _chosen(choice: int) -> tuple[Role, Side, bool]:
     return list(Role)[choice & 1], list(Side)[choice >> 1 & 1], bool(choice & 4)
 
 
-def _end(role: Role, side: Side, is_streaming: bool) -> Connection:
+def _end(role: Role, side: Side, is_streaming: bool, columns_bytes_min: int = 0) -> Connection:
     """One end of a connection that has just begun, or of one that has got as far as open streams."""
-    ends = {side: Connection(side, role, FRAME_BYTES_MAX) for side in Side}
+    columns.make_ready()
+    ends = {side: Connection(side, role, FRAME_BYTES_MAX, columns_bytes_min) for side in Side}
     if is_streaming:
         script: list[tuple[Side, Frame]] = [(Side.INITIATOR, HELLO), (Side.ACCEPTOR, Ok(CREDITS))]
         for stream_id in OPEN_STREAMS:
@@ -134,14 +150,10 @@ def _flat(events: Iterable[Event]) -> Iterator[object]:
     """The events, with each MESSAGE by itself: how many come at once is no promise."""
     for event in events:
         if isinstance(event, Messages):
-            ids = zip(map(int, event.stream_ids), map(int, event.message_ids), map(int, event.event_times), strict=True)
-            yield from zip(ids, map(_plain, event.keys), map(_plain, event.payloads), strict=True)
+            ids = (column.tolist() for column in (event.stream_ids, event.message_ids, event.event_times))
+            yield from zip(*ids, event.keys.to_pylist(), event.payloads.to_pylist(), strict=True)
         else:
             yield event
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, bytes) else value.as_py()  # type: ignore[attr-defined]
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:
