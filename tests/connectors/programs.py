@@ -28,9 +28,10 @@ except ProcessionError as error:
 
 SOURCE = """
 import sys
-from pathlib import Path
-from procession.connectors.file import run_source
-sys.exit(0 if run_source([Path(name) for name in sys.argv[2:]], sys.argv[1]) else 3)
+from procession.connectors.file import FileSource
+from procession.sdk.options import SourceOptions
+from procession.sdk.program import run_source
+sys.exit(0 if run_source(FileSource(sys.argv[2:]), sys.argv[1], SourceOptions("test", "test")) else 3)
 """
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +13,21 @@ from hypothesis import strategies as st
 
 from procession.connectors import file
 from procession.connectors.file import FileSource, stream_id_of
+from procession.connectors.framing import parse_framing
 from procession.errors import ConfigError, StorageError
+from procession.sdk.batch import Batch, Stream
+from tests.sdk.loops import on_a_loop
 
 
 def lines(source: FileSource, after: int | None = None) -> list[tuple[int, bytes]]:
-    (stream,) = source.streams()
+    streams = source.streams()
+    assert isinstance(streams, list)
+    (stream,) = streams
+    batches = source.read(stream, after)
+    assert isinstance(batches, Iterator)
     return [
         (int(message_id), payload)
-        for batch in source.read(stream, after)
+        for batch in batches
         for message_id, payload in zip(batch.message_ids, batch.payloads.to_pylist(), strict=True)
     ]
 
@@ -48,13 +58,13 @@ def test_a_file_is_its_lines_whatever_the_chunk_and_can_be_gone_on_with_after_ea
 
 
 def test_a_line_may_be_as_long_as_a_frame_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(file, "RECORD_BYTES_MAX", 100)
     path = tmp_path / "input"
     for ending in (b"", b"\n", b"\nx"):
         path.write_bytes(b"short\n" + b"x" * 100 + ending)
         assert lines(FileSource([path], chunk_bytes=8)) == reference(path.read_bytes())
         path.write_bytes(b"short\n" + b"x" * 101 + ending)
-        with pytest.raises(ConfigError, match=r"line at byte 6 of .* is longer than 100 bytes"):
+        with pytest.raises(ConfigError, match=r"record at byte 6 of .* is longer than 100 bytes"):
             lines(FileSource([path], chunk_bytes=8))
 
 
@@ -62,10 +72,10 @@ def test_a_file_that_is_not_what_was_read_before_is_an_error_that_says_so(tmp_pa
     path = tmp_path / "input"
     path.write_bytes(b"abc\ndef\n")
     for after in (1, 3, 7, 8, 100):
-        with pytest.raises(StorageError, match=f"no line begins at byte {after}"):
+        with pytest.raises(StorageError, match=f"no record begins at byte {after}"):
             lines(FileSource([path]), after)
     path.write_bytes(b"")
-    with pytest.raises(StorageError, match="no line begins at byte 0"):
+    with pytest.raises(StorageError, match="no record begins at byte 0"):
         lines(FileSource([path]), 0)
 
 
@@ -93,3 +103,148 @@ def test_a_stream_is_the_absolute_name_so_a_file_is_one_stream(tmp_path: Path, m
 
 def test_stream_ids_never_change_between_versions() -> None:
     assert stream_id_of(Path("/data/input.txt")) == 0x7C99CCC95C104029
+
+
+# Other framings
+
+
+def test_fixed_and_framed_files_are_read_and_gone_on_with_after_each_record(tmp_path: Path) -> None:
+    texts = [b"one", b"two", b"six"]
+    cases = {
+        "fixed:3": b"".join(texts),
+        "framed": b"".join(len(text).to_bytes(4) + text for text in texts),
+    }
+    for name, data in cases.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        for chunk_bytes in range(1, len(data) + 2):
+            source = FileSource([path], framing=parse_framing(name), chunk_bytes=chunk_bytes)
+            records = lines(source)
+            assert [payload for _, payload in records] == texts
+            for number, (position, _) in enumerate(records):
+                assert lines(source, after=position) == records[number + 1 :]
+
+
+@pytest.mark.parametrize("name", ["fixed:3", "framed"])
+def test_a_file_that_ends_in_the_middle_of_a_record_says_where(tmp_path: Path, name: str) -> None:
+    whole = b"one" if name == "fixed:3" else b"\0\0\0\3one"
+    path = tmp_path / "input"
+    for length in range(1, len(whole)):
+        path.write_bytes(whole + whole[:length])
+        with pytest.raises(StorageError, match=f"ends in the middle of the record at byte {len(whole)}") as caught:
+            lines(FileSource([path], framing=parse_framing(name)))
+        assert caught.value.next_step
+
+
+# Patterns
+
+
+def streams_of(source: FileSource) -> list[str]:
+    streams = source.streams()
+    assert isinstance(streams, list)
+    return [os.path.basename(stream.name) for stream in streams]
+
+
+def test_a_pattern_is_every_file_that_matches_and_a_name_with_a_star_in_it_is_that_file(tmp_path: Path) -> None:
+    for name in ("b.log", "a.log", "other", "x*.log"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "c.log").write_bytes(b"")
+    assert streams_of(FileSource([tmp_path / "[ab].log"])) == ["a.log", "b.log"]
+    assert streams_of(FileSource([tmp_path / "**" / "c.log", tmp_path / "other"])) == ["c.log", "other"]
+    assert streams_of(FileSource([tmp_path / "x*.log"])) == ["x*.log"]
+    with pytest.raises(ConfigError, match="No file is named like"):
+        FileSource([tmp_path / "*.none"])
+    with pytest.raises(ConfigError, match="named twice"):
+        FileSource([tmp_path / "a.log", tmp_path / "[a].log"])
+
+
+# Files that grow
+
+
+def following(*names: Path) -> FileSource:
+    return FileSource(names, is_following=True, poll_s=0.001)
+
+
+def followed(source: FileSource, path: Path, after: int | None = None) -> AsyncIterator[Batch]:
+    batches = source.read(Stream(stream_id_of(path), str(path)), after)
+    assert isinstance(batches, AsyncIterator)
+    return batches
+
+
+async def nothing_yet(batches: AsyncIterator[Batch]) -> asyncio.Task[Batch]:
+    """The next batch, of which nothing is there while the file is looked at a few times."""
+    coming = asyncio.ensure_future(anext(batches))
+    await asyncio.wait([coming], timeout=0.02)
+    assert not coming.done()
+    return coming
+
+
+@on_a_loop
+async def test_a_followed_file_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntw")
+    batches = followed(following(path), path)
+    assert (await anext(batches)).payloads.to_pylist() == [b"one"]
+    coming = await nothing_yet(batches)
+    with path.open("ab") as file:
+        file.write(b"o\nthree\n")
+    batch = await coming
+    assert batch.payloads.to_pylist() == [b"two", b"three"]
+    assert batch.message_ids.tolist() == [4, 8]
+    again = followed(following(path), path, after=4)
+    assert (await anext(again)).payloads.to_pylist() == [b"three"]
+
+
+@on_a_loop
+async def test_a_followed_file_that_is_cut_replaced_or_removed_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    def cut() -> None:
+        os.truncate(path, 2)
+
+    def replace() -> None:
+        (tmp_path / "new").write_bytes(b"one\ntwo\nthree\n")
+        os.rename(tmp_path / "new", path)
+
+    for happens, what in ((cut, "was truncated"), (replace, "was replaced or removed"), (path.unlink, "was replaced")):
+        path.write_bytes(b"one\n")
+        batches = followed(following(path), path)
+        await anext(batches)
+        happens()
+        with pytest.raises(StorageError, match=what) as caught:
+            await anext(batches)
+        assert "after byte 4" in caught.value.sentence
+        assert caught.value.next_step
+
+
+@on_a_loop
+async def test_what_a_file_got_before_it_was_replaced_is_still_sent(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n")
+    batches = followed(following(path), path)
+    await anext(batches)
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    path.rename(tmp_path / "log.1")
+    path.write_bytes(b"")
+    assert (await anext(batches)).payloads.to_pylist() == [b"two"]
+    with pytest.raises(StorageError, match="was replaced"):
+        await anext(batches)
+
+
+@on_a_loop
+async def test_a_followed_pattern_finds_the_files_that_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.log").write_bytes(b"")
+    source = following(tmp_path / "*.log")
+    streams = source.streams()
+    assert isinstance(streams, AsyncIterator)
+    assert (await anext(streams)).name.endswith("a.log")
+    (tmp_path / "b.log").write_bytes(b"one\n")
+    found = await anext(streams)
+    assert found.name.endswith("b.log")
+    assert (await anext(followed(source, tmp_path / "b.log"))).payloads.to_pylist() == [b"one"]
+    monkeypatch.setattr(file, "FOLLOWED_MAX", 2)
+    (tmp_path / "c.log").write_bytes(b"")
+    with pytest.raises(ConfigError, match="More than 2 files"):
+        await anext(streams)

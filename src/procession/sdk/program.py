@@ -8,27 +8,67 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvloop
+
+from procession.sdk.batch import Source
+from procession.sdk.options import SourceOptions
+from procession.sdk.report import Teller
+from procession.sdk.source import SourceClient
 
 Result = TypeVar("Result")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run_program(main: Coroutine[Any, Any, Result]) -> Result | None:
+def run_source(
+    source: Source,
+    to: str,
+    options: SourceOptions,
+    *,
+    is_json: bool = False,
+    on_stop: Callable[[], object] | None = None,
+) -> bool:
+    """Send all that a source has, and say on the standard error stream how far it is.
+
+    True when all of it is committed, False if a signal came first. With `on_stop`, the first signal only calls that,
+    so that the source can come to its end; the second one stops it.
+    """
+    teller = Teller(is_json=is_json)
+    client = SourceClient(source, to, replace(options, report=teller))
+    try:
+        return run_program(_all_of(client), on_stop) is True
+    finally:
+        teller.close()
+
+
+async def _all_of(client: SourceClient) -> bool:
+    await client.run()
+    return True
+
+
+def run_program(main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None) -> Result | None:
     """What the coroutine returns, or None if a signal stopped it first."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_stopped(main))
+        return runner.run(_until_stopped(main, on_stop))
 
 
-async def _until_stopped(main: Coroutine[Any, Any, Result]) -> Result | None:
+async def _until_stopped(main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None) -> Result | None:
     loop = asyncio.get_running_loop()
     task = loop.create_task(main)
+    gentle = [on_stop] if on_stop else []
+
+    def stop() -> None:
+        if gentle:
+            gentle.pop()()
+        else:
+            task.cancel()
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         return await task
     except asyncio.CancelledError:

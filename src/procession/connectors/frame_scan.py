@@ -1,0 +1,38 @@
+"""The compiled pass over length words: each says where the next one is, so no column operation can find them.
+
+The one rule: it reads no byte that is not there. Importing this module imports numba, so only `framing` does, when it
+is asked for frames. Before it on the walk: the bytes of a medium. After it: `framing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+_READ_ONLY = types.Array(types.uint8, 1, "C", readonly=True)
+_LENGTH_BYTES = 4
+
+
+@numba.njit(types.int64[::1](_READ_ONLY, types.int64), nogil=True, cache=True)
+def frame_starts(data: Any, payload_bytes_max: int) -> Any:
+    """Where each whole frame begins, and where the last one ends. A length over the limit ends the pass."""
+    end = len(data)
+    starts = np.empty(end // _LENGTH_BYTES + 1, np.int64)
+    count, position = 0, 0
+    starts[0] = 0
+    while position + _LENGTH_BYTES <= end:
+        length = (
+            (np.int64(data[position]) << 24)
+            | (np.int64(data[position + 1]) << 16)
+            | (np.int64(data[position + 2]) << 8)
+            | np.int64(data[position + 3])
+        )
+        if length > payload_bytes_max or length > end - position - _LENGTH_BYTES:
+            break
+        position += _LENGTH_BYTES + length  # type: ignore[assignment]  # numba's integers are all alike
+        count += 1
+        starts[count] = position
+    return starts[: count + 1].copy()

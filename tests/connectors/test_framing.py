@@ -1,0 +1,112 @@
+"""Framings against slow, obvious references: every cut of the bytes, every place to go on from, every lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procession.connectors import framing
+from procession.connectors.framing import Fixed, Framed, Framing, Lines, Look, parse_framing
+from procession.errors import ConfigError
+
+Records = list[tuple[int, bytes]]
+
+
+def as_lines(texts: list[bytes]) -> tuple[bytes, Records]:
+    data, records = b"", []
+    for text in texts:
+        line = text.replace(b"\n", b"")
+        records.append((len(data), line))
+        data += line + b"\n"
+    return data, records
+
+
+def as_fixed(texts: list[bytes]) -> tuple[bytes, Records]:
+    records = [(3 * number, (text + b"...")[:3]) for number, text in enumerate(texts)]
+    return b"".join(record for _, record in records), records
+
+
+def as_framed(texts: list[bytes]) -> tuple[bytes, Records]:
+    data, records = b"", []
+    for text in texts:
+        records.append((len(data), text))
+        data += len(text).to_bytes(4) + text
+    return data, records
+
+
+KINDS: list[tuple[Framing, Callable[[list[bytes]], tuple[bytes, Records]]]] = [
+    (Lines(), as_lines),
+    (Fixed(3), as_fixed),
+    (Framed(), as_framed),
+]
+
+
+def look_into(data: bytes) -> Look:
+    return lambda position, count: data[position : position + count]
+
+
+def cut_in_pieces(kind: Framing, data: bytes, piece_bytes: int) -> Records:
+    """As a reader does: what is left over comes again, before the next piece."""
+    records: Records = []
+    rest, position, fed = b"", 0, 0
+    while fed < len(data):
+        rest += data[fed : fed + piece_bytes]
+        fed += piece_bytes
+        cut = kind.cut(rest, is_end=fed >= len(data))
+        records += zip((cut.starts + position).tolist(), cut.payloads.to_pylist(), strict=True)
+        rest, position = rest[cut.end :], position + cut.end
+    assert rest == b""
+    return records
+
+
+@pytest.mark.parametrize(("kind", "made_of"), KINDS)
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(st.binary(max_size=12)), piece_bytes=st.integers(1, 40))
+def test_records_are_cut_out_whatever_the_pieces_and_begin_only_where_they_begin(
+    kind: Framing, made_of: Callable[[list[bytes]], tuple[bytes, Records]], texts: list[bytes], piece_bytes: int
+) -> None:
+    data, records = made_of(texts)
+    assert cut_in_pieces(kind, data, piece_bytes) == records
+    for position, _ in records:
+        assert kind.begins_at(position, look_into(data))
+    assert not kind.begins_at(len(data), look_into(data))
+    assert not kind.begins_at(len(data) + 7, look_into(data))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes_that_nobody_framed_are_never_more_than_is_there(data: bytes) -> None:
+    for kind, _ in KINDS:
+        cut = kind.cut(data, is_end=True)
+        assert 0 <= cut.end <= len(data)
+        assert len(cut.starts) == len(cut)
+        assert sum(map(len, cut.payloads.to_pylist())) <= len(data)
+
+
+def test_a_record_that_is_not_whole_waits_for_the_rest() -> None:
+    for kind, made_of in KINDS[1:]:
+        data, records = made_of([b"abc", b"def"])
+        for length in range(len(data)):
+            cut = kind.cut(data[:length], is_end=True)
+            whole = [record for start, record in records if start + len(data) // 2 <= length]
+            assert cut.payloads.to_pylist() == whole
+            assert kind.begins_at(0, look_into(data[:length])) == bool(whole)
+
+
+def test_a_length_over_the_limit_is_no_frame() -> None:
+    for length in (framing.RECORD_BYTES_MAX + 1, 2**32 - 1):
+        data = length.to_bytes(4) + b"abc"
+        assert not len(Framed().cut(data, is_end=False))
+        assert not Framed().begins_at(0, look_into(data))
+
+
+def test_a_framing_is_named_as_people_write_it() -> None:
+    for text in ("lines", "framed", "fixed:1", "fixed:64"):
+        assert parse_framing(text).name == text
+    for text in ("line", "", "fixed", "fixed:", "fixed:0", "fixed:x", "fixed:-1", "framed:4", f"fixed:{2**40}"):
+        with pytest.raises(ConfigError) as caught:
+            parse_framing(text)
+        assert caught.value.next_step
