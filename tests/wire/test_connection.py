@@ -135,9 +135,18 @@ STREAM_SCRIPT: dict[StreamState, list[StreamStep]] = {
 }
 
 
+def test_the_table_has_every_state_and_step_of_version_3() -> None:
+    assert STREAM.keys() == set(StreamState) == STREAM_SCRIPT.keys()
+    assert {step for steps in STREAM.values() for step in steps} == STREAM_FRAMES.keys()
+    kinds = {
+        kind for table in TABLES.values() for sides in table.values() for moves in sides.values() for kind in moves
+    }
+    assert kinds == {type(frame) for frame in FRAMES}
+
+
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("state", StreamState)
-@pytest.mark.parametrize("step", StreamStep)
+@pytest.mark.parametrize("step", STREAM_FRAMES)
 def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
     role: Role, state: StreamState, step: StreamStep
 ) -> None:

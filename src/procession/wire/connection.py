@@ -1,30 +1,43 @@
 """One end of one connection, without the socket: feed it bytes and get events, give it frames and get bytes.
 
-The one rule: it walks the tables of `lifecycle` and `stream`; what they forbid the peer is reported as a `Violation`,
-what they forbid us raises `LocalProtocolError`, and neither changes anything else. Before it stands the socket
-(`gateway.server`, `sdk`), after it whoever decides (`gateway.state`). Cookies, versions and two-phase-commit payloads
-are the decider's matter.
+The one rule: it walks the tables of its dialect; what they forbid the peer is reported as a `Violation`, what they
+forbid us raises `LocalProtocolError`, and neither changes anything else. An acceptor speaks whatever the first frame is
+of. Before it stands the socket (`gateway.server`, `sdk`), after it whoever decides (`gateway.state`). Cookies, versions
+and two-phase-commit payloads are the decider's matter.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import columns, v3
+from procession.wire import columns, draft, v3
 from procession.wire.codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
 from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, Stop
 from procession.wire.credit import CreditWindow
-from procession.wire.lifecycle import TABLES, Role, Side, State
+from procession.wire.dialect import DRAFT, V3, Dialect
+from procession.wire.draft_messages import (
+    NEEDS,
+    AckCounts,
+    AnyFrame,
+    Debug,
+    DraftMessage,
+    DraftMessages,
+    DraftOk,
+    Extension,
+)
+from procession.wire.lifecycle import Role, Side, State
 from procession.wire.messages import (
+    NOTHING_COMMITTED,
     TWOPC_STREAM,
     Ack,
     Eos,
     Error,
-    Frame,
     Hello,
     Ids,
     Message,
@@ -34,7 +47,7 @@ from procession.wire.messages import (
     Ok,
     Restart,
 )
-from procession.wire.stream import STREAM, StreamState, StreamStep
+from procession.wire.stream import StreamState, StreamStep
 
 HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
 """The longest HELLO there can be: all that a peer may make us hold before it has said who it is."""
@@ -49,8 +62,8 @@ class Violation:
     reason: str
 
 
-Event = Frame | Messages | Violation
-"""MESSAGE frames always come as `Messages`; every other frame comes as itself."""
+Event = AnyFrame | Messages | DraftMessages | Violation
+"""MESSAGE frames always come as `Messages`, those of the draft as `DraftMessages`; any other frame comes as itself."""
 
 
 Blame = type[LocalProtocolError] | type[RemoteProtocolError]
@@ -66,15 +79,23 @@ class Connection:
         role: Role,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         columns_bytes_min: int = COLUMNS_BYTES_MIN,
+        dialect: Dialect = V3,
     ) -> None:
+        if role not in dialect.connection:
+            raise LocalProtocolError(f"the {dialect.name} is for sources")
         self.side = side
         self.role = role
+        self.dialect = dialect
+        self.extensions: frozenset[Extension] = frozenset()
         self.frame_bytes_max = frame_bytes_max
         self.columns_bytes_min = columns_bytes_min
         self.state = State.CONNECTED
         self.credit = CreditWindow()
         self._framer = Framer(min(HELLO_BYTES_MAX, frame_bytes_max))
         self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
+        self._points: dict[int, int] = {}
+        """What the draft's acceptor has told us as committed."""
+        self._implied: deque[NotifyAck] = deque()
 
     @property
     def is_over(self) -> bool:
@@ -97,10 +118,12 @@ class Connection:
         self._framer.begin(data)
         try:
             while not self.is_over and (tag := self._framer.peek()) is not None:
-                if tag == v3.MESSAGE_TAG:
+                if self.state is State.CONNECTED:
+                    self._hear_dialect(tag)
+                if tag == self.dialect.message_tag:
                     self._take_messages(events)
                 else:
-                    frame = v3.decode(self._framer.take())
+                    frame = self._decoded(tag)
                     self._step(self.side.other, frame, RemoteProtocolError)
                     events.append(frame)
         except RemoteProtocolError as error:
@@ -115,8 +138,27 @@ class Connection:
         else:
             self._framer.keep()
 
+    def _hear_dialect(self, tag: int) -> None:
+        if self.side is Side.ACCEPTOR and self.role is Role.SOURCE and tag in draft.TAGS:
+            self.dialect = DRAFT
+
+    def _decoded(self, tag: int) -> AnyFrame:
+        if tag == v3.ERROR_TAG and self.side is Side.INITIATOR and self.state is not State.STREAMING:
+            # A gateway that turns us away before it has read our HELLO does not know what we speak.
+            return v3.decode(self._framer.take())
+        return self.dialect.decode(self._framer.take())
+
+    def implied(self) -> Iterator[NotifyAck]:
+        """The answers to our NOTIFYs that no frame brings: in the draft a stream is open at once, and OK or an ACK has
+        told where it goes on. To be asked whenever something was sent or received."""
+        while self._implied:
+            yield self._implied.popleft()
+
     def _take_messages(self, events: list[Event]) -> None:
         """Consecutive MESSAGE frames at once: by columns if they are many, else frame by frame, to the same event."""
+        if self.dialect is DRAFT:
+            self._take_drafted(events)
+            return
         self._allow(self.side.other, Message, RemoteProtocolError)
         rows_max = self.credit.affordable if self._spends(self.side.other) else BYTES_MAX
         size_bytes = self._framer.size_bytes
@@ -176,6 +218,18 @@ class Connection:
             if rows:
                 self._deliver(Messages.of(*zip(*rows, strict=True)), events)
 
+    def _take_drafted(self, events: list[Event]) -> None:
+        taken: list[DraftMessage] = []
+        try:
+            while self._framer.peek() == draft.MESSAGE_TAG:
+                message = draft.decode(self._framer.take())
+                assert isinstance(message, DraftMessage)
+                self._step(self.side.other, message, RemoteProtocolError)
+                taken.append(message)
+        finally:
+            if taken:
+                events.append(DraftMessages(tuple(taken)))
+
     def _deliver(self, messages: Messages, events: list[Event]) -> None:
         if self._spends(self.side.other):
             self.credit.spend(len(messages))
@@ -183,9 +237,14 @@ class Connection:
 
     # Sending
 
-    def send(self, frame: Frame) -> bytes:
-        """The bytes of this frame, and the step that it means; or LocalProtocolError, and nothing has changed."""
-        data = v3.encode(frame)
+    def send(self, frame: AnyFrame) -> bytes:
+        """The bytes of this frame, and the step that it means; or LocalProtocolError, and nothing has changed.
+
+        A source may say MESSAGE and EOS_MESSAGE in the words of version 3, whatever it speaks.
+        """
+        if self.dialect is DRAFT:
+            frame = draft.translated(frame)
+        data = self.dialect.encode(frame)
         if len(data) - 4 > self.frame_bytes_max:
             raise LocalProtocolError(f"a frame of {len(data) - 4} bytes, the limit is {self.frame_bytes_max}")
         self._step(self.side, frame, LocalProtocolError)
@@ -194,18 +253,19 @@ class Connection:
     def send_messages(
         self,
         stream_id: int,
-        message_ids: v3.Integers,
+        message_ids: v3.Integers | None,
         event_times: v3.Integers,
         keys: pa.Array | None,
         payloads: pa.Array,
     ) -> pa.Buffer:
-        """The bytes of many MESSAGE frames of one stream, made by columns (see `v3.encode_messages`)."""
-        self._allow(self.side, Message, LocalProtocolError)
+        """The bytes of many MESSAGE frames of one stream, made by columns (see `v3.encode_messages`). Without message
+        ids they are ephemeral, which only the draft can say."""
+        self._allow(self.side, DraftMessage if self.dialect is DRAFT else Message, LocalProtocolError)
         self._allow_message(self.side, stream_id, LocalProtocolError)
         count = len(payloads)
         if self._spends(self.side) and count > self.credit.available:
             raise LocalProtocolError(f"{count} messages for {self.credit.available} credits")
-        data = v3.encode_messages(stream_id, message_ids, event_times, keys, payloads, self.frame_bytes_max)
+        data = self.dialect.encode_messages(stream_id, message_ids, event_times, keys, payloads, self.frame_bytes_max)
         if self._spends(self.side):
             self.credit.spend(count)
         return data
@@ -213,40 +273,65 @@ class Connection:
     def error_frame(self, reason: str) -> bytes:
         """ERROR, to be sent before closing. Allowed in every state: after a violation it is what is left to say."""
         self.state = State.ERROR
-        return v3.encode(Error(reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")))
+        return self.dialect.encode(Error(reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")))
 
     # Steps
 
-    def _step(self, sender: Side, frame: Frame, blame: Blame) -> None:
+    def _step(self, sender: Side, frame: AnyFrame, blame: Blame) -> None:
         """Check the frame against the tables and the credits, then move. A frame that is refused changes nothing."""
         following = self._allow(sender, type(frame), blame)
         match frame:
-            case Hello():
+            case Hello(version=version):
+                self.extensions = self._asked_for(version, blame)
                 self._framer.frame_bytes_max = self.frame_bytes_max
             case Ok(credits=credits):
+                if isinstance(frame, DraftOk) and self.side is Side.INITIATOR:
+                    self._points = {stream_id: point for stream_id, _, point in frame.streams}
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
+                if self.dialect is DRAFT and sender is self.side:
+                    point = self._points.get(stream_id, NOTHING_COMMITTED)
+                    self._implied.append(NotifyAck(True, stream_id, point))
             case NotifyAck(success=success, stream_id=stream_id):
                 step = StreamStep.ACCEPTED if success else StreamStep.REFUSED
                 self._streams[stream_id] = self._after(stream_id, step, blame)
             case Message(stream_id=stream_id):
                 self._allow_message(sender, stream_id, blame)
                 self._produce(sender, stream_id, StreamStep.MESSAGE, blame)
+            case DraftMessage(stream_id=stream_id):
+                self._produce(sender, stream_id, StreamStep.LAST if frame.is_last else StreamStep.MESSAGE, blame)
             case Eos(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.EOS, blame)
+            case Debug():
+                self._charge(sender)
             case Ack(credits=credits, positions=positions):
-                self._streams |= {
-                    stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id, _ in positions
-                }
-                self.credit.grant(credits)
+                self._acknowledge(credits, positions, blame)
+            case AckCounts(credits=credits, positions=counted):
+                self._acknowledge(credits, [position[:2] for position in counted], blame)
             case Restart():
                 self._streams = dict.fromkeys(self._streams, StreamState.TERMINATED)
         self.state = following
 
-    def _allow(self, sender: Side, kind: type[Frame], blame: Blame) -> State:
-        following = TABLES[self.role][self.state][sender].get(kind)
-        if following is None:
+    def _asked_for(self, version: str, blame: Blame) -> frozenset[Extension]:
+        """What HELLO's version asks for. Which versions of its own dialect are welcome is for the decider."""
+        asked_for = draft.VERSIONS.get(version)
+        if self.dialect is DRAFT and asked_for is None:
+            raise blame(f"unknown version {version[:20]!r}, this is {draft.VERSION}")
+        if self.dialect is V3 and asked_for is not None:
+            raise blame(f"version {version!r} is not said in frames of v3")
+        return asked_for or frozenset()
+
+    def _acknowledge(self, credits_given: int, positions: Iterable[tuple[int, int]], blame: Blame) -> None:
+        points = dict(positions)
+        self._streams |= {stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id in points}
+        if self.dialect is DRAFT and self.side is Side.INITIATOR:
+            self._points |= points
+        self.credit.grant(credits_given)
+
+    def _allow(self, sender: Side, kind: type[AnyFrame], blame: Blame) -> State:
+        following = self.dialect.connection[self.role][self.state][sender].get(kind)
+        if following is None or (kind in NEEDS and NEEDS[kind] not in self.extensions):
             raise blame(f"{kind.__name__} from the {sender.value} while {self.state.value}")
         return following
 
@@ -257,7 +342,7 @@ class Connection:
 
     def _after(self, stream_id: int, step: StreamStep, blame: Blame) -> StreamState:
         before = self.stream_state(stream_id)
-        following = STREAM[before].get(step)
+        following = self.dialect.stream[before].get(step)
         if following is None:
             raise blame(f"{step.value} on stream {stream_id}, which is {before.value}")
         return following
@@ -265,14 +350,17 @@ class Connection:
     def _produce(self, sender: Side, stream_id: int, step: StreamStep, blame: Blame) -> None:
         """A frame of the connector: it moves its stream and costs a credit."""
         following = self._after(stream_id, step, blame)
+        self._charge(sender, is_end=step is StreamStep.EOS)
+        self._streams[stream_id] = following
+
+    def _charge(self, sender: Side, *, is_end: bool = False) -> None:
         if self._spends(sender):
             if sender is self.side and self.credit.available < 1:
                 # We hold ourselves to what was granted; the drift is for peers.
                 raise LocalProtocolError("no credit left")
-            if step is StreamStep.EOS:
+            if is_end:
                 self.credit.tolerate()
             self.credit.spend()
-        self._streams[stream_id] = following
 
     def _spends(self, sender: Side) -> bool:
         return self.role is Role.SOURCE and sender is Side.INITIATOR

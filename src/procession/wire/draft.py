@@ -7,7 +7,10 @@ are letters, so that no frame of the draft can be taken for one of version 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+
+import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import codec
@@ -15,6 +18,7 @@ from procession.wire.codec import Reader
 from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
+    AnyFrame,
     Debug,
     DraftFrame,
     DraftMessage,
@@ -23,7 +27,8 @@ from procession.wire.draft_messages import (
     Fault,
     Flag,
 )
-from procession.wire.messages import Ack, Error, Hello, Notify, Restart
+from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, Restart
+from procession.wire.v3 import Integers
 
 VERSION = "draft"
 """What HELLO says. The extensions that a session wants follow, each after a `+`: `draft+counts+debug`."""
@@ -169,6 +174,8 @@ def _body(frame: DraftFrame) -> bytes:
             if count > DEBUG_COUNT_MAX:
                 raise LocalProtocolError(f"a fault {count} times, the limit is {DEBUG_COUNT_MAX}")
             return b"D" + codec.u8(fault.value) + u32(count)
+        case _:
+            raise LocalProtocolError(f"{type(frame).__name__} is no frame of the draft")
 
 
 def _message_body(message: DraftMessage) -> bytes:
@@ -189,3 +196,44 @@ def _message_body(message: DraftMessage) -> bytes:
 def _says_nothing(message: DraftMessage) -> bool:
     """A boundary is a point of reference, or an end. Without an id it cannot be the one."""
     return message.payload is None and message.message_id is None and not message.is_last
+
+
+def translated(frame: AnyFrame) -> AnyFrame:
+    """What a source says in the words of version 3, in those of the draft; any other frame is what it is.
+
+    An end without an id is no point of reference: of a stream without messages there is none that could be given.
+    """
+    match frame:
+        case Message(stream_id, message_id, event_time, key, payload):
+            return DraftMessage(stream_id, message_id, payload, event_time or None, key or None)
+        case Eos(stream_id, message_id):
+            return DraftMessage(stream_id, message_id or 0, None, is_last=True, is_unstable=message_id is None)
+        case _:
+            return frame
+
+
+def encode_messages(
+    stream_id: int,
+    message_ids: Integers | None,
+    event_times: Integers,
+    keys: pa.Array | None,
+    payloads: pa.Array,
+    frame_bytes_max: int = codec.FRAME_BYTES_MAX,
+) -> pa.Buffer:
+    """Many MESSAGE frames of one stream, back to back, frame by frame; ephemeral ones, if they have no ids."""
+    if payloads.null_count or (keys is not None and keys.null_count):
+        raise LocalProtocolError("a key or payload that is null")
+    no_keys: Iterable[bytes] = repeat(b"", len(payloads))
+    columns = (
+        repeat(None, len(payloads)) if message_ids is None else map(int, message_ids),
+        payloads.to_pylist(),
+        (int(time) or None for time in event_times),
+        (key or None for key in (no_keys if keys is None else keys.to_pylist())),
+    )
+    try:
+        frames = [encode(DraftMessage(stream_id, *row)) for row in zip(*columns, strict=True)]
+    except ValueError:
+        raise LocalProtocolError("columns of different lengths") from None
+    if (largest := max(map(len, frames), default=0) - 4) > frame_bytes_max:
+        raise LocalProtocolError(f"a frame of {largest} bytes, the limit is {frame_bytes_max}")
+    return pa.py_buffer(b"".join(frames))

@@ -9,15 +9,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from procession.wire.messages import Ack, Error, Hello, Notify, Restart
+from procession.wire.messages import Ack, Error, Frame, Hello, Notify, Ok, Restart
 
 DEBUG_COUNT_MAX = 1000
 """How often a DEBUG frame may ask for the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOk:
-    credits: int
+class DraftOk(Ok):
     streams: tuple[tuple[int, str, int], ...] = ()
     """Triples (stream id, stream name, point of reference): what earlier sessions have got committed."""
 
@@ -95,6 +94,16 @@ class Debug:
     count: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class DraftMessages:
+    """Consecutive MESSAGE frames, in the order of arrival."""
+
+    messages: tuple[DraftMessage, ...]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
 class Extension(enum.Enum):
     """What a session may speak beyond the draft, if its HELLO names it and the gateway allows it."""
 
@@ -102,7 +111,8 @@ class Extension(enum.Enum):
     DEBUG = "debug"
 
 
-NEEDS: dict[type[AckCounts] | type[Debug], Extension] = {AckCounts: Extension.COUNTS, Debug: Extension.DEBUG}
+NEEDS: dict[type, Extension] = {AckCounts: Extension.COUNTS, Debug: Extension.DEBUG}
 """The frames that no session may send which has not got their extension."""
 
 DraftFrame = Hello | DraftOk | Error | Notify | DraftMessage | Ack | AckCounts | Restart | Debug
+AnyFrame = Frame | DraftFrame

@@ -25,6 +25,7 @@ class StreamStep(enum.Enum):
     REFUSED = "NOTIFY_ACK without success"
     MESSAGE = "MESSAGE"
     EOS = "EOS_MESSAGE"
+    LAST = "MESSAGE with EOS"
     ACK = "ACK"
     RESTART = "RESTART"
 

@@ -28,6 +28,7 @@ SINK_VERSION = "v0.0.1"
 
 VERSIONS = frozenset({SOURCE_VERSION, SINK_VERSION})
 
+ERROR_TAG = 2
 MESSAGE_TAG = 5
 
 Integers = Sequence[int] | npt.NDArray[Any]
@@ -175,8 +176,11 @@ def message_fields(body: bytes) -> tuple[int, int, int, bytes, bytes]:
 
 def encode(frame: Frame) -> bytes:
     """The whole frame, length word included."""
+    encoder = _ENCODERS.get(type(frame))
+    if encoder is None:
+        raise LocalProtocolError(f"{type(frame).__name__} is no frame of version 3")
     try:
-        body = _ENCODERS[type(frame)](frame)
+        body = encoder(frame)
     except struct.error as error:
         raise LocalProtocolError(f"a number in {type(frame).__name__} does not fit its field: {error}") from None
     return codec.frame(body)
@@ -197,7 +201,7 @@ _LENGTH_BYTES = 4
 
 def encode_messages(
     stream_id: int,
-    message_ids: Integers,
+    message_ids: Integers | None,
     event_times: Integers,
     keys: pa.Array | None,
     payloads: pa.Array,
@@ -207,6 +211,8 @@ def encode_messages(
 
     `keys` and `payloads` are binary (or large binary) arrays without nulls; no `keys` means that every key is empty.
     """
+    if message_ids is None:
+        raise LocalProtocolError("version 3 has no ephemeral messages: each needs a message id")
     count = len(payloads)
     payload_lengths = _lengths(payloads, "payload")
     key_lengths = np.zeros(count, dtype=np.int64) if keys is None else _lengths(keys, "key")

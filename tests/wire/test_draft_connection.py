@@ -1,0 +1,377 @@
+"""Connections of the draft joined in memory: every state by every frame by both directions; one door for both versions;
+what a client of version 3's words gets; extensions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.errors import LocalProtocolError
+from procession.wire import codec, draft, v3
+from procession.wire.connection import Connection, Violation
+from procession.wire.dialect import DRAFT, V3
+from procession.wire.draft_lifecycle import DRAFT_CONNECTION, DRAFT_STREAM
+from procession.wire.draft_messages import (
+    NEEDS,
+    AckCounts,
+    Debug,
+    DraftFrame,
+    DraftMessage,
+    DraftMessages,
+    DraftOk,
+    Extension,
+    Fault,
+)
+from procession.wire.lifecycle import Role, Side, State
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    Ack,
+    Eos,
+    Error,
+    Frame,
+    Hello,
+    Message,
+    Notify,
+    NotifyAck,
+    Ok,
+    Restart,
+)
+from procession.wire.stream import StreamState, StreamStep
+
+ALL = frozenset(Extension)
+NONE: frozenset[Extension] = frozenset()
+FRAMES: list[DraftFrame] = [
+    Hello("draft", b"", "program", "instance"),
+    DraftOk(10),
+    Error("no"),
+    Notify(1, "s", 0),
+    DraftMessage(7, 1, b"x"),
+    Ack(1),
+    AckCounts(1),
+    Restart(),
+    Debug(Fault.TICK),
+]
+V3_ONLY: list[Frame] = [Ok(10), NotifyAck(True, 7, 0)]
+
+
+class Pair:
+    """A client of the draft and a gateway's end that takes both versions, joined in memory."""
+
+    def __init__(self, extensions: frozenset[Extension] = NONE, *, credits_max: int = 10) -> None:
+        self.hello = Hello(draft.version(extensions), b"", "program", "instance")
+        self.initiator = Connection(Side.INITIATOR, Role.SOURCE, dialect=DRAFT)
+        self.acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+        self.credits_max = credits_max
+
+    def ends(self, sender: Side) -> tuple[Connection, Connection]:
+        return (self.initiator, self.acceptor) if sender is Side.INITIATOR else (self.acceptor, self.initiator)
+
+    def pass_on(self, frame: Frame | DraftFrame, sender: Side) -> list[object]:
+        ours, theirs = self.ends(sender)
+        return list(theirs.receive(ours.send(frame)))
+
+    def to(self, state: State) -> Pair:
+        ok = DraftOk(self.credits_max)
+        script: dict[State, list[tuple[Side, DraftFrame]]] = {
+            State.CONNECTED: [],
+            State.HANDSHAKE: [(Side.INITIATOR, self.hello)],
+            State.STREAMING: [(Side.INITIATOR, self.hello), (Side.ACCEPTOR, ok)],
+            State.ERROR: [(Side.INITIATOR, Error("no"))],
+            State.DISCONNECTED: [(Side.INITIATOR, self.hello), (Side.ACCEPTOR, ok), (Side.ACCEPTOR, Restart())],
+        }
+        for sender, frame in script[state]:
+            self.pass_on(frame, sender)
+        assert (self.initiator.state, self.acceptor.state) == (state, state)
+        return self
+
+    def open(self, *stream_ids: int) -> Pair:
+        for stream_id in stream_ids:
+            self.pass_on(Notify(stream_id, "s", 0), Side.INITIATOR)
+        return self
+
+
+CASES = list(itertools.product([NONE, ALL], State, Side, FRAMES))
+
+
+@pytest.mark.parametrize(
+    ("extensions", "state", "sender", "frame"),
+    CASES,
+    ids=[f"{len(e)}-{s.value}-{side.value}-{type(f).__name__}" for e, s, side, f in CASES],
+)
+def test_both_ends_move_as_the_table_says_or_not_at_all(
+    extensions: frozenset[Extension], state: State, sender: Side, frame: DraftFrame
+) -> None:
+    pair = Pair(extensions).to(state)
+    if state is State.STREAMING:
+        pair.open(7)
+    ours, theirs = pair.ends(sender)
+    following = DRAFT_CONNECTION[state][sender].get(type(frame))
+    needs = NEEDS.get(type(frame))
+    if following is not None and (needs is None or needs in extensions):
+        events = theirs.receive(ours.send(frame))
+        assert (ours.state, theirs.state) == (following, following)
+        assert len(events) == 1
+        assert not isinstance(events[0], Violation)
+        return
+    # A gateway's end that has heard nothing yet speaks version 3, which has other frames.
+    with pytest.raises(LocalProtocolError):
+        ours.send(frame)
+    assert ours.state is state
+    events = theirs.receive(draft.encode(frame))
+    if state in (State.ERROR, State.DISCONNECTED):
+        assert (events, theirs.state) == ([], state)
+    else:
+        assert [type(event) for event in events] == [Violation]
+        assert theirs.state is State.ERROR
+
+
+STREAM_FRAMES: dict[StreamStep, tuple[Side, DraftFrame]] = {
+    StreamStep.NOTIFY: (Side.INITIATOR, Notify(7, "s", 0)),
+    StreamStep.MESSAGE: (Side.INITIATOR, DraftMessage(7, 1, b"x")),
+    StreamStep.LAST: (Side.INITIATOR, DraftMessage(7, 1, b"x", is_last=True)),
+    StreamStep.ACK: (Side.ACCEPTOR, Ack(0, ((7, 0),))),
+    StreamStep.RESTART: (Side.ACCEPTOR, Restart()),
+}
+STREAM_SCRIPT: dict[StreamState, list[StreamStep]] = {
+    StreamState.START: [],
+    StreamState.OPEN: [StreamStep.NOTIFY],
+    StreamState.CLOSED: [StreamStep.NOTIFY, StreamStep.LAST],
+    StreamState.TERMINATED: [StreamStep.NOTIFY, StreamStep.RESTART],
+}
+
+
+def test_the_tables_have_every_state_and_step_of_the_draft() -> None:
+    assert DRAFT_STREAM.keys() == STREAM_SCRIPT.keys()
+    assert {step for steps in DRAFT_STREAM.values() for step in steps} == STREAM_FRAMES.keys()
+    kinds = {kind for sides in DRAFT_CONNECTION.values() for moves in sides.values() for kind in moves}
+    assert kinds == {type(frame) for frame in FRAMES}
+
+
+@pytest.mark.parametrize("counting", [False, True], ids=["ack", "ack with counts"])
+@pytest.mark.parametrize("state", DRAFT_STREAM)
+@pytest.mark.parametrize("step", STREAM_FRAMES)
+def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
+    state: StreamState, step: StreamStep, counting: bool
+) -> None:
+    pair = Pair(ALL).to(State.STREAMING)
+    for earlier in STREAM_SCRIPT[state]:
+        pair.pass_on(STREAM_FRAMES[earlier][1], STREAM_FRAMES[earlier][0])
+    sender, frame = STREAM_FRAMES[step]
+    if counting and step is StreamStep.ACK:
+        frame = AckCounts(0, ((7, 0, 1),))
+    ours, theirs = pair.ends(sender)
+    assert ours.stream_state(7) is theirs.stream_state(7) is state
+    following = DRAFT_STREAM[state].get(step)
+    if following is not None:
+        theirs.receive(ours.send(frame))
+        assert ours.stream_state(7) is theirs.stream_state(7) is following
+    elif step is StreamStep.RESTART and state is StreamState.START:
+        theirs.receive(ours.send(frame))
+        assert ours.stream_state(7) is state
+    else:
+        with pytest.raises(LocalProtocolError):
+            ours.send(frame)
+        assert ours.stream_state(7) is state
+        events = theirs.receive(draft.encode(frame))
+        assert theirs.stream_state(7) is state
+        assert [type(event) for event in events] == ([] if state is StreamState.TERMINATED else [Violation])
+
+
+# One door
+
+
+@pytest.mark.parametrize("said", ["draft", "draft+counts", "draft+debug", "draft+counts+debug"])
+def test_the_first_frame_tells_the_version_and_what_is_spoken_beyond_it(said: str) -> None:
+    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    assert acceptor.receive(draft.encode(Hello(said, b"", "p", "i"))) == [Hello(said, b"", "p", "i")]
+    assert acceptor.dialect is DRAFT
+    assert acceptor.extensions == draft.VERSIONS[said]
+    assert draft.decode(acceptor.send(DraftOk(1))[4:]) == DraftOk(1)
+
+
+def test_a_peer_of_version_3_at_the_same_door_is_answered_in_version_3() -> None:
+    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    acceptor.receive(v3.encode(Hello("0.0.1", b"", "p", "i")))
+    assert acceptor.dialect is V3
+    assert v3.decode(acceptor.send(Ok(1))[4:]) == Ok(1)
+    with pytest.raises(LocalProtocolError):
+        acceptor.send(DraftOk(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (draft.encode(Hello("0.0.1", b"", "p", "i")), "unknown version '0.0.1', this is draft"),
+        (draft.encode(Hello("draft+", b"", "p", "i")), "unknown version 'draft+', this is draft"),
+        (v3.encode(Hello("draft", b"", "p", "i")), "version 'draft' is not said in frames of v3"),
+        (draft.encode(Notify(1, "s", 0)), "Notify from the initiator while connected"),
+    ],
+)
+def test_a_first_frame_of_no_version_is_refused(first: bytes, reason: str) -> None:
+    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    assert acceptor.receive(first) == [Violation(reason)]
+
+
+def test_the_version_does_not_change_within_a_session() -> None:
+    for hello, other in (
+        (draft.encode(Hello("draft", b"", "p", "i")), v3.encode(Error("no"))),
+        (v3.encode(Hello("0.0.1", b"", "p", "i")), draft.encode(Error("no"))),
+    ):
+        acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+        events = acceptor.receive(hello + other)
+        assert [type(event) for event in events] == [Hello, Violation]
+        assert str(events[1]).count("unknown frame tag") == 1
+
+
+def test_an_error_is_said_in_the_version_of_the_peer() -> None:
+    pair = Pair().to(State.HANDSHAKE)
+    assert draft.decode(pair.acceptor.error_frame("why")[4:]) == Error("why")
+
+
+def test_the_draft_is_for_sources_only() -> None:
+    with pytest.raises(LocalProtocolError, match="the draft is for sources"):
+        Connection(Side.INITIATOR, Role.SINK, dialect=DRAFT)
+    sink = Connection(Side.ACCEPTOR, Role.SINK)
+    assert [type(event) for event in sink.receive(draft.encode(FRAMES[0]))] == [Violation]
+
+
+@pytest.mark.parametrize("frame", V3_ONLY, ids=lambda frame: type(frame).__name__)
+def test_a_frame_of_version_3_is_none_of_the_draft(frame: Frame) -> None:
+    pair = Pair().to(State.STREAMING).open(7)
+    with pytest.raises(LocalProtocolError):
+        pair.acceptor.send(frame)
+    assert [type(event) for event in pair.initiator.receive(v3.encode(frame))] == [Violation]
+
+
+# Messages and credits
+
+
+def test_consecutive_messages_come_as_one_event_however_they_were_cut() -> None:
+    pair = Pair(credits_max=1000).to(State.STREAMING).open(7, 8)
+    messages = [DraftMessage(7 + n % 2, n, b"p" * n, key=b"k" * (n % 3), is_unstable=n % 5 == 1) for n in range(50)]
+    data = b"".join(map(draft.encode, messages))
+    found: list[DraftMessage] = []
+    for start in range(0, len(data), 97):
+        for event in pair.acceptor.receive(data[start : start + 97]):
+            assert isinstance(event, DraftMessages)
+            found += event.messages
+    assert found == messages
+
+
+def test_messages_before_a_violation_count_and_those_after_it_do_not() -> None:
+    pair = Pair().to(State.STREAMING).open(7)
+    good, bad = draft.encode(DraftMessage(7, 1, b"x")), draft.encode(DraftMessage(8, 1, b"x"))
+    events = pair.acceptor.receive(good + bad + good)
+    assert events == [
+        DraftMessages((DraftMessage(7, 1, b"x"),)),
+        Violation("MESSAGE on stream 8, which is not notified"),
+    ]
+    assert pair.acceptor.receive(good) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        codec.u32(2**32 - 1),
+        codec.u32(0),
+        codec.frame(b"\x09"),
+        codec.frame(b"Mabc"),
+        codec.frame(b"M\x00\x40" + bytes(16)),
+        codec.frame(b"M\x00\x20" + bytes(16) + b"\xff\xff"),
+        draft.encode(Debug(Fault.CLOSE)),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["4 GiB", "empty", "tag 9", "cut message", "unknown flag", "cut key", "debug", "browser"],
+)
+def test_whatever_the_peer_sends_is_an_event_and_the_messages_before_it_count(bad: bytes) -> None:
+    pair = Pair().to(State.STREAMING).open(7)
+    events = pair.acceptor.receive(draft.encode(DraftMessage(7, 1, b"x")) + bad)
+    assert [type(event) for event in events] == [DraftMessages, Violation]
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6))
+def test_no_bytes_make_a_connection_of_the_draft_raise(chunks: list[bytes]) -> None:
+    for side in Side:
+        pair = Pair(ALL).to(State.STREAMING).open(7)
+        connection = pair.initiator if side is Side.INITIATOR else pair.acceptor
+        for chunk in chunks:
+            connection.receive(chunk)
+
+
+def test_every_frame_of_the_connector_costs_a_credit_but_hello_and_the_end_has_no_drift() -> None:
+    pair = Pair(ALL, credits_max=4).to(State.STREAMING).open(7)
+    pair.pass_on(DraftMessage(7, 1, b""), Side.INITIATOR)
+    pair.pass_on(Debug(Fault.TICK), Side.INITIATOR)
+    pair.pass_on(DraftMessage(7, 2, None, is_last=True), Side.INITIATOR)
+    assert pair.initiator.credit.available == pair.acceptor.credit.affordable == 0
+    with pytest.raises(LocalProtocolError, match="no credit"):
+        pair.initiator.send(Notify(7, "s", 0))
+    assert pair.acceptor.receive(draft.encode(Notify(7, "s", 0))) == [Violation("credits overspent")]
+    pair = Pair(ALL, credits_max=1).to(State.STREAMING).open(7)
+    pair.pass_on(AckCounts(2), Side.ACCEPTOR)
+    assert pair.initiator.credit.available == pair.acceptor.credit.available == 2
+
+
+# A client that knows only the words of version 3
+
+
+def test_a_notify_is_answered_by_what_ok_and_the_acks_have_said() -> None:
+    pair = Pair().to(State.HANDSHAKE)
+    pair.pass_on(DraftOk(10, ((7, "s", 49),)), Side.ACCEPTOR)
+    pair.open(7, 8)
+    assert list(pair.initiator.implied()) == [NotifyAck(True, 7, 49), NotifyAck(True, 8, NOTHING_COMMITTED)]
+    assert list(pair.initiator.implied()) == []
+    pair.pass_on(DraftMessage(7, 60, b"", is_last=True), Side.INITIATOR)
+    pair.pass_on(Ack(0, ((7, 60),)), Side.ACCEPTOR)
+    pair.open(7)
+    assert list(pair.initiator.implied()) == [NotifyAck(True, 7, 60)]
+    assert list(pair.acceptor.implied()) == []
+
+
+def test_messages_and_ends_of_version_3_are_said_in_the_draft() -> None:
+    pair = Pair().to(State.STREAMING).open(7, 8)
+    assert pair.pass_on(Message(7, 1, 5, b"k", b"x"), Side.INITIATOR) == [
+        DraftMessages((DraftMessage(7, 1, b"x", event_time=5, key=b"k"),))
+    ]
+    assert pair.pass_on(Message(7, 2, 0, b"", b"x"), Side.INITIATOR) == [DraftMessages((DraftMessage(7, 2, b"x"),))]
+    # Its id is no point of reference: an empty stream has none to give.
+    assert pair.pass_on(Eos(7), Side.INITIATOR) == [
+        DraftMessages((DraftMessage(7, 0, None, is_last=True, is_unstable=True),))
+    ]
+    assert pair.pass_on(Eos(8, 9), Side.INITIATOR) == [DraftMessages((DraftMessage(8, 9, None, is_last=True),))]
+    assert pair.initiator.stream_state(7) is pair.acceptor.stream_state(8) is StreamState.CLOSED
+
+
+def test_messages_sent_by_columns_are_those_sent_one_by_one() -> None:
+    pair = Pair().to(State.STREAMING).open(7)
+    data = pair.initiator.send_messages(
+        7, [1, 2, 3], [0, 5, 0], pa.array([b"", b"k", b""], pa.binary()), pa.array([b"a", b"b", b"c"], pa.binary())
+    )
+    assert pair.acceptor.receive(data.to_pybytes()) == [
+        DraftMessages(
+            (DraftMessage(7, 1, b"a"), DraftMessage(7, 2, b"b", event_time=5, key=b"k"), DraftMessage(7, 3, b"c"))
+        )
+    ]
+    assert pair.initiator.credit.available == pair.acceptor.credit.available == 6
+    with pytest.raises(LocalProtocolError, match="7 messages for 6 credits"):
+        pair.initiator.send_messages(7, range(7), [0] * 7, None, pa.array([b"a"] * 7, pa.binary()))
+    assert pair.initiator.credit.available == 6
+
+
+def test_messages_without_ids_are_ephemeral_and_only_the_draft_has_them() -> None:
+    pair = Pair().to(State.STREAMING).open(9)
+    data = pair.initiator.send_messages(9, None, [0, 5], None, pa.array([b"a", b"b"], pa.binary()))
+    assert pair.acceptor.receive(data.to_pybytes()) == [
+        DraftMessages((DraftMessage(9, None, b"a"), DraftMessage(9, None, b"b", event_time=5)))
+    ]
+    old = Connection(Side.INITIATOR, Role.SOURCE)
+    old.send(Hello("0.0.1", b"", "p", "i"))
+    old.receive(v3.encode(Ok(5)))
+    old.send(Notify(9, "s", 0))
+    old.receive(v3.encode(NotifyAck(True, 9, 0)))
+    with pytest.raises(LocalProtocolError, match="ephemeral"):
+        old.send_messages(9, None, [0], None, pa.array([b"a"], pa.binary()))
