@@ -1,6 +1,7 @@
 """How long each process takes to recover from SIGKILL: from the signal to its first useful work.
 
-A demo's parts run under a steady source; each is killed in turn, several rounds. Useful work is, for source and
+A demo's parts run under a steady source; each is killed in turn, several rounds; the driver also with a warm spare
+beside it. Useful work is, for source and
 gateway, the first record that comes in after the signal; for sink and driver, the first epoch that is committed after
 it.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from procession.ops.app import load_app
 from procession.ops.config import load_settings
 from procession.ops.demo import APP, SINK, write_input
+from procession.ops.driver import SPARE_READY
 from procession.ops.local import DRIVER, GATEWAY, SOURCE, Local
 from procession.ops.progress import Progress
 from procession.ops.restarts import RestartPolicy
@@ -38,22 +40,25 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as work:
-        seconds = measure(Path(work), given.rounds)
+        seconds = measure(Path(work) / "alone", given.rounds, (SOURCE, GATEWAY, SINK, DRIVER))
+        seconds["driver with a spare"] = measure(Path(work) / "spare", given.rounds, (DRIVER,))[DRIVER]
     figures = {part: {"median_s": statistics.median(times), "worst_s": max(times)} for part, times in seconds.items()}
     if given.json:
         print(json.dumps({"parts": figures, "command": f"{COMMAND} --rounds {given.rounds}"}))
         return
     for part, one in figures.items():
-        print(f"{part:8} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)")
+        print(f"{part:20} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)")
     print(f"({COMMAND} --rounds {given.rounds})")
 
 
-def measure(work: Path, rounds: int) -> dict[str, list[float]]:
+def measure(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, list[float]]:
+    has_spare = parts == (DRIVER,)
+    work.mkdir()
     write_input(work / "input.txt", RECORDS)
     policy = RestartPolicy(kills_max=10_000)
     seconds: dict[str, list[float]] = defaultdict(list)
     with Supervisor(work / "logs", policy) as supervisor:
-        local = Local(supervisor, APP, load_app(APP).graph, work, work, load_settings())
+        local = Local(supervisor, APP, load_app(APP).graph, work, work, load_settings(spare_driver=has_spare))
         progress = Progress(work)
 
         def until(is_reached: Callable[[], bool]) -> None:
@@ -67,7 +72,9 @@ def measure(work: Path, rounds: int) -> dict[str, list[float]]:
         local.start_source([work / "input.txt"], rate=RATE)
         until(lambda: progress.committed > 0)
         for _ in range(rounds):
-            for part in (SOURCE, GATEWAY, SINK, DRIVER):
+            for part in parts:
+                if has_spare:
+                    until(lambda: _is_warm(work, supervisor.spare_pid(DRIVER)))
                 steady = time.monotonic() + STEADY_S
                 until(lambda steady=steady: time.monotonic() > steady)  # type: ignore[misc]
                 # What was on its way when the signal came does not count: only what began after it.
@@ -80,3 +87,8 @@ def measure(work: Path, rounds: int) -> dict[str, list[float]]:
                     until(lambda before=before: progress.epochs > before[1] + 1)  # type: ignore[misc]
                 seconds[part].append(time.monotonic() - began)
     return seconds
+
+
+def _is_warm(work: Path, pid: int | None) -> bool:
+    announcement = work / SPARE_READY
+    return pid is not None and announcement.exists() and bool(json.loads(announcement.read_text())["pid"] == pid)

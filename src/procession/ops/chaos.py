@@ -32,7 +32,7 @@ from procession.gateway.client import ControlClient
 from procession.ops import sweep
 from procession.ops.decisions import DecisionReader
 from procession.ops.epochs import EpochTail
-from procession.ops.local import COMMAND
+from procession.ops.local import COMMAND, SPARE
 from procession.ops.part import Part
 from procession.ops.stage import Stage
 
@@ -108,8 +108,16 @@ class ChaosCluster:
             DRIVER: self.directory / "driver.json",
         }[name]
         env = {faults.FILE_VARIABLE: str(self.fault_file(name))}
+        is_driver = name == DRIVER
         self.stage.start(
-            Part(name, tuple(argv), env, _announced_in(announcement), stop_rank=1 if name == DRIVER else 2)
+            Part(
+                name,
+                tuple(argv),
+                env,
+                _announced_in(announcement),
+                stop_rank=1 if is_driver else 2,
+                spare=SPARE if is_driver else (),
+            )
         )
 
     def start_source(self, name: str, path: Path, rate: float | None) -> None:

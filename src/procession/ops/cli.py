@@ -59,6 +59,12 @@ Runs = Annotated[
     typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed."),
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
+SpareDriver = Annotated[
+    bool | None,
+    typer.Option(
+        "--spare-driver", show_default="False", help="Keep a second driver, with Spark started, that takes over at once."
+    ),
+]
 
 
 @app.command()
@@ -75,6 +81,7 @@ def demo(
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
+    spare_driver: SpareDriver = None,
 ) -> None:
     """Stream an input through gateway, Spark and a file sink, then compare what was committed, byte for byte."""
     import secrets
@@ -84,7 +91,10 @@ def demo(
     from procession.ops.progress import Display
 
     settings = load_settings(
-        epoch_interval_s=epoch_interval_s, epoch_records_max=epoch_records_max, epoch_bytes_max=epoch_bytes_max
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        spare_driver=spare_driver,
     )
     with Display() as display:
         chosen = secrets.randbelow(10_000) if seed is None else seed
@@ -119,6 +129,7 @@ def run(
     credits_max: Credits = None,
     runs: Runs = None,
     master: Master = None,
+    spare_driver: SpareDriver = None,
     cookie_file: CookieFile = None,
 ) -> None:
     """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
@@ -134,6 +145,7 @@ def run(
         credits_max=credits_max,
         runs=runs,
         master=master,
+        spare_driver=spare_driver,
         cookie_file=cookie_file.resolve() if cookie_file else None,
     )
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
@@ -246,6 +258,9 @@ def driver(
     runs: Runs = None,
     master: Master = None,
     cookie_file: CookieFile = None,
+    spare: Annotated[
+        bool, typer.Option("--spare", help="Start Spark, then wait for a line on standard input; take over then.")
+    ] = False,
 ) -> None:
     """Run a driver alone: Spark, and the commit of every epoch. It takes over from any driver before it."""
     from procession.ops.config import load_settings
@@ -274,7 +289,8 @@ def driver(
         master=settings.master,
         cookie=settings.cookie,
     )
-    run_driver(config, say=lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True))
+    say = lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True)  # noqa: E731
+    run_driver(config, say=say, turn=sys.stdin if spare else None)
 
 
 @app.command()

@@ -33,6 +33,9 @@ class Settings(BaseSettings):
     credits_max: int = Field(16_384, ge=2, description="so many frames a producer may send ahead")
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
+    spare_driver: bool = Field(
+        False, description="a second driver waits, with Spark started, to take over"
+    )
     cookie_file: Path | None = Field(None, description="a file with the secret that connectors must show")
 
     @classmethod

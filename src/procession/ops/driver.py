@@ -1,8 +1,8 @@
 """The driver: introduces the rooms to one another, and runs until it is told to stop or cannot go on.
 
 The one rule: claim the checkpoint before anything else, so that an earlier driver can decide nothing any more. Settles
-the sinks while Spark starts. Before it the supervisor, which starts it again when it is killed; after it Spark, the
-gateway and the sinks.
+the sinks while Spark starts; a *spare* has started Spark already, touched nothing else, and claims when its turn comes.
+Before it the supervisor, which starts it again when it is killed; after it Spark, the gateway and the sinks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.conductor import Conductor, Rim
@@ -34,8 +34,13 @@ from procession.plan.graph import Graph
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
 
+if TYPE_CHECKING:
+    from procession.spark.session import SparkSession
+
 READY = "driver.json"
 """Says, in the pipeline's directory, which process drives it now."""
+SPARE_READY = "spare.json"
+"""Says which process is warm and waits for its turn."""
 
 PACK_BYTES_MAX = 64 * 1024
 """Our file sinks write what they get, so their messages may hold many records; others get each record by itself."""
@@ -82,20 +87,33 @@ class Stopping(Exception):
     """Told to Spark when an epoch comes after we were asked to stop."""
 
 
-def run_driver(config: DriverConfig, say: Any = print) -> None:
-    """Run the app until SIGTERM or SIGINT. Raises what somebody must act on."""
+def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
+    """Run the app until SIGTERM or SIGINT. Raises what somebody must act on. With `turn`, make Spark ready and wait for
+    a line there first; if there will be none, end."""
     app = load_app(config.app)
+    spark = None
+    if turn is not None:
+        from procession.spark.warm import rehearse
+
+        spark = _open_spark(config, app)
+        rehearse(spark)
+        write_durably(config.directory / SPARE_READY, json.dumps({"pid": os.getpid()}).encode())
+        if not turn.readline():
+            return
     checkpoint = Checkpoint.claim(
         config.directory / "checkpoint", name=app.graph.name, fingerprint=app.graph.fingerprint()
     )
-    Driver(config, app, checkpoint, say).run()
+    Driver(config, app, checkpoint, say, spark).run()
 
 
 class Driver:
     """One incarnation. Three threads meet in `_news`: signals and failures wake the main one."""
 
-    def __init__(self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any) -> None:
+    def __init__(
+        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: SparkSession | None = None
+    ) -> None:
         self._config = config
+        self._spark = spark
         self._app = app
         self._checkpoint = checkpoint
         self._say = say
@@ -170,15 +188,9 @@ class Driver:
         # Imported late, so that the sinks are settled while Python still reads Spark's modules.
         from procession.spark.chains import Task
         from procession.spark.query import ship_by_value, start_query
-        from procession.spark.session import open_session
 
         config, graph = self._config, self._app.graph
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH")))
-        )
-        spark = open_session(
-            graph.name, graph.parallelism, master=config.master, log_file=config.directory / "logs" / "spark.log"
-        )
+        spark = self._spark or _open_spark(config, self._app)
         self._heed_signals()  # Spark has just taken SIGINT for itself
         ship_by_value(self._app.module)
 
@@ -197,7 +209,7 @@ class Driver:
         if self._goes_on:
             query = start_query(
                 spark,
-                Task(graph, config.log_directory, self._runs.directory),
+                Task(self._app.plan, config.log_directory, self._runs.directory),
                 GatewayFeed(
                     config.gateway,
                     config.cookie,
@@ -256,6 +268,15 @@ class Driver:
 
     def _ask(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _open_spark(config: DriverConfig, app: App) -> SparkSession:
+    from procession.spark.session import open_session
+
+    path = (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    log_file = config.directory / "logs" / "spark.log"
+    return open_session(app.graph.name, app.graph.parallelism, master=config.master, log_file=log_file)
 
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:

@@ -22,6 +22,9 @@ GATEWAY = "gateway"
 DRIVER = "driver"
 SOURCE = "source"
 
+SPARE = ("--spare",)
+"""Makes a driver one that waits for its turn."""
+
 COMMAND = (sys.executable, "-m", "procession")
 
 
@@ -72,7 +75,8 @@ class Local:
             self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
         if not self.supervisor.wait_ready():
             return False
-        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0)
+        spare = SPARE if self.settings.spare_driver else ()
+        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
         return self.supervisor.wait_ready(DRIVER)
 
     def start_source(self, paths: Sequence[Path], *, rate: float | None = None, is_stamping: bool = False) -> None:
@@ -83,7 +87,14 @@ class Local:
         self.supervisor.start(Part(SOURCE, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
 
     def _start(
-        self, name: str, argv: Sequence[str], announcement: Path, *, stop_rank: int, stop_timeout_s: float = 10.0
+        self,
+        name: str,
+        argv: Sequence[str],
+        announcement: Path,
+        *,
+        stop_rank: int,
+        stop_timeout_s: float = 10.0,
+        spare: tuple[str, ...] = (),
     ) -> None:
         part = Part(
             name,
@@ -92,6 +103,7 @@ class Local:
             is_ready=_announced_in(announcement),
             stop_rank=stop_rank,
             stop_timeout_s=stop_timeout_s,
+            spare=spare,
         )
         self.supervisor.start(part)
 

@@ -61,6 +61,7 @@ class Stage(Supervisor):
         """A part that is done, or not wanted any more; another one may take its name."""
         child = self._children.pop(name, None)
         if child is not None:
+            child.dismiss_spare()
             child.clear()
         self.held.discard(name)
         self.ending.discard(name)

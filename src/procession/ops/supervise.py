@@ -82,6 +82,7 @@ class Supervisor:
             self.stop()
         finally:
             for child in self._children.values():
+                child.dismiss_spare()
                 child.clear()
             self._warden.kill()
             self._warden.communicate()
@@ -152,6 +153,10 @@ class Supervisor:
         """The process of a part, None while it has none."""
         return self._children[name].pid
 
+    def spare_pid(self, name: str) -> int | None:
+        """The process that waits to take over from a part, None if none does."""
+        return self._children[name].spare_pid
+
     def log_path(self, name: str) -> Path:
         return self._children[name].log.path
 
@@ -181,6 +186,8 @@ class Supervisor:
         elif child.state is State.WAITING and now >= child.due:
             self._launch(child)
         else:
+            if child.state is State.READY:  # no sooner: a start needs all there is
+                child.keep_spare(now)
             child.log.trim()
 
     def _launch(self, child: Child) -> None:
@@ -220,7 +227,8 @@ class Supervisor:
         now = time.monotonic()
         dues = [child.due for child in self._children.values() if child.state is State.WAITING]
         polls = [now + READY_POLL_S for child in self._children.values() if child.state is State.STARTING]
-        return min([*dues, *polls], default=float("inf"))
+        spares = [child.spare_due for child in self._children.values()]
+        return min([*dues, *polls, *spares], default=float("inf"))
 
     def _rest(self, until: float, children: Iterable[Child]) -> None:
         """Sleep until then, or until one of the children ends, or until somebody asks us to stop."""
@@ -229,9 +237,8 @@ class Supervisor:
             self._warden = sweep.start_warden(self._mark)
         events = select.poll()
         events.register(self._wake, select.POLLIN)
-        for child in children:
-            if child.is_running:
-                events.register(child.ended, select.POLLIN)
+        for ended in (ended for child in children for ended in child.ends):
+            events.register(ended, select.POLLIN)
         rest_s = until - time.monotonic()
         events.poll(None if rest_s == float("inf") else max(0.0, rest_s) * 1000)
         with contextlib.suppress(BlockingIOError):
@@ -242,6 +249,8 @@ class Supervisor:
     def stop(self) -> None:
         """SIGTERM the parts rank by rank, wait for each until its deadline, kill what is left. Nothing starts again."""
         children = self._children.values()
+        for child in children:
+            child.dismiss_spare()
         for rank in sorted({child.part.stop_rank for child in children}):
             self._stop_together([child for child in children if child.part.stop_rank == rank and child.is_running])
         for child in children:

@@ -1,7 +1,7 @@
 """Warming up: a class-data-sharing archive of what Spark loads for one of our epochs.
 
 The one rule: it is derived and never needed; without it everything works and starts a few seconds later. Made once for
-an environment, by `make setup`; used by `spark/session`.
+an environment, by `make setup`; used by `spark/session`. The rehearsal that fills it also warms a spare driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
@@ -77,9 +77,8 @@ class Rehearsal(DataSource):
         return Counting()
 
 
-def rehearse(dump: str) -> None:
-    """Run a few epochs as the driver would, in a JVM that writes the archive when it ends."""
-    spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={dump}", "-Xlog:cds=off"])
+def rehearse(spark: SparkSession) -> None:
+    """Run a few epochs as the driver would: what they load and start is there when it counts."""
     spark.dataSource.register(Rehearsal)
 
     def each(rows: DataFrame, epoch: int) -> None:
@@ -92,8 +91,14 @@ def rehearse(dump: str) -> None:
         query = writer.option("checkpointLocation", checkpoint).start()
         with suppress(Exception):  # the batch above fails on purpose
             query.awaitTermination(120)
-        spark.stop()
+
+
+def dump_classes(archive: str) -> None:
+    """Rehearse in a JVM that writes the archive when it ends."""
+    spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
+    rehearse(spark)
+    spark.stop()
 
 
 if __name__ == "__main__":
-    rehearse(os.environ[DUMP])
+    dump_classes(os.environ[DUMP])
