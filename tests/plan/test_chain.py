@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -19,6 +20,8 @@ from procession.plan import chain as chain_module
 from procession.plan.chain import Chain
 from procession.plan.graph import Graph
 from procession.plan.pipeline import Pipeline
+from procession.plan.planner import make_plan
+from procession.plan.rows import Rows
 from procession.plan.stage import Stage
 
 from .reference import Sequential, batch_of
@@ -32,12 +35,12 @@ PAYLOADS = st.lists(
 def outputs(graph: Graph, batch: pa.RecordBatch) -> dict[str, bytes]:
     """What each sink gets, all slices of a batch together."""
     got = {sink.name: b"" for sink in graph.sinks}
-    for slices in Chain(graph).run(batch):
-        assert set(slices) == set(got)
-        for name, rows in slices.items():
-            assert rows.type == pa.binary()
-            assert rows.null_count == 0
-            got[name] += b"".join(rows.to_pylist())
+    chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
+    for output in chain.run(Rows.of_ingress(batch, np.arange(batch.num_rows))):
+        payload = output.rows.column("payload")
+        assert payload.type == pa.binary()
+        assert payload.null_count == 0
+        got[graph.nodes[output.to].name] += b"".join(payload.to_pylist())
     return got
 
 

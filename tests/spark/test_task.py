@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from procession.commit.emitter import payloads
 from procession.errors import ProcessionError, RecordError, StorageError
-from procession.plan.graph import Graph
+from procession.plan.blueprint import Plan
 from procession.plan.pipeline import Pipeline
-from procession.spark.chains import TIMES, Task
+from procession.plan.planner import make_plan
+from procession.spark.chains import TIMES, Attempt, Task
 from procession.spark.reader import deal
 from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
 from procession.storage.runs import Manifest, RunStore
@@ -29,12 +31,12 @@ def worded(payload: bytes) -> list[bytes]:
     return payload.split()
 
 
-def graph(*, is_forgiving: bool = True) -> Graph:
+def plan(*, is_forgiving: bool = True) -> Plan:
     pipeline = Pipeline("p", dead_letter="file:dead" if is_forgiving else None)
     words = pipeline.source().flat_map(worded)
     words.sink("words", to="file:out")
     words.filter(lambda word: len(word) > 2).map(bytes.upper).sink("long", to="file:out", framing="raw")
-    return pipeline.graph()
+    return make_plan(pipeline.graph())
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) -> list[Manifest]:
     return [
-        task.run(epoch, one.number, one.first, one.last, 1)  # type: ignore[attr-defined]
+        task.run_range(Attempt(epoch, one.number, 1), one.first, one.last)  # type: ignore[attr-defined]
         for one in deal(start, end, parallelism)
     ]
 
@@ -72,12 +74,14 @@ def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) ->
 def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:
     """What the sinks get of these epochs, drawn as the conductor draws it."""
     store = RunStore(task.runs_directory)
-    out = {sink.name: b"" for sink in task.graph.sinks}
-    for manifests in epochs:
-        for manifest in manifests:
-            for sink, run in manifest.runs.items():
-                out[sink] += b"".join(b"".join(column.to_pylist()) for column in store.read(manifest.epoch, run))
-    return out
+    return {
+        sink.name: b"".join(
+            b"".join(column.to_pylist())
+            for manifests in epochs
+            for column in payloads(store, manifests[0].epoch, sink.name, manifests)
+        )
+        for sink in task.graph.sinks
+    }
 
 
 @given(cuts=st.sets(st.integers(1, ROWS - 1), max_size=6), parallelism=st.integers(1, 5))
@@ -85,12 +89,12 @@ def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:
 def test_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(
     tmp_path_factory: pytest.TempPathFactory, log_directory: Path, cuts: set[int], parallelism: int
 ) -> None:
-    whole = Task(graph(), log_directory, tmp_path_factory.mktemp("whole"))
+    whole = Task(plan(), log_directory, tmp_path_factory.mktemp("whole"))
     expected = written(whole, [run_epoch(whole, 0, 0, ROWS, 1)])
     assert expected["words"].count(b"record") == sum(
         number % 97 != 96 and not str(number).endswith("13") for number in range(ROWS)
     )
-    task = Task(graph(), log_directory, tmp_path_factory.mktemp("cut"))
+    task = Task(plan(), log_directory, tmp_path_factory.mktemp("cut"))
     edges = [0, *sorted(cuts), ROWS]
     epochs = [run_epoch(task, epoch, *edge, parallelism) for epoch, edge in enumerate(pairwise(edges))]
     assert written(task, epochs) == expected
@@ -103,7 +107,7 @@ def test_i5_running_an_epoch_again_reads_the_same_records_in_the_same_order(
     tmp_path_factory: pytest.TempPathFactory, log_directory: Path, start: int, count: int, parallelism: int
 ) -> None:
     end = min(ROWS, start + count)
-    once, again = (Task(graph(), log_directory, tmp_path_factory.mktemp("runs")) for _ in range(2))
+    once, again = (Task(plan(), log_directory, tmp_path_factory.mktemp("runs")) for _ in range(2))
     first, second = run_epoch(once, 3, start, end, parallelism), run_epoch(again, 3, start, end, parallelism)
     assert written(once, [first]) == written(again, [second])
     assert [one.positions for one in first] == [one.positions for one in second]
@@ -115,17 +119,17 @@ def test_a_second_attempt_does_not_call_the_users_functions_and_gives_the_first_
     calls: list[bytes] = []
     pipeline = Pipeline("p")
     pipeline.source().map(lambda payload: (calls.append(payload), b"%d" % len(calls))[1]).sink("out", to="file:out")
-    task = Task(pipeline.graph(), log_directory, tmp_path)
-    first = task.run(0, 0, 0, 50, 1)
+    task = Task(make_plan(pipeline.graph()), log_directory, tmp_path)
+    first = task.run_range(Attempt(0, 0, 1), 0, 50)
     called = len(calls)
-    assert task.run(0, 0, 0, 50, 2) == first
+    assert task.run_range(Attempt(0, 0, 2), 0, 50) == first
     assert len(calls) == called == 50
 
 
 def test_a_manifest_tells_the_last_message_id_of_each_stream_and_quantiles_of_the_times(
     tmp_path: Path, log_directory: Path
 ) -> None:
-    manifest = Task(graph(), log_directory, tmp_path).run(0, 0, 90, 98, 1)
+    manifest = Task(plan(), log_directory, tmp_path).run_range(Attempt(0, 0, 1), 90, 98)
     # 96 is the end of stream 0: not a record, so the last record of that stream is 93.
     assert manifest.positions == {0: 930, 1: 970, 2: 950}
     assert manifest.records == 7
@@ -151,11 +155,13 @@ def test_records_without_a_stable_id_are_records_and_tell_no_position_and_a_boun
         log.sync()
     pipeline = Pipeline("p")
     pipeline.source().sink("out", to="file:out", framing="raw")
-    task = Task(pipeline.graph(), tmp_path / "log", tmp_path / "runs")
-    assert task.run(0, 0, 0, 3, 1).positions == {1: 10}, "a group that is cut tells what stands before it"
-    assert task.run(1, 0, 1, 3, 1).positions == {}
-    assert task.run(2, 0, 1, 5, 1).positions == {1: 20}
-    whole = task.run(3, 0, 0, 7, 1)
+    task = Task(make_plan(pipeline.graph()), tmp_path / "log", tmp_path / "runs")
+    assert task.run_range(Attempt(0, 0, 1), 0, 3).positions == {1: 10}, (
+        "a group that is cut tells what stands before it"
+    )
+    assert task.run_range(Attempt(1, 0, 1), 1, 3).positions == {}
+    assert task.run_range(Attempt(2, 0, 1), 1, 5).positions == {1: 20}
+    whole = task.run_range(Attempt(3, 0, 1), 0, 7)
     assert (whole.positions, whole.records) == ({1: 30}, 6)
     assert written(task, [[whole]])["out"] == b"abcdef"
 
@@ -163,18 +169,18 @@ def test_records_without_a_stable_id_are_records_and_tell_no_position_and_a_boun
 def test_a_function_that_raises_comes_back_as_the_manifests_failure_and_publishes_nothing(
     tmp_path: Path, log_directory: Path
 ) -> None:
-    task = Task(graph(is_forgiving=False), log_directory, tmp_path)
-    manifest = Manifest.from_json(task.run(0, 0, 100, 130, 1).to_json())
+    task = Task(plan(is_forgiving=False), log_directory, tmp_path)
+    manifest = Manifest.from_json(task.run_range(Attempt(0, 0, 1), 100, 130).to_json())
     assert manifest.failure is not None
     error = ProcessionError.from_dict(manifest.failure)
     assert isinstance(error, RecordError)
     assert (error.stream_id, error.message_id, error.stage) == (113 % 3, 1130, "flat-map-1")
-    assert manifest.runs == {}
+    assert manifest.runs == ()
     assert RunStore(tmp_path).published(0, 0, 0) is None
 
 
 def test_records_that_the_log_does_not_have_are_a_failure_that_names_them(tmp_path: Path, log_directory: Path) -> None:
-    manifest = Task(graph(), log_directory, tmp_path).run(0, 0, ROWS - 5, ROWS + 5, 1)
+    manifest = Task(plan(), log_directory, tmp_path).run_range(Attempt(0, 0, 1), ROWS - 5, ROWS + 5)
     assert manifest.failure is not None
     assert isinstance(ProcessionError.from_dict(manifest.failure), StorageError)
     assert str(ROWS + 5) in manifest.failure["sentence"]

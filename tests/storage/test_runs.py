@@ -22,14 +22,18 @@ def manifest(partition: int = 0, **fields: object) -> Manifest:
     return Manifest(EPOCH, 0, partition, 100, 200, **fields)  # type: ignore[arg-type]
 
 
+def rows(payloads: list[bytes]) -> pa.RecordBatch:
+    return pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+
+
 def attempt(store: RunStore, number: int, payloads: list[bytes], partition: int = 0) -> Manifest:
     writer = store.writer(EPOCH, 0, partition, number)
-    writer.add("out", pa.array(payloads, pa.binary()))
+    writer.add("out", rows(payloads))
     return writer.publish(manifest(partition, records=len(payloads)))
 
 
 def read(store: RunStore, run: Run) -> list[bytes]:
-    return [payload for column in store.read(EPOCH, run) for payload in column.to_pylist()]
+    return [payload for batch in store.read(EPOCH, run) for payload in batch.column("payload").to_pylist()]
 
 
 @given(batches=st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=5))
@@ -40,15 +44,27 @@ def test_a_run_gives_back_what_was_put_in_in_its_order(
     writer = store.writer(EPOCH, 0, 0, 1)
     for batch in batches:
         # A slice: its offsets do not begin at nought, and its buffers hold more than it.
-        writer.add("out", pa.array([b"before", *batch, b"after"], pa.binary()).slice(1, len(batch)))
+        writer.add("out", rows([b"before", *batch, b"after"]).slice(1, len(batch)))
     whole = [payload for batch in batches for payload in batch]
     published = writer.publish(manifest())
     if not whole:
-        assert published.runs == {}
+        assert published.runs == ()
         return
-    assert read(store, published.runs["out"]) == whole
-    assert published.runs["out"].count == len(whole)
-    assert published.runs["out"].payload_bytes == sum(map(len, whole))
+    (run,) = published.runs
+    assert read(store, run) == whole
+    assert (run.to, run.count, run.payload_bytes, run.keys) == ("out", len(whole), sum(map(len, whole)), 0)
+
+
+def test_each_bucket_has_a_run_of_its_own_with_the_columns_that_it_was_given(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    writer = store.writer(EPOCH, 0, 0, 1)
+    for bucket in (1, 0, 1):
+        order = {f"order_{place}": pa.array([bucket, 7], pa.int64()) for place in range(2)}
+        writer.add("spread", pa.record_batch({"payload": pa.array([b"x", b"y"], pa.binary()), **order}), bucket)
+    runs = {run.bucket: run for run in writer.publish(manifest()).runs}
+    assert {bucket: (run.count, run.keys) for bucket, run in runs.items()} == {0: (2, 2), 1: (4, 2)}
+    (batch,) = store.read(EPOCH, runs[0])
+    assert batch.column("order_0").to_pylist() == [0, 7]
 
 
 def test_a_second_attempt_gets_the_manifest_that_the_first_has_published(tmp_path: Path) -> None:
@@ -57,7 +73,7 @@ def test_a_second_attempt_gets_the_manifest_that_the_first_has_published(tmp_pat
     first = attempt(store, 1, [b"first"])
     second = attempt(store, 2, [b"second", b"not the same"])
     assert second == first == store.published(EPOCH, 0, 0)
-    assert read(store, second.runs["out"]) == [b"first"]
+    assert read(store, *second.runs) == [b"first"]
     assert store.published(EPOCH, 0, 1) is None
 
 
@@ -82,7 +98,7 @@ def test_of_attempts_at_the_same_time_one_is_published_and_all_get_that_one(tmp_
 
 def test_every_cut_of_a_run_is_refused_and_never_read_as_a_shorter_one(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
-    run = attempt(store, 1, [b"payload-%d" % number for number in range(20)]).runs["out"]
+    (run,) = attempt(store, 1, [b"payload-%d" % number for number in range(20)]).runs
     path = next(tmp_path.rglob("*.arrow"))
     whole = path.read_bytes()
     for size in range(0, len(whole), 7):
@@ -117,7 +133,7 @@ def test_a_dropped_epoch_is_forgotten_and_the_others_stay(tmp_path: Path) -> Non
 def test_a_manifest_passes_through_json_unchanged() -> None:
     whole = manifest(
         records=3,
-        runs={"out": Run("file", 3, 9)},
+        runs=(Run("out", 0, "file", 3, 9), Run("spread", 2, "other", 1, 1, keys=2)),
         positions={2**64 - 2: 2**63, 0: 0},
         times=(1, 2, 3),
         failure={"kind": "RecordError", "sentence": "s", "next_step": "", "fields": {}},

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-import pyarrow as pa
 
 from procession import faults
 from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.emitter import payloads
 from procession.commit.events import (
     Acknowledge,
     Action,
@@ -121,22 +120,23 @@ class Conductor:
 
     def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
         last = self._coordinator.rounds.get(epoch - 1)
-        _check_joined(epoch, manifests, last.last if last is not None else 0)
+        ranges = [manifest for manifest in manifests if manifest.stage == 0]
+        _check_joined(epoch, ranges, last.last if last is not None else 0)
         positions = dict(last.positions) if last is not None else {}
-        for manifest in manifests:
+        for manifest in ranges:
             positions.update(manifest.positions)
-        runs = [run for manifest in manifests for run in manifest.runs.items()]
-        lengths = {name: sum(run.payload_bytes for sink, run in runs if sink == name) for name in self._links}
+        runs = [run for manifest in manifests for run in manifest.runs if run.to in self._links]
+        lengths = {name: sum(run.payload_bytes for run in runs if run.to == name) for name in self._links}
         return EpochReady(
             epoch=epoch,
             lengths=lengths,
-            first=min((manifest.first for manifest in manifests), default=last.last if last else 0),
-            last=max((manifest.last for manifest in manifests), default=last.last if last else 0),
+            first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
+            last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
             positions=positions,
             counters=_added(
                 last.counters if last is not None else {},
                 records_in=sum(manifest.records for manifest in manifests),
-                records_out=sum(run.count for _, run in runs),
+                records_out=sum(run.count for run in runs),
             ),
         )
 
@@ -226,18 +226,12 @@ class Conductor:
         if self._epoch is None or self._epoch.epoch != action.epoch:
             return  # the round was ended before its turn came
         try:
-            await self._links[action.sink].emit(action, self._payloads(action, self._epoch.manifests))
+            drawn = payloads(self._runs, action.epoch, action.sink, self._epoch.manifests)
+            await self._links[action.sink].emit(action, drawn)
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:
             self._stop(error)
-
-    def _payloads(self, action: Emit, manifests: Sequence[Manifest]) -> Iterator[pa.Array]:
-        """The sink's runs in partition order, which is the order of the records: ranges need no merge."""
-        for manifest in manifests:
-            run = manifest.runs.get(action.sink)
-            if run is not None:
-                yield from self._runs.read(action.epoch, run)
 
     async def _await_commit(self, epoch: int) -> None:
         try:

@@ -66,6 +66,8 @@ class Plan:
     """The shape of the order key of what leaves each stage: the sequence, then who numbered the children."""
     traced: frozenset[int] = frozenset()
     """The stages whose records carry their order key, because it is asked for behind them."""
+    carrying: frozenset[int] = frozenset()
+    """The exchanges over which records take what they have beside their payload, because a stage behind is shown it."""
     edges: tuple[Edge, ...] = ()
     notes: tuple[str, ...] = field(default=())
     """What the user asked for and did not get, with the reason."""

@@ -1,17 +1,15 @@
 """The chain: all stages between two exchanges, fused into one function over Arrow batches.
 
-The one rule: rows in, rows out, in order, and every row knows the ingress row that it came from, so that an error can
-name the record and a dead letter stands where the record would have stood. Before it `storage/log`, which the task
-reads; after it `storage/runs`, which keeps what each sink is to get. Pure: the user's functions are all that it calls.
+The one rule: rows in, rows out, in order, and every row knows the input row that it came from, so that an error can
+name the record and a dead letter stands where the record would have stood. Before it `storage/log` or the runs of an
+exchange, which the task reads; after it `storage/runs`, which keeps what each sink and each exchange is to get. Pure:
+the user's functions are all that it calls, and what waits for the asynchronous ones is handed in.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain as flatten
 from itertools import compress, islice
 from typing import Any
@@ -20,102 +18,164 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.errors import RecordError
-from procession.plan.graph import Codec, Framing, Graph, Kind, Node, OnError
+from procession.plan.answer import read_answer
+from procession.plan.blueprint import Plan
+from procession.plan.buckets import as_key, dealt, parted
+from procession.plan.carriage import Forms, pack, packed_value, unpack
+from procession.plan.codecs import DECODE, ENCODE
+from procession.plan.flow import Flow, Numbers, joined, ordinals
+from procession.plan.graph import Codec, Framing, Kind, Node
+from procession.plan.letters import Letters
+from procession.plan.rows import Output, Rows, batch_of
+from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
 """How many records a chain holds as Python objects at a time."""
 
-VISIBLE = ("payload", "key", "event_time", "stream_id", "message_id")
-TYPES = "str or bytes"
+AwaitAll = Callable[[Callable[[Any], Any], list[Any], int, float], list[Any]]
+"""Awaits a coroutine function on each value: (function, values, concurrency, timeout_s). Raises `CallFailed`."""
 
 
-@dataclass(frozen=True)
-class Flow:
-    """Rows between two stages: values for the user's functions, and the ingress row of each (None: row i is row i)."""
+class CallFailed(Exception):
+    """An asynchronous call raised, or took too long."""
 
-    values: pa.Array | list[Any]
-    origins: np.ndarray[Any, np.dtype[np.int64]] | None = None
-
-    def as_list(self) -> list[Any]:
-        return self.values if isinstance(self.values, list) else self.values.to_pylist()
-
-    def origin(self, row: int) -> int:
-        return row if self.origins is None else int(self.origins[row])
-
-    def keep(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The origins of these rows."""
-        picked = np.asarray(rows, dtype=np.int64)
-        return picked if self.origins is None else self.origins[picked]
-
-
-@dataclass(frozen=True)
-class Letter:
-    """A record on which a function raised, at the place in the order that it had."""
-
-    origin: int
-    stage: int
-    line: bytes
+    def __init__(self, row: int, error: BaseException) -> None:
+        super().__init__(row, error)
+        self.row = row
+        self.error = error
 
 
 class Chain:
-    """A graph's stages as one function: `run(batch)` gives the bytes that each sink is to get."""
+    """One chain of a plan as a function: `run(rows)` gives what each sink and each exchange is to get of them.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    `find(sequence)` looks a record up that an error must name, where the chain has not the records themselves; `turn`
+    is the bucket that the first rows of an even exchange go to."""
 
-    def run(self, batch: pa.RecordBatch) -> Iterator[dict[str, pa.Array]]:
-        """The rows of each sink for this batch of records, in slices of bounded size."""
-        for start in range(0, batch.num_rows, CHAIN_RECORDS_MAX):
-            yield _Pass(self.graph, batch.slice(start, CHAIN_RECORDS_MAX)).outputs()
+    def __init__(
+        self,
+        plan: Plan,
+        number: int,
+        *,
+        find: Callable[[int], dict[str, Any]],
+        await_all: AwaitAll | None = None,
+        turn: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.planned = plan.chains[number]
+        self.find = find
+        self.await_all = await_all
+        graph = plan.graph
+        self.branches = {
+            (before, after): branch
+            for before in plan.branching & plan.traced
+            for branch, after in enumerate(graph.children(before))
+        }
+        root = self.planned.root
+        self.key_length = 1 if root is None else len(plan.keys[root])
+        others = [source.streams for source in graph.sources if source.streams is not None]
+        self.named_streams = frozenset().union(*others)
+        self.turn = turn
+
+    def run(self, rows: Rows) -> Iterator[Output]:
+        """The output of these rows, in slices of bounded size."""
+        for start in range(0, len(rows), CHAIN_RECORDS_MAX):
+            yield from _Pass(self, rows.slice(start, CHAIN_RECORDS_MAX)).outputs()
+            self.turn += 1
 
 
 class _Pass:
-    """One slice on its way through the graph."""
+    """One slice on its way through the chain."""
 
-    def __init__(self, graph: Graph, batch: pa.RecordBatch) -> None:
-        self.graph = graph
-        self.batch = batch
-        self.letters: list[Letter] = []
-        self.columns: dict[int | None, Flow] = {}
+    def __init__(self, chain: Chain, rows: Rows) -> None:
+        self.chain = chain
+        self.plan = chain.plan
+        self.rows = rows
+        self.letters = Letters(chain.plan, rows, chain.find)
+        self.flows: dict[int, Flow] = {}
+        self.encoded: dict[tuple[int, Codec], Flow] = {}
 
-    def outputs(self) -> dict[str, pa.Array]:
-        flows: list[Flow] = []
-        outputs: dict[str, pa.Array] = {}
-        for index, node in enumerate(self.graph.nodes):
-            if not node.parents and node.kind is Kind.SINK:
-                outputs[node.name] = self._framed(node, Flow(self._letter_lines()), index)
-                flows.append(Flow([]))
-                continue
-            before = Flow(self.batch.column("payload")) if not node.parents else flows[node.parents[0]]
-            flow = self._stage(index, node, before)
-            flows.append(flow)
-            if node.kind is Kind.SINK:
-                outputs[node.name] = self._framed(node, flow, index)
-        return outputs
+    def outputs(self) -> Iterator[Output]:
+        plan, planned = self.plan, self.chain.planned
+        for index in planned.stages:
+            flow = self._stage(index, plan.node(index))
+            # Where nobody behind asks for it, the key is left here.
+            self.flows[index] = flow if index in plan.traced else replace(flow, tail=())
+        for index in planned.sinks:
+            for parent in plan.node(index).parents:
+                yield Output(index, 0, self._for_sink(index, parent))
+        for index in planned.feeds:
+            for parent in plan.node(index).parents:
+                yield from self._for_exchange(index, parent)
+        yield from (Output(*letters) for letters in self.letters.batches())
 
-    def _stage(self, index: int, node: Node, before: Flow) -> Flow:
+    # Stages
+
+    def _stage(self, index: int, node: Node) -> Flow:
+        if index == self.chain.planned.root:
+            assert self.rows.forms is not None
+            return Flow(unpack(self.rows.payload, self.rows.forms))
         if node.kind is Kind.SOURCE:
-            return self._decoded(index, node, before)
-        if node.kind is Kind.SINK:
-            return before
+            return self._source(index, node)
+        before = self._before(index)
+        match node.kind:
+            case Kind.MERGE | Kind.REBALANCE:  # a rebalance with nothing to do
+                return before
+            case Kind.MAP_BATCHES:
+                return self._map_batches(index, node)
+            case Kind.MAP_ASYNC:
+                return self._map_async(index, node, before)
         assert node.function is not None
-        if node.kind is Kind.MAP_BATCHES:
-            return self._mapped_batches(index, node.function, before)
-        results, rows = self._each(index, node.function, before, listed=node.kind is Kind.FLAT_MAP)
-        if node.kind is Kind.MAP:
-            return Flow(results, before.origins if rows is None else before.keep(rows))
-        if node.kind is Kind.FILTER:
-            values = before.as_list()
-            kept = list(compress(range(len(values)) if rows is None else rows, results))
-            return Flow([values[row] for row in kept], before.keep(kept))
-        counts = np.fromiter(map(len, results), np.int64, len(results))
-        parents = np.arange(len(results), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
-        return Flow(list(flatten.from_iterable(results)), before.keep(np.repeat(parents, counts)))
+        if node.kind is Kind.FLAT_MAP:
+            results, rows = self._each(index, _listed(node.function), before)
+            return self._flattened(index, before, results, rows)
+        function = _keyed(node.function) if node.kind is Kind.KEY_BY else node.function
+        results, rows = self._each(index, function, before)
+        match node.kind:
+            case Kind.MAP:
+                return before.pick(rows, results)
+            case Kind.FILTER:
+                kept = list(compress(range(len(before)) if rows is None else rows, results))
+                values = before.as_list()
+                return before.pick(kept, [values[row] for row in kept])
+            case Kind.KEY_BY:
+                return replace(_only(before, rows), keys=pa.array(results, pa.binary()))
+            case Kind.PEEK:
+                return _only(before, rows)
+        raise AssertionError(f"{node.kind} cannot be run")
 
-    def _each(
-        self, stage: int, function: Callable[[Any], Any], before: Flow, *, listed: bool
-    ) -> tuple[list[Any], list[int] | None]:
+    def _before(self, index: int) -> Flow:
+        """What comes to a stage, of those of its parents that this chain runs."""
+        parents = [parent for parent in self.plan.node(index).parents if parent in self.flows]
+        flows = [self._branch(parent, index, self.flows[parent]) for parent in parents]
+        if self.plan.node(index).kind is not Kind.MERGE:
+            return flows[0]
+        is_kept = bool(self.plan.traced & set(parents))
+        if is_kept:
+            flows = [flow.padded(len(self.plan.keys[index]) - self.chain.key_length) for flow in flows]
+        return joined(flows, self._keys, is_kept=is_kept)
+
+    def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
+        branch = self.chain.branches.get((parent, index))
+        return flow if branch is None else flow.numbered(branch)
+
+    def _source(self, index: int, node: Node) -> Flow:
+        flow = Flow(self.rows.payload)
+        if len(self.plan.graph.sources) > 1:
+            assert self.rows.columns is not None
+            streams = node.streams if node.streams is not None else self.chain.named_streams
+            mask = pc.is_in(self.rows.columns.column("stream_id"), value_set=pa.array(sorted(streams), pa.uint64()))
+            flow = flow.take(np.flatnonzero(mask.to_numpy(zero_copy_only=False) == (node.streams is not None)))
+        if node.codec is Codec.BYTES:
+            return flow
+        if node.codec is Codec.TEXT:
+            try:
+                return flow.with_values(flow.values.cast(pa.string()))  # type: ignore[union-attr]
+            except pa.ArrowInvalid:
+                pass  # one by one, to find which
+        results, rows = self._each(index, DECODE[node.codec], flow)
+        return flow.pick(rows, results)
+
+    def _each(self, stage: int, function: Callable[[Any], Any], before: Flow) -> tuple[list[Any], list[int] | None]:
         """The function's result for each row, and which rows they are (None: all of them)."""
         values = before.as_list()
         results: list[Any] = []
@@ -123,131 +183,158 @@ class _Pass:
         append = results.append
         while (row := len(results) + len(failed)) < len(values):
             try:
-                if listed:
-                    for value in islice(values, row, None):
-                        append(list(function(value)))
-                else:
-                    for value in islice(values, row, None):
-                        append(function(value))
+                for value in islice(values, row, None):
+                    append(function(value))
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 row = len(results) + len(failed)
-                self._failed(stage, before.origin(row), error)
+                self.letters.add(stage, before, row, error)
                 failed.append(row)
         if not failed:
             return results, None
         refused = set(failed)
         return results, [row for row in range(len(values)) if row not in refused]
 
-    def _mapped_batches(self, stage: int, function: Callable[[Any], Any], before: Flow) -> Flow:
-        payload = self._binary(stage, before)
-        origins = payload.origins if payload.origins is not None else np.arange(len(payload.values), dtype=np.int64)
-        visible = self.batch.select([name for name in VISIBLE if name != "payload"]).take(pa.array(origins))
-        table = pa.RecordBatch.from_arrays([payload.values, *visible.columns], names=list(VISIBLE))
-        pieces = list(self._bisect(stage, function, table, origins))
+    def _flattened(self, index: int, before: Flow, results: list[list[Any]], rows: list[int] | None) -> Flow:
+        counts = np.fromiter(map(len, results), np.int64, len(results))
+        parents = np.arange(len(results), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
+        flow = before.pick(np.repeat(parents, counts), list(flatten.from_iterable(results)))
+        return flow.numbered(ordinals(counts)) if index in self.plan.traced else flow
+
+    def _map_async(self, index: int, node: Node, before: Flow) -> Flow:
+        assert self.chain.await_all is not None
+        assert node.function is not None
+        try:
+            results = self.chain.await_all(node.function, before.as_list(), node.concurrency, node.timeout_s)
+        except CallFailed as failed:
+            raise self.letters.failed_call(index, before, failed.row, failed.error) from failed.error
+        return before.with_values(results)
+
+    def _map_batches(self, index: int, node: Node) -> Flow:
+        (parent,) = node.parents
+        before = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
+        assert node.function is not None
+        assert self.rows.columns is not None
+        count = len(before)
+        rows = np.arange(count, dtype=np.int64)
+        others = self.rows.columns.select(COLUMNS[1:])
+        others = others if before.origins is None else others.take(pa.array(before.origins))
+        table = pa.RecordBatch.from_arrays(
+            [before.values, self._keys(before), *others.columns, pa.array(rows)],
+            names=["payload", *COLUMNS, "row"],
+        )
+        pieces = list(self._bisect(index, node.function, table, before))
         if not pieces:
-            return Flow(pa.array([], pa.binary()), np.empty(0, np.int64))
-        values, rows = zip(*pieces, strict=True)
-        return Flow(pa.concat_arrays(values), np.concatenate(rows))
+            return before.pick([], pa.array([], pa.binary())).numbered(0)
+        values, picked, numbers = zip(*pieces, strict=True)
+        flow = before.pick(np.concatenate(picked), pa.concat_arrays(values))
+        return flow.numbered(np.concatenate(numbers))
 
     def _bisect(
-        self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, origins: Any
-    ) -> Iterator[tuple[pa.Array, Any]]:
-        """Run the function; where it raises, halve the batch until the record that did it stands alone."""
+        self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, before: Flow
+    ) -> Iterator[tuple[pa.Array, Numbers, Numbers]]:
+        """Run the function; where it raises, halve the batch until the record that did it stands alone. Gives payloads,
+        the row that each came from, and its number among those of that row."""
         if not table.num_rows:
             return
+        rows = table.column("row").to_numpy()
         try:
-            column = _column(function(table))
+            answer = read_answer(function(table), rows, is_placed=stage in self.plan.traced)
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             if table.num_rows == 1:
-                self._failed(stage, int(origins[0]), error)
+                self.letters.add(stage, before, int(rows[0]), error)
                 return
             half = table.num_rows // 2
-            yield from self._bisect(stage, function, table.slice(0, half), origins[:half])
-            yield from self._bisect(stage, function, table.slice(half), origins[half:])
+            yield from self._bisect(stage, function, table.slice(0, half), before)
+            yield from self._bisect(stage, function, table.slice(half), before)
             return
-        # A batch that grew or shrank has lost its row numbers: its rows are then said to come from its first record.
-        known = origins if len(column) == len(origins) else np.full(len(column), origins[0], np.int64)
-        yield column, known
+        yield answer
 
-    def _decoded(self, index: int, node: Node, before: Flow) -> Flow:
-        if node.codec is Codec.BYTES:
-            return before
+    # What goes out
+
+    def _keys(self, flow: Flow) -> pa.Array:
+        if flow.keys is not None:
+            return flow.keys
+        assert self.rows.columns is not None
+        keys = self.rows.columns.column("key")
+        return keys if flow.origins is None else keys.take(pa.array(flow.origins))
+
+    def _encoded(self, stage: int, codec: Codec) -> Flow:
+        """What left a stage, as an Arrow column of bytes; a value that cannot become bytes is that stage's error, and
+        is so once, however many take it from there."""
+        if codec is Codec.TEXT:
+            codec = Codec.BYTES
+        if (stage, codec) not in self.encoded:
+            self.encoded[stage, codec] = self._encode(stage, codec, self.flows[stage])
+        return self.encoded[stage, codec]
+
+    def _encode(self, stage: int, codec: Codec, flow: Flow) -> Flow:
+        if codec is Codec.BYTES:
+            if not isinstance(flow.values, list):
+                return flow.with_values(flow.values.cast(pa.binary()))
+            try:
+                column = pa.array(flow.values, pa.binary())
+                if not column.null_count:  # Arrow takes None for a value; we do not
+                    return flow.with_values(column)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
+                pass
+        results, rows = self._each(stage, ENCODE[codec], flow)
+        return flow.pick(rows, pa.array(results, pa.binary()))
+
+    def _for_sink(self, index: int, parent: int) -> pa.RecordBatch:
+        node = self.plan.node(index)
+        flow = self._branch(parent, index, self._encoded(parent, node.codec))
+        payload = flow.values
+        if node.framing is Framing.LINES:
+            newline = pa.scalar(b"\n", pa.binary())
+            payload = pc.binary_join_element_wise(payload, newline, pa.scalar(b"", pa.binary()))
+        order = self._order(flow) if self.plan.edge(parent, index).is_merged else ()
+        return batch_of(payload, order)
+
+    def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
+        node = self.plan.node(index)
+        flow = self._branch(parent, index, self.flows[parent])
+        if node.function is not None:
+            results, rows = self._each(index, _keyed(node.function), flow)
+            flow = replace(_only(flow, rows), keys=pa.array(results, pa.binary()))
+        flow, forms = self._packed(parent, flow)
+        order = self._order(flow)
+        more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
+        if index in self.plan.carrying:
+            assert self.rows.columns is not None
+            columns = self.rows.columns.take(pa.array(flow.all_origins()))
+            more += [(name, self._keys(flow) if name == "key" else columns.column(name)) for name in COLUMNS]
+        whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
+        (behind,) = (chain for chain in self.plan.chains if chain.root == index)
+        if node.function is not None:
+            assert flow.keys is not None
+            for bucket, rows_of in parted(flow.keys, behind.tasks):
+                yield Output(index, bucket, whole.take(pa.array(rows_of)))
+        else:
+            for bucket, start, count in dealt(whole.num_rows, behind.tasks, self.chain.turn):
+                yield Output(index, bucket, whole.slice(start, count))
+
+    def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
         try:
-            return Flow(before.values.cast(pa.string()), before.origins)  # type: ignore[union-attr]
-        except pa.ArrowInvalid:
-            results, rows = self._each(index, bytes.decode, before, listed=False)
-            return Flow(results, before.origins if rows is None else before.keep(rows))
+            payload, forms = pack(flow.values)
+            return flow.with_values(payload), forms
+        except (TypeError, ValueError):  # one by one, to find which
+            results, rows = self._each(stage, packed_value, flow)
+            payload = pa.array([data for data, _ in results], pa.binary())
+            return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
 
-    def _binary(self, stage: int, flow: Flow) -> Flow:
-        """The values as an Arrow column of bytes; a value that is neither text nor bytes is the stage's error."""
-        parent = next(iter(self.graph.nodes[stage].parents), None)
-        if parent not in self.columns:  # once for all that go on from there: a record errs once
-            self.columns[parent] = self._as_column(parent, flow)
-        return self.columns[parent]
-
-    def _as_column(self, stage: int | None, flow: Flow) -> Flow:
-        if not isinstance(flow.values, list):
-            return Flow(flow.values.cast(pa.binary()), flow.origins)
-        try:
-            column = pa.array(flow.values, pa.binary())
-            if not column.null_count:  # Arrow takes None for a value; we do not
-                return Flow(column, flow.origins)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
-            pass
-        assert stage is not None
-        results, rows = self._each(stage, _as_bytes, flow, listed=False)
-        return Flow(pa.array(results, pa.binary()), flow.origins if rows is None else flow.keep(rows))
-
-    def _framed(self, node: Node, flow: Flow, index: int) -> pa.Array:
-        payload = self._binary(index, flow).values
-        if node.framing is Framing.RAW:
-            return payload
-        newline = pa.scalar(b"\n", pa.binary())
-        return pc.binary_join_element_wise(payload, newline, pa.scalar(b"", pa.binary()))
-
-    def _failed(self, stage: int, origin: int, error: Exception) -> None:
-        name = self.graph.nodes[stage].name
-        row = self.batch.slice(origin, 1).to_pylist()[0]
-        told = f"{type(error).__name__}: {error}"
-        if self.graph.on_error is OnError.STOP:
-            raise RecordError(
-                f"stage {name!r} raised on message {row['message_id']} of stream {row['stream_id']}: {told}",
-                next_step='mend the function, or give the Pipeline dead_letter="file:DIR" to set such records aside;'
-                " nothing of this epoch was committed, and it is run again when you start again",
-                stage=name,
-                stream_id=row["stream_id"],
-                message_id=row["message_id"],
-                trace="".join(traceback.format_exception(error)),
-            ) from error
-        letter = {
-            "stream_id": row["stream_id"],
-            "message_id": row["message_id"],
-            "stage": name,
-            "error": told,
-            "payload": base64.b64encode(row["payload"]).decode(),
-        }
-        self.letters.append(Letter(origin, stage, json.dumps(letter).encode()))
-
-    def _letter_lines(self) -> list[bytes]:
-        ordered = sorted(self.letters, key=lambda letter: (letter.origin, letter.stage))
-        return [letter.line for letter in ordered]
+    def _order(self, flow: Flow) -> tuple[Numbers, ...]:
+        """The whole order key of each row."""
+        own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
+        return (*own, *flow.tail)
 
 
-def _column(answer: Any) -> pa.Array:
-    if isinstance(answer, pa.RecordBatch | pa.Table):
-        answer = answer.column("payload")
-    if isinstance(answer, pa.ChunkedArray):
-        answer = answer.combine_chunks()
-    if not isinstance(answer, pa.Array):
-        raise TypeError(f"map_batches gave back {type(answer).__name__}: give an Arrow array or a RecordBatch")
-    if answer.null_count:
-        raise TypeError("map_batches gave back a null payload")
-    return answer.cast(pa.binary())
+def _listed(function: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda value: list(function(value))
 
 
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        return value.encode()
-    raise TypeError(f"the function gave back {type(value).__name__}: give {TYPES}")
+def _keyed(function: Callable[[Any], Any]) -> Callable[[Any], bytes]:
+    return lambda value: as_key(function(value))
+
+
+def _only(flow: Flow, rows: list[int] | None) -> Flow:
+    return flow if rows is None else flow.take(np.asarray(rows, dtype=np.int64))

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
-from procession.plan.graph import Codec, Graph, Kind, Node, Order
+from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.strategies import TABLE, Strategy, Way
 
 RUNS_MAX = 65_536
@@ -21,7 +21,8 @@ RUNS_MAX = 65_536
 
 SEQUENCE = "sequence"
 # They keep the number of records that their tasks have: behind them, ranges of one size are still of one size.
-NOT_RUN_YET = frozenset({Kind.MERGE, Kind.MAP_ASYNC, Kind.KEY_BY, Kind.PEEK, Kind.REBALANCE})
+# They are shown a record's key, time, stream and message id.
+SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY})
 
 
@@ -37,7 +38,7 @@ def check_runnable(plan: Plan) -> None:
     """Raise PlanError for a stage that can be planned, but not be run yet."""
     for node in plan.graph.nodes:
         later = TABLE[node.kind].comes_with
-        if node.kind in NOT_RUN_YET or node.codec not in {Codec.BYTES, Codec.TEXT} or len(plan.graph.sources) > 1:
+        if plan.graph.nodes.index(node) in plan.exchanges:
             later = "the next step"
         if later:
             raise PlanError(
@@ -208,7 +209,9 @@ def find_traced(plan: Plan) -> Plan:
             asks = (index in plan.exchanges or node.kind is Kind.MERGE) and _kept_before(plan, index)
         if asks or index in traced:
             traced |= set(node.parents)
-    return replace(plan, traced=frozenset(traced))
+    shown = {index for index, node in enumerate(plan.graph.nodes) if node.kind in SHOWN_ALL}
+    carrying = {index for index in plan.exchanges if shown & _reached(plan, index)}
+    return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying))
 
 
 def _kept_before(plan: Plan, index: int) -> bool:

@@ -1,25 +1,30 @@
-"""A chain's task: read a range of the log, run the chain, keep its runs, publish the manifest.
+"""A chain's task: read a range of the log, or the runs of an exchange, run the chain, publish the manifest of its runs.
 
-The one rule: the same range gives the same manifest however often the task is tried. What the user or the operator must
+The one rule: the same input gives the same manifest however often the task is tried. What the user or the operator must
 act on goes back as the manifest's failure, because trying again would not help; anything else fails the task, and Spark
-tries it again. Runs in Spark's Python workers; before it `storage/log`, after it `storage/runs`.
+tries it again. Runs in Spark's Python workers; before it `storage/log` or `merge/merger`, after it `storage/runs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from procession.errors import ProcessionError
+from procession.errors import ProcessionError, RoundError
+from procession.merge.merger import merged
+from procession.plan.blueprint import Plan
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
+from procession.plan.flow import Numbers
 from procession.plan.graph import Graph
+from procession.plan.rows import Rows
+from procession.spark.awaiting import await_all
 from procession.storage.log import RECORD_KINDS, REFERENCE_KINDS, LogReader
-from procession.storage.runs import Manifest, RunStore
+from procession.storage.runs import Manifest, Run, RunStore
 
 TIMES = 33
 """How many quantiles of the event times a manifest carries."""
@@ -27,48 +32,85 @@ TIMES = 33
 GATHER_BYTES_MAX = 8 * 1024 * 1024
 """So many bytes of the log are gathered into one pass of the chain."""
 
-FIRST_STAGE = 0
+FIRST_CHAIN = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a task."""
+
+    epoch: int
+    partition: int
+    number: int
+    """Unique among all attempts of the epoch: files are named by it."""
+    is_last: bool = True
+    """Whether Spark gives up when this one fails: what might pass is then told, too, instead of tried again."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to know to run the first chain on any range."""
+    """What a worker needs to know to run any chain of a plan."""
 
-    graph: Graph
+    plan: Plan
     log_directory: Path
     runs_directory: Path
 
-    def run(self, epoch: int, partition: int, first: int, last: int, task_attempt: int) -> Manifest:
-        """The manifest of the records with sequence numbers in [first, last)."""
-        store = RunStore(self.runs_directory)
-        empty = Manifest(epoch, FIRST_STAGE, partition, first, last)
-        try:
-            published = store.published(epoch, FIRST_STAGE, partition)
-            if published is not None and (published.first, published.last) == (first, last):
-                return published
-            writer = store.writer(epoch, FIRST_STAGE, partition, task_attempt)
-            chain = Chain(self.graph)
-            summary = Summary()
+    @property
+    def graph(self) -> Graph:
+        return self.plan.graph
+
+    def run_range(self, attempt: Attempt, first: int, last: int) -> Manifest:
+        """The first chain, on the records with sequence numbers in [first, last)."""
+        summary = Summary()
+        empty = Manifest(attempt.epoch, FIRST_CHAIN, attempt.partition, first, last)
+
+        def rows() -> Iterator[Rows]:
+            sequence = first
             for batch in gathered(_reader(self.log_directory).read(first, last)):
-                records = _of_kinds(batch, RECORD_KINDS)
-                summary.add(records, _of_kinds(batch, REFERENCE_KINDS))
-                for outputs in chain.run(records):
-                    for sink, payload in outputs.items():
-                        writer.add(sink, payload)
-            return writer.publish(
-                Manifest(
-                    epoch,
-                    FIRST_STAGE,
-                    partition,
-                    first,
-                    last,
-                    records=summary.records,
-                    positions=summary.positions,
-                    times=summary.quantiles(),
-                )
-            )
+                numbers = np.arange(sequence, sequence + batch.num_rows, dtype=np.int64)
+                sequence += batch.num_rows
+                records, of_records = _of_kinds(batch, RECORD_KINDS, numbers)
+                references, _ = _of_kinds(batch, REFERENCE_KINDS, numbers)
+                summary.add(records, references)
+                yield Rows.of_ingress(records, of_records)
+
+        def told() -> Manifest:
+            return replace(empty, records=summary.records, positions=summary.positions, times=summary.quantiles())
+
+        return self._run(attempt, empty, rows(), told)
+
+    def run_bucket(self, attempt: Attempt, chain: int, runs: Sequence[Run]) -> Manifest:
+        """A later chain, on what the runs of its exchange hold for one task."""
+        store = RunStore(self.runs_directory)
+        empty = Manifest(attempt.epoch, chain, attempt.partition, 0, 0)
+        paths = [store.read(attempt.epoch, run) for run in runs]
+        edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)
+        batches = merged(paths) if edge.is_merged else (batch for path in paths for batch in path)
+        return self._run(attempt, empty, map(Rows.of_exchange, batches), lambda: empty)
+
+    def _run(self, attempt: Attempt, empty: Manifest, pieces: Iterable[Rows], told: Callable[[], Manifest]) -> Manifest:
+        store = RunStore(self.runs_directory)
+        try:
+            published = store.published(attempt.epoch, empty.stage, attempt.partition)
+            if published is not None and (published.first, published.last) == (empty.first, empty.last):
+                return published
+            writer = store.writer(attempt.epoch, empty.stage, attempt.partition, attempt.number)
+            chain = Chain(self.plan, empty.stage, find=self._find, await_all=await_all, turn=attempt.partition)
+            for piece in pieces:
+                for output in chain.run(piece):
+                    writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
+            return writer.publish(told())
+        except RoundError as error:
+            if not attempt.is_last:
+                raise
+            return replace(empty, failure=error.as_dict())
         except ProcessionError as error:
-            return Manifest(**{**vars(empty), "failure": error.as_dict()})
+            return replace(empty, failure=error.as_dict())
+
+    def _find(self, sequence: int) -> dict[str, Any]:
+        """The record with this sequence number, for an error that must name it."""
+        record: dict[str, Any] = next(_reader(self.log_directory).read(sequence, sequence + 1)).to_pylist()[0]
+        return record
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,11 +128,13 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(pending)
 
 
-def _of_kinds(rows: pa.RecordBatch, kinds: tuple[int, ...]) -> pa.RecordBatch:
+def _of_kinds(rows: pa.RecordBatch, kinds: tuple[int, ...], numbers: Numbers) -> tuple[pa.RecordBatch, Numbers]:
+    """The rows of these kinds, and their numbers."""
     found = rows.column("kind").to_numpy()
     if not found.any():
-        return rows  # plain records, which are of both kinds: nearly always so, and nothing is copied
-    return rows.filter(pa.array(np.isin(found, kinds)))
+        return rows, numbers  # plain records, which are of both kinds: nearly always so, and nothing is copied
+    is_wanted = np.isin(found, kinds)
+    return rows.filter(pa.array(is_wanted)), numbers[is_wanted]
 
 
 @dataclass

@@ -40,7 +40,7 @@ def start_query(
         manifests = [Manifest.from_json(row["manifest"]) for row in rows.collect()]
         on_epoch(epoch, sorted(manifests, key=lambda manifest: manifest.partition))
 
-    spark.dataSource.register(IngressSource.bound(task, feed, task.graph.parallelism))
+    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks))
     return (
         spark.readStream.format(FORMAT)
         .load()

@@ -19,7 +19,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from procession.spark.chains import Task
+from procession.spark.chains import Attempt, Task
+from procession.spark.session import TASK_FAILURES_MAX
 
 FORMAT = "procession"
 GATEWAY = "gateway-0"
@@ -54,8 +55,7 @@ class Ranges(DataSourceStreamReader):
         assert isinstance(partition, Range)
         context = TaskContext.get()
         assert context is not None
-        epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # none is an error, and must not pass for 0
-        manifest = self._task.run(epoch, partition.number, partition.first, partition.last, context.taskAttemptId())
+        manifest = self._task.run_range(attempt_of(context, partition.number), partition.first, partition.last)
         freeze_once()
         yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})
 
@@ -75,6 +75,13 @@ def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
     count = min(parallelism, end - start) or parallelism
     edges = [start + (end - start) * number // count for number in range(count + 1)]
     return [Range(number, edges[number], edges[number + 1]) for number in range(count)]
+
+
+def attempt_of(context: TaskContext, partition: int) -> Attempt:
+    """This try at a task, as Spark counts it."""
+    epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # none is an error, and must not pass for 0
+    is_last = context.attemptNumber() + 1 >= TASK_FAILURES_MAX
+    return Attempt(epoch, partition, context.taskAttemptId(), is_last)
 
 
 @functools.cache

@@ -12,30 +12,34 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from procession.errors import StorageError
+from procession.record import ORDER
 from procession.storage.durable import storage_error
-
-RUN_SCHEMA = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """Records of one path for one sink, in order."""
+    """Rows of one path, in order: for the sink, or for a bucket of the exchange, that `to` names."""
 
+    to: str
+    bucket: int
     file: str
     count: int
     payload_bytes: int
+    keys: int = 0
+    """How many columns the order key has; 0: rows of several runs need not be put in order."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What Spark moves instead of records: where a task's runs are, and what the range held.
+    """What Spark moves instead of records: where a task's runs are, and what the range held. `stage` is the chain that
+    the task ran; only the first has a range, records and positions.
 
     `times` are evenly spaced quantiles of the records' event times; `failure` is set instead of runs when the task must
     not be tried again (a user's function raised, a disk is full).
@@ -47,7 +51,7 @@ class Manifest:
     first: int
     last: int
     records: int = 0
-    runs: Mapping[str, Run] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
     positions: Mapping[int, int] = field(default_factory=dict)
     times: tuple[int, ...] = ()
     failure: Mapping[str, Any] | None = None
@@ -58,7 +62,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         fields = json.loads(text)
-        fields["runs"] = {sink: Run(**run) for sink, run in fields["runs"].items()}
+        fields["runs"] = tuple(Run(**run) for run in fields["runs"])
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         fields["times"] = tuple(fields["times"])
         return cls(**fields)
@@ -82,13 +86,13 @@ class RunStore:
         except FileNotFoundError:
             return None
 
-    def read(self, epoch: int, run: Run) -> Iterator[pa.Array]:
-        """The payloads of a run, batch by batch, mapped rather than read."""
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """The rows of a run, batch by batch, mapped rather than read."""
         path = self._folder(epoch) / run.file
         try:
             with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as batches:
                 for index in range(batches.num_record_batches):
-                    yield batches.get_batch(index).column(0)
+                    yield batches.get_batch(index)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise StorageError(f"run {path} of epoch {epoch} is gone or torn: {error}", path=str(path)) from error
 
@@ -111,30 +115,36 @@ class RunWriter:
         self._folder = folder
         self._task = task
         self._task_attempt = task_attempt
-        self._files: dict[str, tuple[pa.OSFile, pa.RecordBatchFileWriter]] = {}
-        self._runs: dict[str, Run] = {}
+        self._files: dict[tuple[str, int], tuple[pa.OSFile, pa.RecordBatchFileWriter]] = {}
+        self._runs: dict[tuple[str, int], Run] = {}
 
-    def add(self, sink: str, payload: pa.Array) -> None:
-        """Put these payloads at the end of the sink's run."""
-        if not len(payload):
+    def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
+        """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
+        if not rows.num_rows:
             return
+        place = to, bucket
         try:
-            if sink not in self._files:
-                name = f"{self._task}-{self._task_attempt}-{sink}.arrow"
+            if place not in self._files:
+                name = f"{self._task}-{self._task_attempt}-{to}-{bucket}.arrow"
                 file = pa.OSFile(str(self._folder / name), "wb")
-                self._files[sink] = file, pa.ipc.new_file(file, RUN_SCHEMA)
-                self._runs[sink] = Run(name, 0, 0)
-            self._files[sink][1].write_batch(pa.record_batch([payload], schema=RUN_SCHEMA))
+                self._files[place] = file, pa.ipc.new_file(file, rows.schema)
+                keys = sum(column.startswith(ORDER) for column in rows.schema.names)
+                self._runs[place] = Run(to, bucket, name, 0, 0, keys)
+            self._files[place][1].write_batch(rows)
         except OSError as error:
             raise storage_error(self._folder, "write runs in", error) from error
-        run = self._runs[sink]
-        self._runs[sink] = Run(run.file, run.count + len(payload), run.payload_bytes + _payload_bytes(payload))
+        run = self._runs[place]
+        self._runs[place] = replace(
+            run,
+            count=run.count + rows.num_rows,
+            payload_bytes=run.payload_bytes + _payload_bytes(rows.column("payload")),
+        )
 
     def publish(self, manifest: Manifest) -> Manifest:
         """Close the runs and publish the manifest with them; the one published first counts."""
         published = self._folder / f"{self._task}.manifest"
         draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
-        whole = Manifest(**{**vars(manifest), "runs": self._runs})
+        whole = replace(manifest, runs=tuple(self._runs.values()))
         try:
             for file, writer in self._files.values():
                 writer.close()

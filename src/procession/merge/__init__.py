@@ -1,0 +1,1 @@
+"""The merge: sorted paths, put together in order. Pure."""

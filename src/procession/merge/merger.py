@@ -1,0 +1,131 @@
+"""The merger: sorted paths in, one sorted sequence out, whole batches at a time.
+
+The one rule: rows are compared by their order key and by nothing else, in columns and never one by one; two rows with
+the same key are an error, because there are none in a sequential run. What is finished is known for each path by its
+last key in sight (a frontier), so a path that is empty, ends or has nothing more to say holds nobody up. Before it the
+runs of an exchange or of a plan's last chains; after it the next chain, or the sink. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.record import ORDER
+
+STRETCH_ROWS_MIN = 64
+"""If rows of one path stand together at least so long, on average, they are passed on as slices instead of copied."""
+
+Key = tuple[int, ...]
+Numbers = npt.NDArray[np.int64]
+
+
+def merged(paths: Iterable[Iterable[pa.RecordBatch]], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of all paths in the order of their keys; of each, these columns (None: all of them). At any time one
+    batch of each path is in memory."""
+    live = [path for path in map(_Path, paths) if path.batch is not None]
+    while len(live) > 1:
+        live.sort(key=lambda path: path.first)
+        head = live[0]
+        if head.last < live[1].first:
+            # It stands before all others: the common case where ranges were dealt, and costs nothing.
+            yield _chosen(head.take(), columns)
+        else:
+            frontier = min(path.last for path in live)
+            yield from _in_order([path.take_up_to(frontier) for path in live if path.first <= frontier], columns)
+        live = [path for path in live if path.batch is not None]
+    for path in live:
+        while path.batch is not None:
+            yield _chosen(path.take(), columns)
+
+
+class _Path:
+    """A path, as far as it is in sight: the batch at hand, of which nothing has been given out yet."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self.batch: pa.RecordBatch | None = None
+        self._next(None)
+
+    def _next(self, rest: pa.RecordBatch | None) -> None:
+        while rest is None or not rest.num_rows:
+            rest = next(self._batches, None)
+            if rest is None:
+                self.batch = None
+                return
+        self.batch = rest
+        self.keys = key_columns(rest)
+        self.first: Key = tuple(int(column[0]) for column in self.keys)
+        self.last: Key = tuple(int(column[-1]) for column in self.keys)
+
+    def take(self) -> pa.RecordBatch:
+        """The batch at hand."""
+        batch, before = self.batch, self.last
+        self._next(None)
+        if self.batch is not None and self.first <= before:
+            raise _disorder(self.first)
+        return batch
+
+    def take_up_to(self, frontier: Key) -> pa.RecordBatch:
+        """The rows at hand whose keys are not above the frontier."""
+        assert self.batch is not None
+        if self.last <= frontier:
+            return self.take()
+        count = _rows_up_to(self.keys, frontier)
+        batch = self.batch
+        self._next(batch.slice(count))
+        return batch.slice(0, count)
+
+
+def key_columns(batch: pa.RecordBatch) -> list[Numbers]:
+    return [batch.column(name).to_numpy() for name in batch.schema.names if name.startswith(ORDER)]
+
+
+def _rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
+    """How many rows, from the first on, have a key that is not above this one."""
+    low, high = 0, len(keys[0])
+    for column, value in zip(keys, bound, strict=True):
+        found = low + np.searchsorted(column[low:high], [value, value + 1])
+        low, high = int(found[0]), int(found[1])
+    return high
+
+
+def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """The rows of these parts, each of which is sorted, in one order."""
+    keys = [np.concatenate(column) for column in zip(*map(key_columns, parts), strict=True)]
+    order = np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys[::-1])
+    _check_rising([column[order] for column in keys])
+    starts = np.cumsum([0, *(part.num_rows for part in parts)])
+    # A stretch is broken where the next row is not the next of the same part.
+    is_broken = np.diff(order) != 1
+    is_broken |= np.isin(order[1:], starts[1:-1])
+    breaks = np.concatenate(([0], np.flatnonzero(is_broken) + 1, [len(order)]))
+    if len(breaks) * STRETCH_ROWS_MIN > len(order):
+        yield _chosen(pa.concat_batches([_chosen(part, columns) for part in parts]).take(pa.array(order)), None)
+        return
+    firsts = order[breaks[:-1]]
+    owners = np.searchsorted(starts, firsts, side="right") - 1
+    for owner, first, count in zip(owners.tolist(), firsts.tolist(), np.diff(breaks).tolist(), strict=True):
+        yield _chosen(parts[owner], columns).slice(first - int(starts[owner]), count)
+
+
+def _check_rising(keys: Sequence[Numbers]) -> None:
+    """No two rows may have the same place: a path that was taken for two, or two for one, shows here."""
+    is_same = np.ones(max(0, len(keys[0]) - 1), bool)
+    for column in keys:
+        is_same &= column[1:] == column[:-1]
+    if is_same.any():
+        raise _disorder(tuple(int(column[int(np.argmax(is_same))]) for column in keys))
+
+
+def _disorder(key: Key) -> StorageError:
+    return StorageError(f"two records have the same place {key} in the order, or a path is not sorted there")
+
+
+def _chosen(batch: Any, columns: Sequence[str] | None) -> pa.RecordBatch:
+    return batch if columns is None else batch.select(columns)

@@ -1,0 +1,59 @@
+"""Buckets: which task behind an exchange gets a record.
+
+The one rule: within a bucket records keep their order; and where they are told apart by key, the same key always goes
+to the same bucket, in every process and every version. Pure. Before it `plan/chain`; after it `storage/runs`, which
+keeps a run for each bucket.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from procession.plan.flow import Numbers
+
+SHARES = 4096
+"""Keys are told apart in this many shares, whatever the number of tasks; a task has every n-th of them."""
+
+
+def dealt(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
+    """Deal rows out evenly: (bucket, first row, number of rows). Contiguous, so that nothing is copied and a merge
+    finds long stretches; `turn` says where to begin, so that a few rows at a time do not all go to the first."""
+    edges = [rows * number // buckets for number in range(buckets + 1)]
+    for number in range(buckets):
+        if count := edges[number + 1] - edges[number]:
+            yield (number + turn) % buckets, edges[number], count
+
+
+def parted(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
+    """Part rows by their key: (bucket, rows in their order)."""
+    if not len(keys):
+        return
+    # Each key is hashed once, however many rows have it.
+    encoded = keys.dictionary_encode()
+    of_key = np.fromiter(map(share_of, encoded.dictionary.to_pylist()), np.uint16, len(encoded.dictionary)) % buckets
+    of_row = of_key[encoded.indices.to_numpy()]
+    order = np.argsort(of_row, kind="stable")
+    found, firsts = np.unique(of_row[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=True)
+
+
+def share_of(key: bytes) -> int:
+    return zlib.crc32(key) % SHARES
+
+
+def as_key(value: Any) -> bytes:
+    """What a user's function gave as a key, as the bytes that a key is."""
+    if type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value).encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"the key is a {type(value).__name__}: give str, bytes or int")

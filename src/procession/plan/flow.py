@@ -1,0 +1,103 @@
+"""The flow: rows between two stages of a chain, each with the place in the order that it has.
+
+The one rule: a flow is in order; whatever a stage does to its rows, the flow that comes out says of each row which
+input row of the task it came from, and, where the plan has branches that meet or a merge behind, the numbers that tell
+it from the others of that row. Before it and after it `plan/chain`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """`values` are what the user's functions are handed. `origins` are the input rows (None: row i is row i), `tail`
+    the numbers behind the input row's own key, `keys` the routing keys (None: those that the input rows came with)."""
+
+    values: pa.Array | list[Any]
+    origins: Numbers | None = None
+    tail: tuple[Numbers, ...] = ()
+    keys: pa.Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def as_list(self) -> list[Any]:
+        return self.values if isinstance(self.values, list) else self.values.to_pylist()
+
+    def origin(self, row: int) -> int:
+        return row if self.origins is None else int(self.origins[row])
+
+    def all_origins(self) -> Numbers:
+        return np.arange(len(self), dtype=np.int64) if self.origins is None else self.origins
+
+    def with_values(self, values: pa.Array | list[Any]) -> Flow:
+        """The same rows, with other values."""
+        return replace(self, values=values)
+
+    def pick(self, rows: Sequence[int] | Numbers | None, values: pa.Array | list[Any]) -> Flow:
+        """These rows (None: all of them), with other values; a row may be picked several times."""
+        if rows is None:
+            return self.with_values(values)
+        picked = np.asarray(rows, dtype=np.int64)
+        return Flow(
+            values,
+            picked if self.origins is None else self.origins[picked],
+            tuple(column[picked] for column in self.tail),
+            None if self.keys is None else self.keys.take(pa.array(picked)),
+        )
+
+    def numbered(self, numbers: Numbers | int) -> Flow:
+        """With one more number behind each row's key."""
+        column = np.full(len(self), numbers, np.int64) if isinstance(numbers, int) else numbers
+        return replace(self, tail=(*self.tail, column))
+
+    def padded(self, length: int) -> Flow:
+        """With noughts behind each row's key, up to this many numbers."""
+        flow = self
+        while len(flow.tail) < length:
+            flow = flow.numbered(0)
+        return flow
+
+    def take(self, rows: Numbers) -> Flow:
+        """These rows, values and all."""
+        if isinstance(self.values, list):
+            return self.pick(rows, [self.values[row] for row in rows.tolist()])
+        return self.pick(rows, self.values.take(pa.array(rows)))
+
+
+def joined(flows: Sequence[Flow], keys_of: Any, *, is_kept: bool) -> Flow:
+    """The rows of several flows as one, in order if that is asked for. `keys_of(flow)` are a flow's routing keys."""
+    if len(flows) == 1:
+        return flows[0]
+    origins = np.concatenate([flow.all_origins() for flow in flows])
+    tail = tuple(np.concatenate(columns) for columns in zip(*(flow.tail for flow in flows), strict=True))
+    keys = None
+    if any(flow.keys is not None for flow in flows):
+        keys = pa.concat_arrays([keys_of(flow) for flow in flows])
+    whole = Flow(_concatenated([flow.values for flow in flows]), origins, tail, keys)
+    if not is_kept:
+        return whole
+    return whole.take(np.lexsort((*reversed(tail), origins)))
+
+
+def _concatenated(parts: Sequence[pa.Array | list[Any]]) -> pa.Array | list[Any]:
+    kinds = {None if isinstance(part, list) else part.type for part in parts}
+    if len(kinds) == 1 and None not in kinds:
+        return pa.concat_arrays(parts)
+    return [value for part in parts for value in (part if isinstance(part, list) else part.to_pylist())]
+
+
+def ordinals(counts: Numbers) -> Numbers:
+    """0, 1, 2… for each of these counts, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)

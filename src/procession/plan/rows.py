@@ -1,0 +1,69 @@
+"""Rows: what goes into a chain, and what comes out of it for each sink and each exchange.
+
+The one rule: rows are in order, and carry the key that says so wherever somebody has to put them in order again. Before
+it `storage/log` and `storage/runs`; after it `plan/chain`, which takes and gives them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from procession.plan.carriage import Forms
+from procession.plan.flow import Numbers
+from procession.record import COLUMNS, ORDER
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in order. `order` is their order key, the sequence first. `columns` are the ingress records themselves, or
+    COLUMNS of rows that came over an exchange, if it carries them."""
+
+    payload: pa.Array
+    order: tuple[Numbers, ...]
+    forms: Forms | None = None
+    """How values that came over an exchange are to be read; None: payloads, as they came in."""
+    columns: pa.RecordBatch | None = None
+
+    @classmethod
+    def of_ingress(cls, records: pa.RecordBatch, sequence: Numbers) -> Rows:
+        """The records of a range of the log."""
+        return cls(records.column("payload"), (sequence,), columns=records)
+
+    @classmethod
+    def of_exchange(cls, batch: pa.RecordBatch) -> Rows:
+        """Rows as `batch_of` packed them, and an exchange brought them."""
+        names = batch.schema.names
+        order = tuple(batch.column(name).to_numpy() for name in names if name.startswith(ORDER))
+        columns = batch.select(COLUMNS) if "key" in names else None
+        return cls(batch.column("payload"), order, batch.column("form").to_numpy(), columns)
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+    def slice(self, start: int, count: int) -> Rows:
+        end = start + count
+        return Rows(
+            self.payload.slice(start, count),
+            tuple(column[start:end] for column in self.order),
+            None if self.forms is None else self.forms[start:end],
+            None if self.columns is None else self.columns.slice(start, count),
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """Rows for a sink or an exchange. A bucket of an exchange is a task behind it; dead letters that must be merged
+    have a bucket for each stage, because they are in order only among those of their stage."""
+
+    to: int
+    bucket: int
+    rows: pa.RecordBatch
+
+
+def batch_of(payload: pa.Array, order: Sequence[Numbers], more: Sequence[tuple[str, pa.Array]] = ()) -> pa.RecordBatch:
+    """Rows for a run: the payload, the order key a column for each part, and whatever more there is."""
+    columns = {"payload": payload, **{f"{ORDER}{place}": pa.array(column) for place, column in enumerate(order)}}
+    return pa.record_batch({**columns, **dict(more)})
