@@ -1,0 +1,222 @@
+"""A sender: a source for plain code. Write records; they are sent, and sent again, until they are committed.
+
+The one rule: `write` blocks while too much is not committed, and `close` returns when all is; an error that cannot be
+mended is raised by the next call. Before it on the walk: a script. After it: sdk/inlet, on a loop in a thread of its
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from procession.errors import ConfigError, RecordError
+from procession.sdk.backlog import Buffer, Spool
+from procession.sdk.batch import PAYLOAD_BYTES_MAX, Stream
+from procession.sdk.gather import Gather
+from procession.sdk.inlet import BYTES_MAX, Inlet
+from procession.sdk.options import SourceOptions
+from procession.sdk.source import SourceClient
+from procession.wire.codec import SHORT_BYTES_MAX
+
+Result = TypeVar("Result")
+
+
+def send(
+    to: str = "127.0.0.1:7100",
+    *,
+    stream: str,
+    spool: str | Path | None = None,
+    has_ids: bool = False,
+    bytes_max: int = BYTES_MAX,
+    cookie: bytes = b"",
+    options: SourceOptions | None = None,
+) -> Sender:
+    """A Sender of one stream, to the gateway at `to`. Leaving its `with` block waits until all is committed.
+
+        with send(stream="orders") as out:
+            out.write(b"one apple", key=b"apples")
+
+    Records are kept in memory until they are committed, up to `bytes_max`, and are lost if this process dies before.
+    Two ways to lose none: with `spool`, they are kept in that directory, and the next run sends what is left there.
+    With `has_ids`, each record comes with a message id that is the same in every run and only goes up; a run that is
+    started again begins after `committed`. `options` sets all the rest; its cookie counts then.
+    """
+    if spool and has_ids:
+        raise ConfigError(
+            "A spool numbers the records itself.", next_step="Leave out has_ids, or do without the spool."
+        )
+    if options is None:
+        options = SourceOptions("procession.sdk.send", stream, cookie)
+    backlog = Spool(Path(spool)) if spool else Buffer(has_ids=has_ids)
+    return Sender(to, Inlet(Stream.named(stream), backlog, bytes_max=bytes_max), options, has_ids=has_ids)
+
+
+class Sender:
+    """What `send` gives. May be used by several threads; records of one thread keep their order."""
+
+    def __init__(self, to: str, inlet: Inlet, options: SourceOptions, *, has_ids: bool = False) -> None:
+        self._inlet = inlet
+        self._client = SourceClient(inlet, to, options)
+        self._delay_s = options.gather.delay_s
+        self._has_ids = has_ids
+        self._lock = threading.Lock()
+        """Over the gather and what follows."""
+        self._gather = Gather(inlet.stream, None, options.gather)
+        self._last = -1
+        self._is_timed = self._is_closed = False
+        self._passing = asyncio.Lock()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"send {inlet.stream.name}", daemon=True)
+        self._thread.start()
+        self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def committed(self) -> int | None:
+        """The last committed message id, or None; waits until a gateway has told it."""
+        return self._do(self._inlet.committed())
+
+    def write(
+        self, payload: bytes | str, *, key: bytes | str = b"", event_time: int = 0, message_id: int | None = None
+    ) -> None:
+        """Send one record; blocks while `bytes_max` that is not committed is kept."""
+        data, name = _as_bytes(payload, "payload", PAYLOAD_BYTES_MAX), _as_bytes(key, "key", SHORT_BYTES_MAX)
+        if not isinstance(event_time, int):
+            raise _misfit(f"an event time of {event_time!r}", "Give nanoseconds since 1970, as a whole number.")
+        self._check_open()
+        with self._lock:
+            self._gather.add((self._number(message_id), event_time, name, data))
+            is_due, is_first, self._is_timed = self._gather.is_due, not self._is_timed, True
+        if is_due:
+            self._do(self._pass_on())
+        elif is_first:
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._pass_on_later)
+
+    def flush(self) -> None:
+        """Hand over all that was written: on return it is in the spool, on disk, if there is one."""
+        self._do(self._pass_on())
+        self._do(self._inlet.flush())
+
+    def wait(self) -> None:
+        """Block until all that was written is committed."""
+        self._do(self._pass_on())
+        self._do(self._inlet.settled())
+
+    def close(self) -> None:
+        """Block until all that was written is committed, then end the stream. A stream may be opened again later."""
+        if self._is_closed:
+            return
+        try:
+            self._do(self._pass_on())
+            self._loop.call_soon_threadsafe(self._inlet.end)
+            self._sending.result()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Stop now, without waiting for anything. What is in a spool stays there."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._sending.cancel()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _number(self, message_id: int | None) -> int:
+        if (message_id is not None) is not self._has_ids:
+            raise _misfit(
+                "a message id" if message_id is not None else "a record without a message id",
+                "Open it with has_ids=True and give every record its id, or give none.",
+            )
+        number = self._last + 1 if message_id is None else message_id
+        if not self._last < number < 2**64 - 1:
+            raise _misfit(f"message id {number} after {self._last}", "Give ids that only go up, below 2^64-1.")
+        self._last = number
+        return number
+
+    # On the loop
+
+    async def _send(self) -> None:
+        try:
+            await self._client.run()
+        except BaseException as error:
+            self._inlet.fail(error)
+            raise
+
+    async def _pass_on(self) -> None:
+        """Put what is gathered into the inlet, in the order in which it was written."""
+        async with self._passing:
+            while True:
+                with self._lock:
+                    batch = self._gather.take()
+                    self._is_timed = self._is_timed and batch is not None
+                if batch is None:
+                    return
+                await self._inlet.put(batch)
+
+    def _pass_on_later(self) -> None:
+        self._timed = self._loop.create_task(self._pass_on_quietly())
+
+    async def _pass_on_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # the inlet remembers it, and tells the next who writes
+            await self._pass_on()
+
+    async def _end(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await asyncio.wrap_future(self._sending)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
+        await self._inlet.close()
+        await self._loop.shutdown_default_executor()
+
+    # From other threads
+
+    def _do(self, what: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            self._check_open()
+        except BaseException:
+            what.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError("The sender is closed.", next_step="Write inside the with block.")
+        if self._sending.done():
+            self._sending.result()  # it ends before `close` only with an error
+
+
+def _as_bytes(value: bytes | str, what: str, bytes_max: int) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise _misfit(f"a {what} of type {type(value).__name__}", "Give bytes or str.")
+    if len(data) > bytes_max:
+        raise _misfit(f"a {what} of {len(data)} bytes", f"Give {bytes_max} bytes at most.")
+    return bytes(data)
+
+
+def _misfit(what: str, next_step: str) -> RecordError:
+    return RecordError(f"The sender was given {what}.", next_step=next_step)

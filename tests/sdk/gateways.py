@@ -1,0 +1,105 @@
+"""A real gateway process for sources' tests, with a driver's hand on its side door: commits without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from procession.errors import RoundError
+from procession.storage.log import LogReader
+from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
+from tests.gateway.gateway_process import GatewayProcess
+
+ALL = 2**40
+LOOK_S = 0.005
+
+
+class Row(NamedTuple):
+    message_id: int
+    event_time: int
+    key: bytes
+    payload: bytes
+
+
+class LivingGateway(GatewayProcess):
+    """Commits what it gets, as long as it is let; `rows` gives what is committed."""
+
+    def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
+        super().__init__(directory, settings)
+        self._rows: dict[int, list[Row]] = {}
+        self._lock = threading.Lock()
+        self.may_commit = threading.Event()
+        self.may_commit.set()
+        self._is_over = threading.Event()
+        self._end = 0
+        self._epoch = 0
+        self._driver = threading.Thread(target=self._drive)
+
+    def begin(self) -> LivingGateway:
+        self.start()
+        self._driver.start()
+        return self
+
+    def finish(self) -> None:
+        self._is_over.set()
+        self._driver.join()
+        if self.process.poll() is None:
+            self.kill()
+
+    def _drive(self) -> None:
+        client = self.client(timeout_s=0.2)
+        while not self._is_over.wait(LOOK_S):
+            try:
+                with self._lock:
+                    if self.may_commit.is_set():
+                        self._commit(client)
+            except RoundError:  # killed, and not up again yet
+                client.close()
+        client.close()
+
+    def _commit(self, client: Any) -> None:
+        end = client.offer(0, self._end, ALL, ALL).end
+        if end == self._end:
+            return
+        fresh: dict[int, list[Row]] = {}
+        positions: dict[int, int] = {}
+        reader = LogReader(self.directory / "log")
+        for batch in reader.read(self._end, end):
+            for row in batch.to_pylist():
+                if row["kind"] in RECORD_KINDS:
+                    values = (row["message_id"], row["event_time"], row["key"], row["payload"])
+                    fresh.setdefault(row["stream_id"], []).append(Row(*values))
+                if row["kind"] in REFERENCE_KINDS:
+                    positions[row["stream_id"]] = row["message_id"]
+        while not self._is_over.is_set():
+            try:
+                client.commit(0, self._epoch, end, positions)
+                break
+            except (
+                RoundError
+            ):  # it may have heard us all the same: then sources know, and nobody may look here before us
+                client.close()
+        self._epoch += 1
+        self._end = end
+        for stream_id, rows in fresh.items():
+            self._rows.setdefault(stream_id, []).extend(rows)
+
+    def rows(self, stream_id: int) -> list[Row]:
+        """What is committed of a stream; a source that was told so finds it here."""
+        with self._lock:
+            return list(self._rows.get(stream_id, []))
+
+    def payloads(self, stream_id: int) -> list[bytes]:
+        return [row.payload for row in self.rows(stream_id)]
+
+
+@contextmanager
+def living_gateway(directory: Path, **settings: Any) -> Iterator[LivingGateway]:
+    gateway = LivingGateway(directory / "gateway", settings).begin()
+    try:
+        yield gateway
+    finally:
+        gateway.finish()

@@ -1,0 +1,147 @@
+"""Backlogs, in memory and on disk, against a slow reference; and a spool that is not the one it should be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procession.errors import StorageError
+from procession.sdk import backlog as backlog_module
+from procession.sdk.backlog import Backlog, Buffer, Spool
+from procession.sdk.batch import Batch, Stream
+
+ONE = Stream(1, "one")
+
+
+def batch_of(payloads: list[bytes], keys: list[bytes] | None = None, first_id: int = 0) -> Batch:
+    ids = list(range(first_id, first_id + len(payloads)))
+    return Batch.gathered(ids, [7] * len(payloads), keys or [b""] * len(payloads), payloads)
+
+
+def read_all(backlog: Backlog, after: int | None) -> list[tuple[int, bytes, bytes]]:
+    """As a reader does, to the end."""
+    found: list[tuple[int, bytes, bytes]] = []
+    while batch := backlog.read(after):
+        batch.check(ONE, after)
+        keys = [b""] * len(batch) if batch.keys is None else batch.keys.to_pylist()
+        found += zip(batch.message_ids.tolist(), keys, batch.payloads.to_pylist(), strict=True)
+        assert set(batch.event_times.tolist()) == {7}
+        after = found[-1][0]
+    return found
+
+
+KINDS: dict[str, Callable[[Path], Backlog]] = {
+    "buffer": lambda _: Buffer(),
+    "spool": lambda path: Spool(path, segment_bytes_max=600),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(st.one_of(st.lists(st.binary(max_size=9), min_size=1, max_size=6), st.floats(0, 1)), max_size=20))
+def test_what_is_not_committed_can_be_read_again_from_any_record_on(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, steps: list[list[bytes] | float]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backlog_module, "READ_RECORDS_MAX", 5)
+        backlog = KINDS[kind](tmp_path_factory.mktemp("spool"))
+        backlog.open(None)
+        kept: list[tuple[int, bytes, bytes]] = []
+        everything: list[bytes] = []
+        base, done = None, None
+        for step in steps:
+            if isinstance(step, list):
+                keys = [b"k%d" % len(payload) for payload in step] if len(step) % 2 else None
+                backlog.append(batch_of(step, keys))
+                backlog.sync()
+                kept += zip(range(len(everything), 99999), keys or [b""] * len(step), step, strict=False)
+                everything += step
+            elif kept:
+                number = kept[int(step * (len(kept) - 1))][0]
+                done = number + (base or 0)
+                backlog.forget(done)
+                backlog.open(done)
+                kept = [one for one in kept if one[0] > number]
+            found = read_all(backlog, done)
+            if found and base is None:
+                base = found[0][0] - kept[0][0]
+            assert found == [(number + (base or 0), key, payload) for number, key, payload in kept]
+            for message_id, *_ in found:
+                assert read_all(backlog, message_id) == [one for one in found if one[0] > message_id]
+            assert bool(backlog.size_bytes) == bool(kept)
+        backlog.close()
+
+
+def test_a_buffer_numbers_from_the_clock_so_that_no_id_of_an_earlier_life_comes_again() -> None:
+    before = time.time_ns()
+    first, second = Buffer(), Buffer()
+    for buffer in (first, second):
+        buffer.append(batch_of([b"a", b"b"]))
+        buffer.open(None)
+    ids = [read_all(buffer, None)[0][0] for buffer in (first, second)]
+    assert before <= ids[0] <= ids[1] <= time.time_ns()
+    late = Buffer()
+    late.append(batch_of([b"a"]))
+    late.open(2**62)
+    assert read_all(late, 2**62)[0][0] == 2**62 + 1, "a clock that is behind what is committed is not believed"
+
+
+def test_a_buffer_keeps_the_ids_that_records_come_with() -> None:
+    buffer = Buffer(has_ids=True)
+    buffer.append(batch_of([b"a", b"b", b"c"], first_id=10))
+    buffer.open(10)
+    assert [message_id for message_id, *_ in read_all(buffer, 10)] == [11, 12]
+    assert [message_id for message_id, *_ in read_all(buffer, None)] == [10, 11, 12]
+
+
+def test_what_is_in_a_spool_outlives_its_process(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.append(batch_of([b"a", b"b"]))
+    spool.sync()
+    spool.close()
+    again = Spool(tmp_path / "spool")
+    again.open(0)
+    again.append(batch_of([b"c"]))
+    again.sync()
+    assert [payload for *_, payload in read_all(again, 0)] == [b"b", b"c"]
+    again.close()
+
+
+def test_what_is_not_synced_is_not_read(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.append(batch_of([b"a"]))
+    assert spool.read(None) is None
+    spool.sync()
+    assert spool.read(None) is not None
+    spool.close()
+
+
+def test_a_spool_gives_up_its_space_when_its_records_are_committed(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", segment_bytes_max=4096)
+    for number in range(100):
+        spool.append(batch_of([b"x" * 500]))
+        spool.sync()
+        spool.forget(number)
+        assert sum(path.stat().st_size for path in (tmp_path / "spool").iterdir()) < 3 * 4096
+    spool.close()
+
+
+def test_a_spool_that_does_not_belong_to_the_stream_is_refused(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", segment_bytes_max=100)
+    for _ in range(3):
+        spool.append(batch_of([b"x" * 100]))
+    spool.sync()
+    with pytest.raises(StorageError, match="has 3 records, but 4 are committed") as caught:
+        spool.open(3)
+    assert caught.value.next_step
+    spool.open(2)
+    spool.forget(2)
+    with pytest.raises(StorageError, match="begins with record 2, but only 0 are committed") as caught:
+        spool.open(None)
+    assert caught.value.next_step
+    spool.close()
