@@ -13,13 +13,14 @@ from collections.abc import Generator
 from typing import Any
 
 from procession.chaos.sim.files import Files
-from procession.chaos.sim.oracle import CHECKPOINT
+from procession.chaos.sim.oracle import CHECKPOINT, read_round
 from procession.chaos.sim.process import Steps
 from procession.commit.breach import fenced
 from procession.commit.rounds import Round
 from procession.errors import StorageError
 
 CURRENT = "CURRENT"
+CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
 GATEWAY_OFFSET = "gateway-0"
 EPOCHS_COPIED = 10
 LINES = {"offsets": 2, "commits": 1}
@@ -35,13 +36,18 @@ class Checkpoint:
         self._synced: set[str] = set()
 
     @property
-    def directory(self) -> str:
-        return f"{CHECKPOINT}/{self.fence:010d}"
+    def fence(self) -> int:
+        return self._fence
+
+    @fence.setter
+    def fence(self, fence: int) -> None:
+        self._fence = fence
+        self.directory = f"{CHECKPOINT}/{fence:010d}"
 
     # The fence
 
     def current(self) -> int:
-        return int(self._files.read(f"{CHECKPOINT}/{CURRENT}") or b"0")
+        return int(self._files.read(CURRENT_PATH) or b"0")
 
     def check_fence(self) -> None:
         current = self.current()
@@ -185,7 +191,7 @@ class Checkpoint:
     def rounds(self) -> dict[int, Round]:
         folder = f"{self.directory}/rounds"
         names = [name for name in self._files.names(folder) if name.isdigit()]
-        return {int(name): Round.from_json(self._files.read(f"{folder}/{name}") or b"") for name in names}
+        return {int(name): read_round(self._files.read(f"{folder}/{name}") or b"") for name in names}
 
 
 def write_durably(files: Files, folder: str, name: str, data: bytes) -> Generator[None, None, Any]:
@@ -205,4 +211,4 @@ def is_whole(text: bytes | None, part: str) -> bool:
 
 
 def _newest(names: list[str]) -> int:
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max(map(int, filter(str.isdigit, names)), default=-1)

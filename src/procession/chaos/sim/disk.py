@@ -79,38 +79,56 @@ class Disk:
         self.is_full = False
         self.fsync_failures = 0
         """So many of the next syncs fail."""
+        self.syncs = 0
+        """How often something became durable, or was lost: whoever looks at what is durable need not look again before
+        this has changed."""
+        self._found: dict[str, Directory] = {}
+        """Directories by their paths, as long as none is moved."""
 
     def directory(self, path: str) -> Directory | None:
+        return self._found.get(path) or self._find(path)
+
+    def _find(self, path: str) -> Directory | None:
         node: File | Directory | None = self.root
         if path:
             for name in path.split("/"):
                 if type(node) is not Directory:
                     return None
                 node = node.names.get(name)
-        return node if type(node) is Directory else None
+        if type(node) is not Directory:
+            return None
+        self._found[path] = node
+        return node
+
+    def moved(self, node: File | Directory) -> None:
+        """It has another name now, or none."""
+        if type(node) is Directory:
+            self._found.clear()
 
     def file(self, path: str) -> File | None:
         folder, _, name = path.rpartition("/")
-        directory = self.directory(folder)
+        directory = self._found.get(folder) or self._find(folder)
         node = directory.names.get(name) if directory is not None else None
-        return node if isinstance(node, File) else None
+        return node if type(node) is File else None
 
     def durable_directory(self, path: str) -> Directory | None:
         """The directory that would be at `path` if the power were cut now, whatever is not synced being lost."""
         node: File | Directory | None = self.root
         for name in path.split("/"):
-            if not isinstance(node, Directory):
+            if type(node) is not Directory:
                 return None
             node = node.durable.get(name)
-        return node if isinstance(node, Directory) else None
+        return node if type(node) is Directory else None
 
     def durable_file(self, path: str) -> bytes | None:
         folder, _, name = path.rpartition("/")
         directory = self.durable_directory(folder) if folder else self.root
         node = directory.durable.get(name) if directory is not None else None
-        return node.durable if isinstance(node, File) else None
+        return node.durable if type(node) is File else None
 
     def cut_power(self, chance: Chance) -> None:
         self.root.cut_power(chance)
+        self.syncs += 1
+        self._found.clear()
         self.is_full = False
         self.fsync_failures = 0

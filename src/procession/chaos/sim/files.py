@@ -38,7 +38,7 @@ class Files:
         node = self.disk.root
         for name in path.split("/"):
             following = node.names.get(name)
-            if not isinstance(following, Directory):
+            if type(following) is not Directory:
                 following = Directory()
                 node.change({name: following})
             node = following
@@ -79,6 +79,7 @@ class Files:
         if file.lost_s is not None and file.lost_s >= self._born_s:
             raise disk_error(path, "sync", "Input/output error")
         file.durable = file.data
+        self.disk.syncs += 1
 
     def sync_directory(self, path: str) -> None:
         self._step()
@@ -86,19 +87,24 @@ class Files:
         if directory is None:
             raise gone(path)
         directory.sync()
+        self.disk.syncs += 1
 
     def rename(self, folder: str, old: str, new: str) -> None:
         self._step()
         directory = self.disk.directory(folder)
         if directory is None or old not in directory.names:
             raise gone(f"{folder}/{old}")
-        directory.change({old: None, new: directory.names[old]})
+        node = directory.names[old]
+        directory.change({old: None, new: node})
+        self.disk.moved(node)
 
     def remove(self, folder: str, name: str) -> None:
         self._step()
         directory = self.disk.directory(folder)
         if directory is not None and name in directory.names:
+            node = directory.names[name]
             directory.change({name: None})
+            self.disk.moved(node)
 
     def write_durably(self, folder: str, name: str, data: bytes) -> None:
         """As `storage.durable.write_durably`: draft, sync, rename, sync of the directory."""
@@ -114,7 +120,7 @@ class Files:
         if directory is None:
             raise gone(path)
         node = directory.names.get(name)
-        if not isinstance(node, File):
+        if type(node) is not File:
             node = File()
             directory.change({name: node})
         return node

@@ -12,14 +12,16 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.files import Files
-from procession.chaos.sim.inlog import InLog, read_log
+from procession.chaos.sim.inlog import InLog, read_tail
 from procession.chaos.sim.network import End
+from procession.chaos.sim.oracle import MEMORY
 from procession.chaos.sim.plan import GATEWAY
 from procession.chaos.sim.process import Process
 from procession.chaos.sim.site import Machine, Site
@@ -53,6 +55,8 @@ FOLDER, SNAPSHOT = "gateway", "positions.json"
 TICK_S = 0.2
 HANDSHAKE_S = 0.5
 APPEND_DELAY_S = 0.002
+OPEN = StreamState.OPEN
+SNAPSHOT_PATH = f"{FOLDER}/{SNAPSHOT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Gateway(Process):
         self._is_locked = False
         self._is_dirty = False
         """A session came, went or spoke since the last check."""
-        self._durable: tuple[bytes | None, Snapshot] = None, Snapshot()
+        self._durable: tuple[int, Snapshot] = -1, Snapshot()
         self._state: GatewayState
         self._log: InLog
 
@@ -100,11 +104,11 @@ class Gateway(Process):
     def _begin(self) -> None:
         self._files.make_directory(FOLDER)
         self._files.sync_directory("")
-        found = load_snapshot(self._files.read(f"{FOLDER}/{SNAPSHOT}"))
+        found = load_snapshot(self._files.read(SNAPSHOT_PATH))
         self._files.sync_directory(FOLDER)
         self._log = InLog(self._files, found.end_sequence, self._segment_rows_max)
-        tail = read_log(self._files, found.end_sequence, self._log.next_sequence)
-        self._state = GatewayState(self._limits, found, [] if tail is None else [tail], self._log.next_sequence)
+        tail = read_tail(self._files, found.end_sequence, self._log.next_sequence)
+        self._state = GatewayState(self._limits, found, tail, self._log.next_sequence)
         self.site.tell(self.part, "= recovered to %s, %s", self._log.next_sequence, found)
         self.site.network.listeners[GATEWAY] = self
         self.later(TICK_S, self._tick)
@@ -130,17 +134,16 @@ class Gateway(Process):
         if not self._is_dirty:
             return
         self._is_dirty = False
+        sessions = self._state.sessions
         for stream in self._state.registry:
-            if stream.session is not None and stream.session not in self._state.sessions:
+            if stream.session is not None and stream.session not in sessions:
                 raise Breach("I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone")
-            holders = [
-                number
-                for number in self._state.sessions
-                if (session := self._sessions.get(number)) is not None
-                and session.connection.stream_state(stream.stream_id) is StreamState.OPEN
-            ]
-            if len(holders) > 1:
-                raise Breach("I8", f"stream {stream.stream_id} is open in {len(holders)} sessions at once")
+            if len(sessions) > 1 and (holders := self._holders(stream.stream_id)) > 1:
+                raise Breach("I8", f"stream {stream.stream_id} is open in {holders} sessions at once")
+
+    def _holders(self, stream_id: int) -> int:
+        connections = [self._sessions[number].connection for number in self._state.sessions if number in self._sessions]
+        return sum(connection.stream_state(stream_id) is OPEN for connection in connections)
 
     # Sessions
 
@@ -283,9 +286,9 @@ class Gateway(Process):
         self._next_request()
 
     def _durable_snapshot(self) -> Snapshot:
-        data = self._files.disk.durable_file(f"{FOLDER}/{SNAPSHOT}")
-        if data is not self._durable[0]:
-            self._durable = data, load_snapshot(data)
+        disk = self._files.disk
+        if self._durable[0] != disk.syncs:
+            self._durable = disk.syncs, load_snapshot(disk.durable_file(SNAPSHOT_PATH))
         return self._durable[1]
 
 
@@ -295,6 +298,7 @@ def dump_snapshot(snapshot: Snapshot) -> bytes:
     return json.dumps(fields).encode()
 
 
+@lru_cache(MEMORY)
 def load_snapshot(data: bytes | None) -> Snapshot:
     if not data:
         return Snapshot()

@@ -2,12 +2,13 @@
 
 The one rule, as in `storage/log`: only what is synced is offered, and a torn tail is cut off at open. The bytes of the
 entries are the real ones (`storage/segment`), so a torn write is found by its checksum. Before it: `gateway`. After it:
-`files`; Spark's tasks read through `read_log`.
+`files`; Spark's tasks read through `read_rows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -16,6 +17,11 @@ from procession.errors import StorageError
 from procession.storage.segment import batch_at, encode_entry, entry_at, is_intact
 
 FOLDER = "gateway/log"
+MEMORY = 1024
+"""So many entries are remembered, over all runs: runs are small, and much alike."""
+
+Row = tuple[int, int, int, bytes]
+"""Kind, stream id, message id, payload."""
 
 
 class InLog:
@@ -88,8 +94,10 @@ class InLog:
                 raise StorageError(f"The ingress log has no records {ends[max(ends)]} to {base}.")
             data = self._files.read(f"{FOLDER}/{base}") or b""
             end, position_end = base, 0
-            for end, position_end in _scan(data, base):  # noqa: B007  (the last ones count)
-                pass
+            for _, entry_end, entry in _entries(data, base):
+                if _batch(entry) is None:
+                    break
+                end, position_end = entry_end, position_end + len(entry)
             if position_end < len(data) and base != bases[-1]:
                 raise StorageError(f"The ingress log is damaged in segment {base} at byte {position_end}.")
             if position_end < len(data):
@@ -98,25 +106,51 @@ class InLog:
         return ends
 
 
-def _scan(data: bytes, base: int) -> Iterator[tuple[int, int]]:
+def _entries(data: bytes, base: int) -> Iterator[tuple[int, int, bytes]]:
+    """The whole entries of a segment, checked or not: the first sequence of each, its end, and its bytes."""
     buffer, position, sequence = pa.py_buffer(data), 0, base
-    while (entry := entry_at(buffer, position, sequence)) is not None and is_intact(buffer, entry):
+    while (entry := entry_at(buffer, position, sequence)) is not None:
+        yield entry.first, entry.end, data[position : entry.position_end]
         position, sequence = entry.position_end, entry.end
-        yield sequence, position
 
 
-def read_log(files: Files, start: int, end: int) -> pa.RecordBatch | None:
-    """The rows [start, end), in one piece; None if there are none. As `storage.log.LogReader`."""
-    found = []
+@lru_cache(MEMORY)
+def _batch(data: bytes) -> pa.RecordBatch | None:
+    """The rows of one entry; None if it does not match its checksum. The same bytes are met again and again."""
+    buffer = pa.py_buffer(data)
+    entry = entry_at(buffer, 0)
+    return batch_at(buffer, entry) if entry is not None and is_intact(buffer, entry) else None
+
+
+@lru_cache(MEMORY)
+def _rows(data: bytes) -> tuple[Row, ...]:
+    batch = _batch(data)
+    if batch is None:
+        raise StorageError("The ingress log is damaged.", next_step="Restore it.")
+    columns = (batch.column(name).to_pylist() for name in ("kind", "stream_id", "message_id", "payload"))
+    return tuple(zip(*columns, strict=True))
+
+
+def _parts(files: Files, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """The entries that hold the rows [start, end): the bytes of each, and which of its rows."""
     reached = start
-    for base in sorted(int(name) for name in files.names(FOLDER) if name.isdigit()):
-        buffer, position, sequence = pa.py_buffer(files.read(f"{FOLDER}/{base}") or b""), 0, base
-        while reached < end and (entry := entry_at(buffer, position, sequence)) is not None:
-            if entry.end > reached >= entry.first:
-                upto = min(end, entry.end)
-                found.append(batch_at(buffer, entry).slice(reached - entry.first, upto - reached))
+    for base in sorted(map(int, filter(str.isdigit, files.names(FOLDER)))) if start < end else ():
+        for first, entry_end, entry in _entries(files.read(f"{FOLDER}/{base}") or b"", base):
+            if entry_end > reached >= first and reached < end:
+                upto = min(end, entry_end)
+                yield entry, reached - first, upto - first
                 reached = upto
-            position, sequence = entry.position_end, entry.end
     if reached < end:
         raise StorageError(f"The ingress log has no records {reached} to {end}.", next_step="Check the log.")
-    return pa.concat_batches(found) if found else None
+
+
+def read_tail(files: Files, start: int, end: int) -> list[pa.RecordBatch]:
+    """The rows [start, end), as a gateway that recovers reads them: its log is checked already."""
+    return [
+        batch.slice(first, upto - first) for data, first, upto in _parts(files, start, end) if (batch := _batch(data))
+    ]
+
+
+def read_rows(files: Files, start: int, end: int) -> list[Row]:
+    """The rows [start, end). As `storage.log.LogReader`."""
+    return [row for data, first, upto in _parts(files, start, end) for row in _rows(data)[first:upto]]

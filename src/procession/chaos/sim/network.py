@@ -26,11 +26,13 @@ class End:
 
     __slots__ = (
         "_arrival_s",
+        "_clock",
         "_flight",
         "_is_closed",
         "_is_cut",
         "_is_flying",
         "_latency_s",
+        "_random",
         "number",
         "other",
         "owner",
@@ -44,6 +46,8 @@ class End:
         self.other: End
         self.tag: Any = None
         self.number = site.network.count()
+        self._clock = site.clock
+        self._random = site.chance.random
         self._latency_s = latency_s
         self._flight: list[bytes] = []
         self._is_flying = False
@@ -64,7 +68,7 @@ class End:
         self._flight.append(data)
         if not self._is_flying:
             self._is_flying = True
-            self.site.clock.after(self._delay_s(), self._arrive)
+            self._clock.after(self._delay_s(), self._arrive)
 
     def close(self) -> None:
         """In order: what was written arrives, then the end. What still comes from the other side is not heard."""
@@ -109,23 +113,25 @@ class End:
 
     def _delay_s(self) -> float:
         """When something written now arrives: never before what was written earlier."""
-        now = self.site.clock.now
-        self._arrival_s = max(self._arrival_s, now + self._latency_s * (0.5 + self.site.chance.random()))
+        now = self._clock.now
+        arrival_s = now + self._latency_s * (0.5 + self._random())
+        if arrival_s > self._arrival_s:
+            self._arrival_s = arrival_s
         return self._arrival_s - now
 
     def _arrive(self) -> None:
         self._is_flying = False
-        if not self._flight:
+        flight = self._flight
+        if not flight:
             return
-        data = self._flight[0] if len(self._flight) == 1 else b"".join(self._flight)
+        data = flight[0] if len(flight) == 1 else b"".join(flight)
         self._flight = []
-        chance = self.site.chance
-        if chance.random() < 0.15 and len(data) > 1:
-            cut = chance.randrange(1, len(data))
+        if self._random() < 0.15 and len(data) > 1:
+            cut = self.site.chance.randrange(1, len(data))
             self._flight = [data[cut:]]
             data = data[:cut]
             self._is_flying = True
-            self.site.clock.after(self._delay_s(), self._arrive)
+            self._clock.after(self._delay_s(), self._arrive)
         self._deliver(data)
 
     def _deliver(self, data: bytes) -> None:

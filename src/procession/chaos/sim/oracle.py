@@ -9,7 +9,7 @@ it: the runner, which prints the first breach.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.disk import Directory, Disk, File
@@ -17,13 +17,15 @@ from procession.commit.rounds import Round
 from procession.commit.transaction import Transaction
 from procession.wire.messages import NOTHING_COMMITTED
 
-if TYPE_CHECKING:
-    from procession.chaos.sim.process import Process
-
 CHECKPOINT = "checkpoint"
+MEMORY = 4096
+"""So many names and records are remembered, over all runs: runs are small, and much alike."""
 
 Record = tuple[int, int]
 """Stream id and message id."""
+
+parse = lru_cache(MEMORY)(Transaction.parse)
+read_round = lru_cache(MEMORY)(Round.from_json)
 
 
 class Oracle:
@@ -41,6 +43,12 @@ class Oracle:
         self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
         self.acknowledged: dict[int, int] = {}
         self._disk = disk
+        self._looked = -1
+        """How much was synced when we last looked."""
+        self._committed: dict[int, int] = {}
+        """The last committed message of each stream."""
+        self._missing = sum(len(ids) for streams in expected.values() for ids in streams.values())
+        """How many records sinks have yet to show."""
         self._records: dict[int, bytes] = {}
         self._reached = {sink: dict.fromkeys(streams, 0) for sink, streams in expected.items()}
         self._made_by: dict[Record, str] = {}
@@ -48,24 +56,17 @@ class Oracle:
         self._refused: set[tuple[str, str]] = set()
         self._sequences: dict[int, Record] = {}
 
-    def check(self, process: Process) -> None:
-        """After every step of a process: what only it can break."""
-        process.check()
-
     @property
     def is_complete(self) -> bool:
-        return all(
-            self._reached[sink][stream] == len(ids)
-            for sink, streams in self.expected.items()
-            for stream, ids in streams.items()
-        )
+        return not self._missing
 
     # Decisions
 
     def look(self) -> None:
         """Take down what is decided by now. It can never be decided otherwise."""
-        if self.is_blind:
+        if self.is_blind or self._looked == self._disk.syncs:
             return
+        self._looked = self._disk.syncs
         root = self._disk.durable_directory(CHECKPOINT)
         current = root.durable.get("CURRENT") if root is not None else None
         if root is None or not isinstance(current, File) or not current.durable:
@@ -85,15 +86,20 @@ class Oracle:
                 raise Breach("I1", f"commits/{epoch} is durable, but its round record is not")
             known = self._records.setdefault(epoch, record.durable)
             if epoch not in self.decided:
-                self.decided[epoch] = Round.from_json(known)
+                self._decide(epoch, read_round(known))
             elif known is not record.durable and known != record.durable:
                 raise Breach("I10", f"epoch {epoch} is decided twice, with two different round records")
+
+    def _decide(self, epoch: int, record: Round) -> None:
+        self.decided[epoch] = record
+        for stream, message_id in record.positions.items():
+            self._committed[stream] = max(message_id, self._committed.get(stream, -1))
 
     def about_to_commit(self, sink: str, txn: str, who: str) -> None:
         """Phase 2 (commit) is sent, or taken."""
         if self.is_blind:
             return
-        transaction = Transaction.parse(txn)
+        transaction = parse(txn)
         if transaction is None:
             raise Breach("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
         if transaction.epoch not in self.decided:
@@ -155,6 +161,7 @@ class Oracle:
             fault = "doubled or late" if message_id in ids[:reached] else "before its turn: one is lost or disordered"
             raise Breach("I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}")
         self._reached[sink][stream] += 1
+        self._missing -= 1
         if self._made_by.setdefault((stream, message_id), made_by) != made_by:
             raise Breach(
                 "I2", f"record {message_id} of stream {stream} is from different runs of its epoch at two sinks"
@@ -167,8 +174,7 @@ class Oracle:
         if self.is_blind:
             return
         self.look()
-        committed = [record.positions[stream] for record in self.decided.values() if stream in record.positions]
-        if message_id > max(committed, default=-1):
+        if message_id > self._committed.get(stream, -1):
             raise Breach(
                 "I4", f"message {message_id} of stream {stream} is acknowledged, but its epoch is not committed"
             )
@@ -196,6 +202,6 @@ class Oracle:
 
 
 def _epoch(txn: str) -> int:
-    transaction = Transaction.parse(txn)
+    transaction = parse(txn)
     assert transaction is not None
     return transaction.epoch

@@ -41,6 +41,9 @@ class Process:
         self.is_alive = True
         self.is_paused = False
         self.ends: set[End] = set()
+        self._pace = site.pace(part)
+        self._after = site.clock.after
+        self._random = site.chance.random
         self._busy: Steps | None = None
         self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         machine.processes.append(self)
@@ -74,16 +77,20 @@ class Process:
     # Doing
 
     def step(self) -> None:
-        self.site.step(self)
+        """Something is done: count it, and let what is due strike."""
+        pace = self._pace
+        pace.taken = taken = pace.taken + 1
+        if taken == pace.next_fault:
+            self.site.strike_due(self, pace)
         if not self.is_alive:
             raise Killed
 
     def later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> None:
-        self.site.clock.after(delay_s, self.post, call, *args)
+        self._after(delay_s, self.post, call, *args)
 
     def soon(self, call: Callable[..., Any], *args: Any) -> None:
         """After a moment, in which others may come first."""
-        self.site.clock.after(self.site.chance.random() * 0.002, self.post, call, *args)
+        self._after(self._random() * 0.002, self.post, call, *args)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
         """Let this happen to the process: now, or when it is free."""
@@ -105,10 +112,10 @@ class Process:
             return
         except ProcessionError as error:
             self._fail(error)
-        self.site.checked(self)
+        self.check()
 
     def _advance(self) -> None:
-        steps, chance = self._busy, self.site.chance
+        steps, random = self._busy, self._random
         assert steps is not None
         while True:
             try:
@@ -116,13 +123,13 @@ class Process:
             except StopIteration:
                 self._busy = None
                 if self._backlog:
-                    self.site.clock.after(0.0, self._drain)
+                    self._after(0.0, self._drain)
                 return
             self.step()
             if self.is_paused:
                 return
-            if chance.random() < INTERRUPTED:
-                self.site.clock.after(chance.random() * 0.004, self._resume)
+            if random() < INTERRUPTED:
+                self._after(random() * 0.004, self._resume)
                 return
 
     def _resume(self) -> None:
@@ -134,12 +141,12 @@ class Process:
             return
         except ProcessionError as error:
             self._fail(error)
-        self.site.checked(self)
+        self.check()
 
     def _fail(self, error: ProcessionError) -> None:
         self._busy = None
         if self._backlog:
-            self.site.clock.after(0.0, self._drain)
+            self._after(0.0, self._drain)
         self.failed(error)
 
     def _drain(self) -> None:
@@ -152,7 +159,7 @@ class Process:
     def pause(self, seconds: float) -> None:
         if not self.is_paused:
             self.is_paused = True
-            self.site.clock.after(seconds, self._wake)
+            self._after(seconds, self._wake)
 
     def _wake(self) -> None:
         if self.is_alive and self.is_paused:

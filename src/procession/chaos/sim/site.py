@@ -6,7 +6,6 @@ makes it and says what each fault does. After it: every process.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,26 @@ class Machine:
         """Who holds the lock of the checkpoint."""
 
 
+class Pace:
+    """How many steps a part has taken, over all its incarnations, and at which of them faults strike it."""
+
+    __slots__ = ("_faults", "next_fault", "taken")
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.taken = 0
+        self._faults = sorted(faults, key=lambda fault: fault.step)[::-1]
+        self.next_fault = self._faults[-1].step if self._faults else 0
+        """The step of the next one; 0, which is none, if there is none."""
+
+    def due(self) -> list[Fault]:
+        """The faults of the step that was just taken."""
+        due = []
+        while self._faults and self._faults[-1].step == self.taken:
+            due.append(self._faults.pop())
+        self.next_fault = self._faults[-1].step if self._faults else 0
+        return due
+
+
 class Site:
     def __init__(self, chance: Chance, faults: Sequence[Fault], *, is_told: bool = False) -> None:
         self.chance = chance
@@ -47,23 +66,24 @@ class Site:
         self.struck: list[Fault] = []
         self.story: list[str] | None = [] if is_told else None
         """What happened, in words; only kept where somebody will read it."""
-        self.steps: dict[str, int] = defaultdict(int)
         self.runs = 0
         """How many times a task has run."""
-        self._faults: dict[str, dict[int, list[Fault]]] = defaultdict(dict)
-        for fault in faults:
-            self._faults[fault.part].setdefault(fault.step, []).append(fault)
+        self._faults = faults
+        self._paces: dict[str, Pace] = {}
 
-    def step(self, process: Process) -> None:
-        """The process does something: count it, and let what is due strike."""
-        part = process.part
-        self.steps[part] = count = self.steps[part] + 1
-        if part in self._faults and count in self._faults[part]:
-            for fault in self._faults[part].pop(count):
-                if fault.delay_s:
-                    self.clock.after(fault.delay_s, self._strike_later, fault, process.machine)
-                else:
-                    self._strike(fault, process)
+    def pace(self, part: str) -> Pace:
+        pace = self._paces.get(part)
+        if pace is None:
+            pace = self._paces[part] = Pace([fault for fault in self._faults if fault.part == part])
+        return pace
+
+    def strike_due(self, process: Process, pace: Pace) -> None:
+        """The process has taken a step at which faults strike."""
+        for fault in pace.due():
+            if fault.delay_s:
+                self.clock.after(fault.delay_s, self._strike_later, fault, process.machine)
+            else:
+                self._strike(fault, process)
 
     def _strike_later(self, fault: Fault, machine: Machine) -> None:
         """Whoever plays the part by now."""
@@ -74,12 +94,8 @@ class Site:
 
     def _strike(self, fault: Fault, process: Process) -> None:
         self.struck.append(fault)
-        self.tell(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.steps[fault.part])
+        self.tell(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.pace(fault.part).taken)
         self.strike(fault, process)
-
-    def checked(self, process: Process) -> None:
-        """The process has done something: is everything still as it must be?"""
-        self.oracle.check(process)
 
     def tell(self, part: str, words: str, *things: object) -> None:
         """A line of the story; `things` stand where `words` has %s, and cost nothing if nobody listens."""

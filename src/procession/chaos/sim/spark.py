@@ -16,7 +16,7 @@ from procession.chaos.sim.checkpoint import Checkpoint
 from procession.chaos.sim.driver import Epoch
 from procession.chaos.sim.files import Files
 from procession.chaos.sim.gateway import Offer
-from procession.chaos.sim.inlog import read_log
+from procession.chaos.sim.inlog import read_rows
 from procession.chaos.sim.plan import GATEWAY, SPARK
 from procession.chaos.sim.process import Process, Steps
 from procession.chaos.sim.site import Machine, Site
@@ -130,20 +130,18 @@ class Spark(Process):
             return
         self.site.runs += 1
         made_by = str(self.site.runs)
-        rows = read_log(self._log_files, self._first, self._last)
+        rows = read_rows(self._log_files, self._first, self._last)
         payloads: dict[str, list[bytes]] = {sink: [] for sink in self._routes}
         positions: dict[int, int] = {}
-        if rows is not None:
-            columns = (rows.column(name).to_pylist() for name in ("kind", "stream_id", "message_id", "payload"))
-            for number, (kind, stream, message_id, payload) in enumerate(zip(*columns, strict=True)):
-                if kind != KIND_RECORD:
-                    continue
-                self.site.oracle.read(self._first + number, (stream, message_id))
-                positions[stream] = message_id
-                line = b"%s#%s\n" % (payload, made_by.encode())
-                for sink, route in self._routes.items():
-                    if route(message_id):
-                        payloads[sink].append(line)
+        for number, (kind, stream, message_id, payload) in enumerate(rows, self._first):
+            if kind != KIND_RECORD:
+                continue
+            self.site.oracle.read(number, (stream, message_id))
+            positions[stream] = message_id
+            line = b"%s#%s\n" % (payload, made_by.encode())
+            for sink, route in self._routes.items():
+                if route(message_id):
+                    payloads[sink].append(line)
         yield
         epoch = Epoch(self._number, self._first, self._last, payloads, positions)
         self._is_waiting = True
