@@ -63,6 +63,7 @@ VALUES = frozenset(
     {"commit.rounds.Part", "commit.rounds.Round", "commit.rounds.ROUNDS_KEPT"}
     | {"gateway.snapshot.Position", "gateway.snapshot.Snapshot"}
     | {"storage.segment.INGRESS_SCHEMA", "storage.segment.KIND_EOS", "storage.segment.KIND_RECORD"}
+    | {"storage.segment.KIND_BOUNDARY", "storage.segment.KIND_EPHEMERAL", "storage.segment.KIND_UNSTABLE"}
     # What the simulator runs for real, with a virtual disk under it: decisions and encodings, not the files.
     | {"sdk.outlet.Outlet", "sdk.outlet.Where"}
     | {"sdk.txnlog.Ledger", "sdk.txnlog.Transaction", "sdk.txnlog.TxnLog"}

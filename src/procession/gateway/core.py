@@ -26,15 +26,15 @@ from procession.gateway.events import (
     Event,
     FenceRaised,
     Send,
-    SessionOpened,
     SnapshotWritten,
     Trim,
     WriteSnapshot,
 )
 from procession.gateway.identity import identity
+from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
 from procession.storage.log import IngressLog
-from procession.wire.messages import Frame
+from procession.wire.draft_messages import AnyFrame
 
 STATUS_STREAMS_MAX = 1000
 """A status names so many streams; of the others it says only how many there are."""
@@ -43,7 +43,7 @@ STATUS_STREAMS_MAX = 1000
 class Peer(Protocol):
     """A session's socket, as far as the gateway's decisions go."""
 
-    def send(self, frame: Frame) -> None: ...
+    def send(self, frame: AnyFrame) -> None: ...
 
     def close(self, reason: str | None) -> None: ...
 
@@ -76,7 +76,6 @@ class Gateway:
         """Give a new peer its session number; numbers are never used again."""
         session = next(self._numbers)
         self._peers[session] = peer
-        self.handle(SessionOpened(session))
         return session
 
     def leave(self, session: int) -> None:
@@ -152,7 +151,13 @@ class Gateway:
                 f"The driver has read up to record {start}, but this log ends at {self.log.next_sequence}.",
                 next_step="Restore the gateway's directory: it has less than it had offered.",
             )
-        return self.log.end_for(start, records_max, bytes_max)
+        return self._whole_groups(start, self.log.end_for(start, records_max, bytes_max))
+
+    def _whole_groups(self, start: int, end: int) -> int:
+        """No epoch cuts a group: then what it commits of a stream always ends at a point of reference."""
+        if not start < end < self.state.groups_end:
+            return end
+        return whole_groups(start, end, self.log.read(start, end), self.log.read(end, self.log.durable_end))
 
     async def fence(self, fence: int) -> None:
         """From now on, also after a restart, no driver before this one is heard."""
@@ -202,12 +207,14 @@ class Gateway:
             "epoch": state.snapshot.epoch,
             "fence": state.snapshot.fence,
             "records_in": state.records_in,
+            "ephemeral_in": state.ephemeral_in,
             "duplicates": state.duplicates,
             "sessions": len(state.sessions),
             "streams": streams,
             "streams_total": len(state.registry),
             "lag_bytes": state.lag.bytes,
             "credits_owed": sum(session.owed for session in state.sessions.values()),
+            "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
         }
 
     async def close(self) -> None:

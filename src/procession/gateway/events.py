@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from procession.gateway.snapshot import Snapshot
 from procession.wire import connection
-from procession.wire.messages import Frame
+from procession.wire.draft_messages import AnyFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ Event = SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRais
 @dataclass(frozen=True, slots=True)
 class Send:
     session: int
-    frame: Frame
+    frame: AnyFrame
 
 
 @dataclass(frozen=True, slots=True)

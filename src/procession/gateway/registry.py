@@ -21,6 +21,9 @@ from procession.wire.messages import NOTHING_COMMITTED, Ids
 STREAM_NAME_CHARS_MAX = 256
 """Names are for people; of a longer one the beginning is kept."""
 
+LISTED_BYTES = 18
+"""What a stream without a name takes in an OK."""
+
 
 @dataclass(slots=True)
 class Stream:
@@ -52,6 +55,7 @@ class Stream:
     def open(self, session: int, name: str) -> None:
         self.name = name[:STREAM_NAME_CHARS_MAX]
         self.session = session
+        self.eos_sequence = None
         self.fresh_from = _after(self.seen)
 
     def fresh(self, message_ids: Ids) -> npt.NDArray[np.bool_]:
@@ -64,6 +68,10 @@ class Stream:
             if int(new[-1]) == NOTHING_COMMITTED:
                 raise RemoteProtocolError(f"message id 2^64-1 on stream {self.stream_id} is reserved")
         return mask
+
+    def is_fresh(self, message_id: int) -> bool:
+        """The same for one id."""
+        return bool(self.fresh(np.array([message_id], np.uint64))[0])
 
     def commit(self, message_id: int) -> bool:
         """Take a committed id; false if it is not news."""
@@ -116,6 +124,18 @@ class Registry:
             before = known.get(stream_id)
             known[stream_id] = Position(name, message_id if before is None else max(before.committed, message_id))
         return known
+
+    def listed(self, bytes_max: int) -> tuple[tuple[int, str, int], ...]:
+        """Triples (stream id, name, committed id), as many as so many bytes hold. A producer that misses its stream
+        begins at the beginning, which costs time and nothing else."""
+        listed: list[tuple[int, str, int]] = []
+        for stream in self:
+            bytes_max -= LISTED_BYTES + len(stream.name.encode())
+            if bytes_max < 0:
+                break
+            if stream.committed is not None:
+                listed.append((stream.stream_id, stream.name, stream.committed))
+        return tuple(listed)
 
     def commit(self, end_sequence: int, positions: Mapping[int, Position]) -> dict[int, list[tuple[int, int]]]:
         """Take what is committed. Returns, per session, the pairs (stream id, committed id) of its streams with news.

@@ -1,17 +1,19 @@
 """Rows of the ingress log: made of what a session sent, and read again when a gateway recovers. Pure.
 
-The one rule: the rows say all that a restarted gateway must know of what is not committed: ids seen, streams ended.
+The one rule: the rows say all that a restarted gateway must know of what is not committed: ids seen, streams ended,
+groups that no epoch may cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD
+from procession.storage.segment import INGRESS_SCHEMA, KIND_BOUNDARY, KIND_EOS, KIND_RECORD, KIND_UNSTABLE
 from procession.wire.messages import NOTHING_COMMITTED, Messages
 
 
@@ -22,11 +24,26 @@ def record_rows(messages: Messages) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*numbers, messages.keys, messages.payloads], schema=INGRESS_SCHEMA)
 
 
-def eos_row(stream_id: int, last_id: int | None) -> pa.RecordBatch:
+class Row(NamedTuple):
+    """One row, where rows are made one by one."""
+
+    kind: int
+    stream_id: int
+    message_id: int
+    event_time: int = 0
+    key: bytes = b""
+    payload: bytes = b""
+
+
+def eos_row(stream_id: int, last_id: int | None) -> Row:
     """The end of a stream: a row of its own, so that it has a sequence and causes an epoch even on a quiet stream."""
-    message_id = NOTHING_COMMITTED if last_id is None else last_id
-    values = [[KIND_EOS], [stream_id], [message_id], [0], [b""], [b""]]
-    arrays = [pa.array(value, kind) for value, kind in zip(values, INGRESS_SCHEMA.types, strict=True)]
+    return Row(KIND_EOS, stream_id, NOTHING_COMMITTED if last_id is None else last_id)
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), INGRESS_SCHEMA.types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=INGRESS_SCHEMA)
 
 
@@ -38,6 +55,8 @@ class Tail:
     """Stream id to the last message id."""
     eos_sequences: dict[int, int] = field(default_factory=dict)
     """Stream id to the sequence of its end."""
+    groups_end: int = 0
+    """Beyond it there are no rows of a group."""
 
 
 def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> Tail:
@@ -47,11 +66,31 @@ def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> Tail:
         kinds = batch.column("kind").to_numpy()
         for row in np.flatnonzero(kinds == KIND_EOS).tolist():
             tail.eos_sequences[batch.column("stream_id")[row].as_py()] = start + row
-        is_record = kinds == KIND_RECORD
-        streams = batch.column("stream_id").to_numpy()[is_record][::-1]
-        ids = batch.column("message_id").to_numpy()[is_record][::-1]
+        for row in np.flatnonzero(kinds == KIND_UNSTABLE)[-1:].tolist():
+            tail.groups_end = start + row + 2
+        is_reference = (kinds == KIND_RECORD) | (kinds == KIND_BOUNDARY)
+        streams = batch.column("stream_id").to_numpy()[is_reference][::-1]
+        ids = batch.column("message_id").to_numpy()[is_reference][::-1]
         # Ids of a stream only grow along the log, so the last one is the highest, here and in a later batch.
         names, lasts = np.unique(streams, return_index=True)
         tail.seen.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
         start += batch.num_rows
     return tail
+
+
+def whole_groups(start: int, end: int, before: Iterable[pa.RecordBatch], after: Iterable[pa.RecordBatch]) -> int:
+    """Where an epoch that begins at `start` ends best, if `end` is its limit: before a group that it would cut, or
+    behind the group if that is all there is. `before` are the rows up to `end`, `after` those that follow."""
+    first, edge = start, start
+    for batch in before:
+        closing = np.flatnonzero(batch.column("kind").to_numpy() != KIND_UNSTABLE)
+        edge = first + int(closing[-1]) + 1 if closing.size else edge
+        first += batch.num_rows
+    if edge > start:
+        return edge
+    for batch in after:
+        closing = np.flatnonzero(batch.column("kind").to_numpy() != KIND_UNSTABLE)
+        if closing.size:
+            return first + int(closing[0]) + 1
+        first += batch.num_rows
+    return end

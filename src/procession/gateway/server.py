@@ -27,8 +27,9 @@ from procession.gateway.core import Gateway
 from procession.gateway.events import Received, SessionClosed, Ticked
 from procession.storage.durable import write_durably
 from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import Frame, Messages, Restart
+from procession.wire.messages import Messages, Restart
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
@@ -61,7 +62,8 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for event in self._connection.receive(data):
-            log.debug("<", session=self._number, frame=len(event) if isinstance(event, Messages) else event)
+            told = len(event) if isinstance(event, Messages | DraftMessages) else event
+            log.debug("<", session=self._number, frame=told)
             self._gateway.handle(Received(self._number, event))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -81,7 +83,7 @@ class Session(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: AnyFrame) -> None:
         if self._connection.is_over or self._transport.is_closing():
             return
         log.debug(">", session=self._number, frame=frame)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -36,22 +35,27 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.groups import Groups
 from procession.gateway.lag import Lag
 from procession.gateway.registry import Registry
-from procession.gateway.rows import eos_row, read_tail, record_rows
+from procession.gateway.rows import batch_of, eos_row, read_tail, record_rows
+from procession.gateway.sessions import Session
 from procession.gateway.snapshot import Snapshot
-from procession.wire import connection, v3
+from procession.wire import connection, draft, v3
 from procession.wire.connection import Violation
-from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Hello, Ids, Messages, Notify, NotifyAck, Ok
-
-
-@dataclass(slots=True)
-class Session:
-    is_streaming: bool = False
-    owed: int = 0
-    """Credits that it spent, and that were not given back."""
-    was_acked: bool = False
-    """Since the last tick."""
+from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    Eos,
+    Error,
+    Hello,
+    Ids,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Restart,
+)
 
 
 class Unappended(NamedTuple):
@@ -76,11 +80,16 @@ class GatewayState:
     ) -> None:
         self.limits = limits
         self.snapshot = snapshot or Snapshot()
-        self.registry = Registry(self.snapshot.streams, read_tail(self.snapshot.end_sequence, tail))
+        found = read_tail(self.snapshot.end_sequence, tail)
+        self.registry = Registry(self.snapshot.streams, found)
         self.next_sequence = next_sequence
+        self.groups_end = found.groups_end
+        """Beyond it there are no rows of a group, which an epoch must not cut."""
         self.sessions: dict[int, Session] = {}
         self.lag = Lag(next_sequence, lag_bytes)
         self.records_in = 0
+        self.ephemeral_in = 0
+        """Records that their sources cannot send again; they are not among `records_in`."""
         self.duplicates = 0
         self._unappended: deque[Unappended] = deque()
 
@@ -110,7 +119,9 @@ class GatewayState:
     def _opened(self, session: int) -> list[Action]:
         self.sessions[session] = Session()
         if len(self.sessions) > self.limits.sessions_max:
-            return self._close(session, f"more than {self.limits.sessions_max} sessions")
+            # Whoever has not said HELLO yet makes room, the oldest first: silent peers shut nobody out.
+            silent = (number for number, one in self.sessions.items() if not one.is_streaming)
+            return self._close(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
 
     def _received(self, session: int, what: connection.Event) -> list[Action]:
@@ -120,12 +131,16 @@ class GatewayState:
             match what:
                 case Messages():
                     return self._messages(session, what)
+                case DraftMessages():
+                    return self._drafted(session, what)
                 case Hello():
                     return self._hello(session, what)
                 case Notify():
                     return self._notify(session, what)
                 case Eos(stream_id=stream_id):
                     return self._ended(session, stream_id)
+                case Debug():
+                    return self._debug(session, what)
                 case Violation(reason=reason):
                     return self._close(session, reason)
                 case Error():
@@ -140,14 +155,22 @@ class GatewayState:
         return [*self.handle(SessionClosed(session)), Close(session, reason)]
 
     def _hello(self, session: int, hello: Hello) -> list[Action]:
-        if hello.version not in v3.VERSIONS:
+        asked_for = draft.VERSIONS.get(hello.version)
+        if asked_for is None and hello.version not in v3.VERSIONS:
             raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
+        for extension in asked_for or ():
+            if extension not in self.limits.extensions:
+                raise RemoteProtocolError(f"the draft's extension {extension.value!r} is not allowed here")
         if bool(hello.cookie) != bool(self.limits.cookie):
             raise RemoteProtocolError("a cookie is needed here" if self.limits.cookie else "no cookie is expected here")
         if not hmac.compare_digest(hello.cookie, self.limits.cookie):
             raise RemoteProtocolError("bad cookie")
         self.sessions[session].is_streaming = True
-        return [Send(session, Ok(self.limits.credits_max))]
+        if asked_for is None:
+            return [Send(session, Ok(self.limits.credits_max))]
+        is_counting = Extension.COUNTS in asked_for
+        self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=is_counting)
+        return [Send(session, DraftOk(self.limits.credits_max, self.registry.listed(self.limits.listed_bytes_max)))]
 
     # Streams
 
@@ -155,6 +178,14 @@ class GatewayState:
         if notify.stream_id not in self.registry and len(self.registry) >= self.limits.streams_max:
             raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
         stream = self.registry.get_or_add(notify.stream_id)
+        groups = self.sessions[session].groups
+        if groups is not None:
+            # No ACK can refuse it. Whoever ended a stream may go on with it: nobody else can have taken it meanwhile.
+            if not stream.is_free and stream.session != session:
+                raise RemoteProtocolError(f"{draft.IN_USE}: {notify.stream_id}")
+            stream.open(session, notify.stream_name)
+            groups.open(notify.stream_id)
+            return self._give_back(session, 1)
         answer = NotifyAck(False, notify.stream_id, notify.point_of_reference)
         if stream.is_free:
             stream.open(session, notify.stream_name)
@@ -189,7 +220,20 @@ class GatewayState:
     def _ended(self, session: int, stream_id: int) -> list[Action]:
         stream = self.registry[stream_id]
         stream.eos_sequence = self.next_sequence
-        return self._append(session, eos_row(stream_id, stream.seen), 1)
+        return self._append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
+
+    def _drafted(self, session: int, run: DraftMessages) -> list[Action]:
+        """Messages of the draft, one by one. If one of them is an error, those before it count."""
+        groups = self.sessions[session].groups
+        assert groups is not None, "only a session of the draft gets here"
+        taken = groups.take_all(run.messages, self.registry, self.next_sequence)
+        self.records_in += taken.records
+        self.ephemeral_in += taken.ephemeral
+        self.duplicates += taken.duplicates
+        self.groups_end = max(self.groups_end, taken.groups_end)
+        rows, frames = taken.rows, len(run)
+        actions = self._append(session, batch_of(rows), frames) if rows else self._give_back(session, frames)
+        return actions if taken.error is None else [*actions, *self._close(session, taken.error)]
 
     # The log, and credits
 
@@ -216,11 +260,8 @@ class GatewayState:
         return self._ack(session) if is_due and not self._is_behind else []
 
     def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        to = self.sessions[session]
-        granted = 0 if self._is_behind else to.owed
-        to.owed -= granted
-        to.was_acked = True
-        return [Send(session, Ack(granted, tuple(positions)))]
+        frames = self.sessions[session].ack(positions, self.registry, is_paid=not self._is_behind)
+        return [Send(session, frame) for frame in frames]
 
     @property
     def _is_behind(self) -> bool:
@@ -228,11 +269,28 @@ class GatewayState:
 
     def _ticked(self) -> list[Action]:
         """An ACK for every session that had none: existing clients retry a refused NOTIFY only when one comes."""
-        actions: list[Action] = []
-        for number, session in self.sessions.items():
-            if session.is_streaming and not session.was_acked:
-                actions += self._ack(number)
-            session.was_acked = False
+        return [action for number in self.sessions for action in self._tick(number)]
+
+    def _tick(self, number: int) -> list[Action]:
+        session = self.sessions[number]
+        actions = self._ack(number) if session.is_streaming and not session.was_acked else []
+        session.was_acked = False
+        return actions
+
+    def _debug(self, session: int, debug: Debug) -> list[Action]:
+        """Do what a session of the draft asks to be done to it, and to nobody else."""
+        actions = self._give_back(session, 1)
+        match debug.fault:
+            case Fault.STUTTER:
+                self.sessions[session].stutter = debug.count
+            case Fault.TICK:
+                actions += [action for _ in range(debug.count) for action in self._tick(session)]
+            case Fault.RESTART:
+                actions += [Send(session, Restart()), *self._close(session, None)]
+            case Fault.CLOSE:
+                actions += self._close(session, None)
+            case Fault.ERROR:
+                actions += self._close(session, "an error was asked for")
         return actions
 
     # Commits. One at a time: the rim waits for the snapshot before it brings the next.

@@ -33,6 +33,9 @@ from procession.wire.v3 import Integers
 VERSION = "draft"
 """What HELLO says. The extensions that a session wants follow, each after a `+`: `draft+counts+debug`."""
 
+IN_USE = "the stream is in use, or its end is not committed yet"
+"""How an ERROR begins that refuses a NOTIFY: there is no NOTIFY_ACK to do it. To be tried again later."""
+
 MESSAGE_TAG = ord("M")
 
 _FLAGS_KNOWN = sum(Flag)

@@ -47,8 +47,9 @@ from procession.gateway.events import (
 from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
 from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import NOTHING_COMMITTED, Ack, Frame, NotifyAck, Restart
+from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck, Restart
 from procession.wire.stream import StreamState
 
 FOLDER, SNAPSHOT = "gateway", "positions.json"
@@ -196,14 +197,14 @@ class Gateway(Process):
             case WriteSnapshot():
                 raise Breach("I4", "a snapshot is asked for by something that does not wait for it")
 
-    def _send(self, number: int, frame: Frame) -> None:
+    def _send(self, number: int, frame: AnyFrame) -> None:
         session = self._sessions.get(number)
         if session is None or session.connection.is_over or not session.end.is_open:
             return
         self._check_told(frame)
         session.end.write(session.connection.send(frame))
 
-    def _check_told(self, frame: Frame) -> None:
+    def _check_told(self, frame: AnyFrame) -> None:
         match frame:
             case Ack(_, positions):
                 told = positions
