@@ -33,16 +33,19 @@ class GatewayProcess:
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.directory = directory
         self.settings = settings
-        self.process: subprocess.Popen[str]
+        self.log = directory.with_suffix(".log")
+        self.process: subprocess.Popen[bytes]
         self.listen = ""
 
     def start(self, fault: str = "") -> GatewayProcess:
         environment = {**os.environ, "PROCESSION_FAULT": fault}
         command = [sys.executable, "-c", PROGRAM, str(self.directory), repr(self.settings)]
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        # Into a file: a pipe that nobody reads fills up, and then the gateway waits for it.
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, env=environment, stderr=log)
         deadline = time.monotonic() + 20
         while self._document().get("pid") != self.process.pid:
-            assert self.process.poll() is None, self.process.communicate()[1]
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the gateway did not start"
             time.sleep(0.01)
         self.listen = self._document()["listen"]
@@ -64,8 +67,7 @@ class GatewayProcess:
         return self.wait()[0]
 
     def wait(self) -> tuple[int, str]:
-        error = self.process.communicate(timeout=20)[1]
-        return self.process.returncode, error
+        return self.process.wait(timeout=20), self.log.read_text()
 
     @property
     def memory_bytes(self) -> int:

@@ -363,10 +363,11 @@ def test_a_commit_beyond_the_log_is_refused_and_the_gateway_lives(gateway_proces
         b'{"op":"offer"}',
         b'{"op":"fence","fence":-1}',
         b'{"op":"fence","fence":"1"}',
+        b"[" * 100_000,
     ]
     + [
         b'{"op":"commit","fence":1,"epoch":0,"end":0,"positions":%s}' % bad
-        for bad in (b"[]", b'{"x":1}', b'{"1":"y"}', b'{"1":%d}' % 2**64)
+        for bad in (b"[]", b'{"x":1}', b'{"1":"y"}', b'{"1":%d}' % 2**64, b'{"%s":1}' % (b"1" * 5000))
     ],
 )
 def test_a_request_that_makes_no_sense_is_answered_with_a_sentence(gateway_process: Make, line: bytes) -> None:

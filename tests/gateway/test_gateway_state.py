@@ -158,10 +158,20 @@ def test_a_hello_that_does_not_belong_here_is_refused_loudly(
 
 def test_one_session_too_many_is_closed_and_takes_no_place() -> None:
     bench = Bench(Limits(sessions_max=1))
-    bench.do(SessionOpened(A))
-    assert reasons(bench.do(SessionOpened(B))) == ["more than 1 sessions"]
+    bench.hello(A)
+    assert bench.do(SessionOpened(B)) == [Close(B, "more than 1 sessions")]
     bench.do(SessionClosed(A))
     assert bench.do(SessionOpened(3)) == []
+
+
+def test_the_oldest_peer_that_has_not_greeted_makes_room_for_a_new_one() -> None:
+    bench = Bench(Limits(sessions_max=3))
+    bench.hello(A)
+    for number in (B, 3):
+        bench.do(SessionOpened(number))
+    assert bench.do(SessionOpened(4)) == [Close(B, "more than 3 sessions")]
+    bench.hello(5)
+    assert bench.do(SessionOpened(6)) == [Close(4, "more than 3 sessions")]
 
 
 # Duplicates and order

@@ -49,6 +49,8 @@ class GatewayConfig:
     ack_interval_s: float = 1.0
     linger_s: float = 1.0
     """How long a peer has to read our last word before the connection is cut."""
+    lingering_max: int = 64
+    """So many connections may be in that time at once; beyond the sessions, these are all that hold descriptors."""
     silence_s: float = 30.0
     """How long a peer's machine may be unreachable before its streams are free for another session."""
 

@@ -27,6 +27,8 @@ from procession.gateway.refusal import KINDS, Garbled
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
+U64_DIGITS = 20
+
 log = structlog.get_logger("gateway")
 
 
@@ -36,6 +38,8 @@ class ControlServer:
         self._config = gateway.config
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[Any]] = set()
+        self._strangers: dict[asyncio.Task[Any], None] = {}
+        """Those that have not shown the cookie in a request yet, the oldest first."""
 
     async def start(self, listening: socket.socket) -> None:
         self._server = await asyncio.start_server(self._talk, sock=listening, limit=self._config.request_bytes_max)
@@ -52,32 +56,46 @@ class ControlServer:
         task = asyncio.current_task()
         assert task is not None
         self._talks.add(task)
+        self._strangers[task] = None
+        self._make_room()
+        deadline = asyncio.timeout(self._config.handshake_timeout_s)
         try:
-            while line := await self._line(reader):
-                reply = await self._answer(line)
-                writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
-                await writer.drain()
+            async with deadline:
+                while line := await self._line(reader):
+                    reply = await self._answer(line, task)
+                    if task not in self._strangers:
+                        deadline.reschedule(None)
+                    writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+                    await writer.drain()
         except (OSError, asyncio.CancelledError):
-            # The other side is gone, or we are: either way the request may be sent again.
+            # The other side is gone, or too slow, or we are gone: in any case the request may be sent again.
             pass
         finally:
             self._talks.discard(task)
+            self._strangers.pop(task, None)
             writer.close()
+
+    def _make_room(self) -> None:
+        """Strangers shut nobody out: the oldest goes. If all have shown the cookie, that is the one who came last."""
+        if len(self._talks) > self._config.controls_max:
+            log.warning("!", control="too many connections", controls_max=self._config.controls_max)
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
         """The next request; nothing when the peer is done, or says too much."""
         try:
-            if len(self._talks) <= self._config.controls_max:
-                return await reader.readline()
-            log.warning("!", control="too many connections", controls_max=self._config.controls_max)
+            return await reader.readline()
         except ValueError:
             log.warning("!", control="request too long", request_bytes_max=self._config.request_bytes_max)
-        return b""
+            return b""
 
-    async def _answer(self, line: bytes) -> Reply:
+    async def _answer(self, line: bytes, talk: asyncio.Task[Any]) -> Reply:
         try:
             request = _parse(line)
             self._check_cookie(request)
+            self._strangers.pop(talk, None)
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
             kind = KINDS.get(type(error), "invalid")
@@ -115,7 +133,7 @@ class ControlServer:
 def _parse(line: bytes) -> Request:
     try:
         request = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Garbled("a request that is not JSON") from None
     if not isinstance(request, dict):
         raise Garbled("a request that is not an object")
@@ -134,7 +152,9 @@ def _positions(request: Request) -> dict[int, int]:
     if not isinstance(positions, dict):
         raise RemoteProtocolError("positions must be an object")
     for stream_id, message_id in positions.items():
-        if not (stream_id.isdecimal() and _is_u64(int(stream_id)) and _is_u64(message_id)):
+        if not (stream_id.isdecimal() and len(stream_id) <= U64_DIGITS and _is_u64(int(stream_id))):
+            raise RemoteProtocolError("positions must map stream ids to message ids")
+        if not _is_u64(message_id):
             raise RemoteProtocolError("positions must map stream ids to message ids")
     return {int(stream_id): message_id for stream_id, message_id in positions.items()}
 

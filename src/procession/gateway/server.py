@@ -24,7 +24,7 @@ from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
-from procession.gateway.events import Received, SessionClosed, Ticked
+from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
 from procession.storage.durable import write_durably
 from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame, DraftMessages
@@ -59,6 +59,7 @@ class Session(asyncio.Protocol):
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
         log.debug("=", session=self._number, peer=self._transport.get_extra_info("peername"))
+        self._gateway.handle(SessionOpened(self._number))
 
     def data_received(self, data: bytes) -> None:
         for event in self._connection.receive(data):
@@ -115,8 +116,15 @@ class Session(asyncio.Protocol):
         if self._is_lingering or self._transport.is_closing():
             return
         self._is_lingering = True
+        self._hurry_others()
         self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
+
+    def _hurry_others(self) -> None:
+        """However many are refused, few may take their time: the one who lingers longest is cut."""
+        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
+        if len(lingering) > self._config.lingering_max:
+            min(lingering, key=lambda one: one._number)._transport.abort()
 
     def _give_up_handshake(self) -> None:
         if self._connection.state in (State.CONNECTED, State.HANDSHAKE):

@@ -1,0 +1,154 @@
+"""Hostile peers at the gateway's doors: whatever they do, an honest producer's records are taken and acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from procession.address import parse_address
+from procession.gateway.address import addresses
+from procession.wire import v3
+from procession.wire.messages import Hello, Notify
+from tests import hostile
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
+
+Make = Callable[..., GatewayProcess]
+HELLO = v3.encode(Hello("0.0.1", b"", "test", "hostile"))
+SESSIONS_MAX = 32
+LINGERING_MAX = 16
+CONTROLS_MAX = 8
+GROWTH_BYTES_MAX = 48 * 1024 * 1024
+DEADLINE_S = 30.0
+
+
+class Honest:
+    """An honest producer and its driver, in a thread: record by record, each sent, committed and acknowledged."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self.committed = 0
+        self._gateway = gateway
+        self._is_over = threading.Event()
+        self._moved = threading.Condition()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with Producer(self._gateway.listen) as producer, self._gateway.client() as driver:
+                producer.hello()
+                assert producer.notify(7).success
+                while not self._is_over.is_set():
+                    number = self.committed
+                    producer.messages(7, range(number, number + 1))
+                    while (end := driver.offer(1, number, 1, 1 << 20).end) <= number:
+                        pass
+                    driver.commit(1, number, end, {7: number})
+                    producer.wait_committed(7, number)
+                    with self._moved:
+                        self.committed += 1
+                        self._moved.notify_all()
+        except BaseException as error:
+            self._failure = error
+            with self._moved:
+                self._moved.notify_all()
+
+    def goes_on(self, records: int = 3) -> None:
+        """Wait for so many further records to be acknowledged."""
+        with self._moved:
+            enough = self.committed + records
+            assert self._moved.wait_for(lambda: self._failure or self.committed >= enough, DEADLINE_S), "it stalls"
+        if self._failure:
+            raise self._failure
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def gateway(gateway_process: Make) -> GatewayProcess:
+    limits = {"sessions_max": SESSIONS_MAX, "credits_max": 64, "lag_bytes_max": 1 << 20}
+    return gateway_process(
+        limits=limits,
+        handshake_timeout_s=2.0,
+        write_bytes_max=200_000,
+        linger_s=0.5,
+        lingering_max=LINGERING_MAX,
+        controls_max=CONTROLS_MAX,
+    ).start()
+
+
+@pytest.fixture
+def honest(gateway: GatewayProcess) -> Iterator[Honest]:
+    one = Honest(gateway)
+    try:
+        one.goes_on()
+        yield one
+    finally:
+        one.end()
+
+
+def until(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
+
+
+ASSAULTS: dict[str, hostile.Assault] = {
+    "opened and dropped": hostile.opened_and_dropped,
+    "slow loris": hostile.slow_loris,
+    "strangers": hostile.strangers,
+    "two HELLOs": hostile.greeted_twice,
+    "overspending": hostile.overspending,
+    "never reading": hostile.never_reading(Notify(9, "s", 0)),
+    "half open": hostile.half_open,
+}
+
+
+@pytest.mark.parametrize("name", ASSAULTS)
+def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_it(
+    gateway: GatewayProcess, honest: Honest, name: str
+) -> None:
+    pid = gateway.process.pid
+    held, memory = hostile.descriptors(pid), hostile.memory_bytes(pid)
+
+    async def at_height() -> None:
+        await asyncio.to_thread(honest.goes_on)
+        await asyncio.to_thread(a_newcomer_is_served, gateway)
+        assert hostile.descriptors(pid) <= held + SESSIONS_MAX + LINGERING_MAX + 1
+
+    asyncio.run(ASSAULTS[name](parse_address(gateway.listen), HELLO, at_height))
+    honest.goes_on()
+    assert until(lambda: hostile.descriptors(pid) <= held), "descriptors were left open"
+    assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX
+
+
+def a_newcomer_is_served(gateway: GatewayProcess) -> None:
+    with Producer(gateway.listen) as newcomer:
+        newcomer.hello()
+        newcomer.notify(8)
+
+
+def test_strangers_at_the_side_door_keep_no_driver_out_and_are_sent_away(
+    gateway: GatewayProcess, honest: Honest
+) -> None:
+    pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
+    with ExitStack() as open_doors:
+        for number in range(5 * CONTROLS_MAX):
+            door = socket.create_connection(addresses(gateway.directory)["control"], timeout=DEADLINE_S)
+            open_doors.enter_context(door)
+            door.sendall(b"{" * number)
+        honest.goes_on()
+        with gateway.client() as newcomer:
+            assert newcomer.status()["sessions"] == 1
+        assert until(lambda: hostile.descriptors(pid) <= held), "silent connections stay open"
+    honest.goes_on()

@@ -1,0 +1,185 @@
+"""Peers that mean harm, or know no better: what each does to an address, as coroutines on real sockets.
+
+The one rule: an assault calls `at_height` once, while it is at its worst; then it lets go of everything. What the
+server must still be able to do meanwhile is the test's matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from procession.address import Address
+from procession.wire import codec, v3
+from procession.wire.messages import Frame, Message, Notify, NotifyAck, Ok
+
+AtHeight = Callable[[], Awaitable[None]]
+Assault = Callable[[Address, bytes, AtHeight], Awaitable[None]]
+"""The second argument is a good greeting: the bytes of HELLO."""
+
+DROPPED = 10_000
+AT_ONCE = 100
+CROWD = 40
+
+SCANS: dict[str, bytes] = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a TLS client": bytes.fromhex("16030100dc010000d80303") + bytes(range(209)),
+    "an SSH client": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "a mail client": b"EHLO example.org\r\n",
+    "a remote desktop": bytes.fromhex("030000130ee000000000000100080003000000"),
+    "zeros": bytes(64),
+    "ones": b"\xff" * 64,
+    "4 GiB": codec.u32(2**32 - 1) + b"\x00" * 100,
+    "a frame beyond the limit": codec.u32(2**24 + 1),
+    "a tag of nobody": codec.frame(b"\x09"),
+    "half a length": b"\x00\x00",
+    "nothing": b"",
+}
+
+
+async def connected(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*address)
+
+
+@contextlib.asynccontextmanager
+async def crowd(address: Address, count: int) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    peers = await asyncio.gather(*(connected(address) for _ in range(count)))
+    try:
+        yield list(peers)
+    finally:
+        for _, writer in peers:
+            writer.transport.abort()
+
+
+async def opened_and_dropped(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """Ten thousand connections, a hundred at a time: closed, reset, or left in the middle of a word."""
+
+    async def one(number: int) -> None:
+        async with turns:
+            if number == DROPPED // 2:
+                await at_height()
+            with contextlib.suppress(OSError):
+                _, writer = await connected(address)
+                writer.write((b"", hello, hello[:-3], b"\x00\x00")[number % 4])
+                if number % 3:
+                    opened: socket.socket = writer.get_extra_info("socket")
+                    opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.close()
+
+    turns = asyncio.Semaphore(AT_ONCE)
+    await asyncio.gather(*(one(number) for number in range(DROPPED)))
+
+
+async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """A crowd that greets, a byte at a time, and never comes to the end of it."""
+
+    async def drip(writer: asyncio.StreamWriter, word: bytes) -> None:
+        with contextlib.suppress(OSError):
+            for letter in word:
+                writer.write(bytes([letter]))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    async with crowd(address, CROWD) as peers:
+        dripping = [asyncio.create_task(drip(writer, hello[:-1])) for _, writer in peers]
+        await at_height()
+        for task in dripping:
+            task.cancel()
+        await asyncio.wait(dripping)
+
+
+async def strangers(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """What port scanners and clients of other services say; each hears an ERROR or the end, and no more."""
+
+    async def one(said: bytes) -> None:
+        reader, writer = await connected(address)
+        with contextlib.suppress(OSError):
+            writer.write(said)
+            await heard_out(reader)
+        writer.close()
+
+    tasks = [asyncio.create_task(one(said)) for said in SCANS.values() for _ in range(3)]
+    await at_height()
+    await asyncio.gather(*tasks)
+
+
+async def greeted_twice(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    async with crowd(address, CROWD // 4) as peers:
+        for _, writer in peers:
+            writer.write(hello + hello)
+        await at_height()
+        for reader, _ in peers:
+            assert b"Hello from the initiator" in await heard_out(reader)
+
+
+async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """Greets, opens a stream, then sends more than was granted, as fast as it goes."""
+    async with crowd(address, CROWD // 4) as peers:
+        for stream_id, (reader, writer) in enumerate(peers, start=100):
+            writer.write(hello)
+            await reader.readexactly(len(v3.encode(Ok(0))))
+            writer.write(v3.encode(Notify(stream_id, "s", 0)))
+            await reader.readexactly(len(v3.encode(NotifyAck(True, stream_id, 0))))
+            writer.write(b"".join(v3.encode(Message(stream_id, number, 0, b"", b"x")) for number in range(5000)))
+        await at_height()
+        for reader, _ in peers:
+            assert b"credits overspent" in await heard_out(reader)
+
+
+def never_reading(frame: Frame) -> Assault:
+    """Greets, then asks and asks, and never reads an answer."""
+
+    async def assault(address: Address, hello: bytes, at_height: AtHeight) -> None:
+        async with crowd(address, 4) as peers:
+            for _, writer in peers:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                writer.write(hello)
+            asking = [asyncio.create_task(ask(writer)) for _, writer in peers]
+            await at_height()
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+
+    async def ask(writer: asyncio.StreamWriter) -> None:
+        many = v3.encode(frame) * 2000
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():
+                writer.write(many)
+                await writer.drain()
+
+    return assault
+
+
+async def half_open(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """Peers that end their half before or after the greeting, and never close the other."""
+    async with crowd(address, CROWD) as peers:
+        for number, (_, writer) in enumerate(peers):
+            writer.write(hello if number % 2 else hello[:5])
+            writer.write_eof()
+        await at_height()
+
+
+async def heard_out(reader: asyncio.StreamReader) -> bytes:
+    """All that the server says until it ends, which it must."""
+    heard = b""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(20):
+            while piece := await reader.read(65536):
+                heard += piece
+    return heard
+
+
+# What a process holds
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def memory_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
