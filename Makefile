@@ -37,8 +37,8 @@ bench: setup ## measure: throughput, epoch time, recovery
 chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge what comes out
 	@$(BIN)/procession chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-simulate: setup ## run RUNS (1000) simulations from SEED (0) on, with faults at every step
-	@$(BIN)/procession simulate --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) $(ARGS)
+simulate: setup ## run RUNS (1000) simulations from SEED (0) on, by JOBS processes (one a core), with faults at every step
+	@$(BIN)/procession simulate --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 fuzz: setup ## look for bytes that break the protocol's code, for SECONDS (60) (ARGS="stream session --keep")
 	@scripts/fuzz --seconds $(or $(SECONDS),60) $(ARGS)

@@ -11,7 +11,8 @@ import pytest
 from procession.chaos.sim.disk import Directory, Disk, File
 from procession.chaos.sim.plan import KINDS, Plan
 from procession.chaos.sim.shrink import shrink
-from procession.chaos.simulator import Tally, plan_of, run_plan, run_simulator, simulate
+from procession.chaos.simulator import BLOCK_RUNS, Done, plan_of, run_again, run_block, run_plan, run_seeds
+from procession.chaos.tally import Tally
 
 from .planted import what_was_seen_is_forgotten_on_reconnect
 
@@ -44,25 +45,60 @@ def test_a_plan_is_read_as_it_was_written() -> None:
 
 def test_every_kind_of_fault_strikes() -> None:
     """In a hundred runs or so, but for the rarest."""
-    tally = Tally()
-    assert simulate((plan_of(seed) for seed in range(120)), tally) is None
+    done = run_block(range(120))
+    assert done.failing is None
+    tally = done.tally
     kinds = {kind for kinds in KINDS.values() for kind in kinds} | {"blackout"}
     assert len(set(tally.faults) & kinds) >= len(kinds) - 2
     assert tally.epochs > tally.runs
 
 
-def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     what_was_seen_is_forgotten_on_reconnect(monkeypatch)
-    said: list[str] = []
-    assert not run_simulator(100, 21, say=said.append)
-    seed, plan, smallest = int(said[0].split(":")[0].removeprefix("seed ")), said[1], said[-1].splitlines()[-1]
+    report = run_seeds(21, 100)
+    assert report.verdict == "violated"
+    first, plan, *_, smallest = report.lines()
+    seed = int(first.split(":")[0].removeprefix("seed "))
+    assert seed == report.next_seed - 1
     assert Plan.from_json(plan.removeprefix("plan: ")) == plan_of(seed)
     assert len(Plan.from_json(smallest).faults) <= len(plan_of(seed).faults)
-    again = tmp_path / "plan.json"
-    again.write_text(smallest)
-    assert not run_simulator(1, 0, plan_file=again, say=said.append)
+    told = json.loads(json.dumps(report.as_dict()))["failure"]
+    assert told["seed"] == seed
+    assert Plan.from_json(json.dumps(told["smallest"])) == Plan.from_json(smallest)
+    assert told["story"]
+    assert run_again(Plan.from_json(smallest)).verdict == "violated"
     monkeypatch.undo()
-    assert run_simulator(1, 0, plan_file=again, say=said.append)
+    assert run_again(Plan.from_json(smallest)).verdict == "clean"
+
+
+def test_several_processes_say_what_one_says() -> None:
+    runs = BLOCK_RUNS + 50
+    alone, together = run_seeds(0, runs).as_dict(), run_seeds(0, runs, jobs=2).as_dict()
+    times = {"cpu_s", "seconds"}
+    assert {name: alone[name] for name in alone.keys() - times} == {
+        name: together[name] for name in together.keys() - times
+    }
+
+
+def test_of_several_seeds_that_fail_the_lowest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_was_seen_is_forgotten_on_reconnect(monkeypatch)
+    lowest = next(seed for seed in range(21, 300) if run_plan(plan_of(seed)).breach)
+    report = run_seeds(21, 279)
+    assert report.failure is not None
+    assert report.failure.plan.seed == lowest
+
+
+def test_an_interrupt_is_no_verdict_and_says_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seeds: range) -> Done:
+        if seeds[0] == 2 * BLOCK_RUNS:
+            raise KeyboardInterrupt
+        return Done(Tally(runs=len(seeds)))
+
+    monkeypatch.setattr("procession.chaos.simulator.run_block", interrupted)
+    report = run_seeds(0, 5 * BLOCK_RUNS)
+    assert report.verdict == "stopped"
+    assert report.as_dict()["next_seed"] == 2 * BLOCK_RUNS
+    assert f"the next seed is {2 * BLOCK_RUNS}" in list(report.lines())
 
 
 def test_a_shrunk_plan_fails_too_and_has_nothing_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,40 @@
 """The simulator's runner: seeds in, a verdict out, and for a seed that fails a story that a person can read.
 
-The one rule: it only brings what a simulation must not take for itself: chance, from a seed, and the time that it
-measures. A seed is a plan (`make_plan`) and a schedule; a plan that was written down is run again as it stands. Before
-it: `procession simulate`. After it: `chaos/sim`.
+The one rule: it only brings what a simulation must not take for itself: chance, from a seed, and the time and the
+processes that it takes. A seed is a plan (`make_plan`) and a schedule; a plan that was written down is run again as it
+stands. Seeds are run in blocks, by one process or several, and heard of in their order: what is said does not depend on
+how many there are, and the failure that is told is that of the lowest seed. Before it: `procession simulate`. After it:
+`chaos/sim`.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing import get_context
+from typing import Any
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.plan import Plan, make_plan
 from procession.chaos.sim.shrink import shrink
 from procession.chaos.sim.world import Outcome, World
+from procession.chaos.tally import Tally
 
 SCHEDULE = 0x5EED
 """Plan and schedule of a seed draw from two sources, so that a plan can be made smaller and keep its schedule."""
-COLLECT_RUNS = 100
-"""Garbage is collected every so many runs: a world is full of circles, and small."""
+BLOCK_RUNS = 100
+"""So many seeds a process takes at once. Garbage is collected after each block: a world is full of circles, and small.
+An interrupt waits for the blocks that are being run."""
 PROGRESS_S = 10.0
+
+Say = Callable[[str], None]
 
 
 def plan_of(seed: int) -> Plan:
@@ -35,85 +45,185 @@ def run_plan(plan: Plan, *, is_told: bool = False, is_blind: bool = False) -> Ou
     return World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=is_told, is_blind=is_blind).run()
 
 
-@dataclass
-class Tally:
-    """What many runs came to."""
+def cores() -> int:
+    """How many processes are worth while here."""
+    return len(os.sched_getaffinity(0))
 
-    runs: int = 0
-    records: int = 0
-    epochs: int = 0
-    events: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
 
-    def add(self, outcome: Outcome) -> None:
-        self.runs += 1
-        self.records += outcome.records
-        self.epochs += outcome.epochs
-        self.events += outcome.events
-        self.faults.update(fault.kind for fault in outcome.struck)
+# Blocks of seeds
 
-    @property
-    def sentence(self) -> str:
-        faults = ", ".join(f"{count:,} {kind}" for kind, count in self.faults.most_common())
-        rate = self.runs / self.cpu_seconds if self.cpu_seconds else 0.0
-        return (
-            f"{self.runs:,} runs, {self.records:,} records, {self.epochs:,} epochs, {self.events:,} events,"
-            f" {self.faults.total():,} faults ({faults}) in {self.seconds:,.0f} s: {rate:.0f} runs a second of one core"
-        )
+
+@dataclass(frozen=True)
+class Done:
+    """What a block came to: it ends with the first seed that fails."""
+
+    tally: Tally
+    failing: int | None = None
+
+
+def run_block(seeds: range) -> Done:
+    tally, started = Tally(), time.process_time()
+    failing = None
+    gc.disable()
+    try:
+        for seed in seeds:
+            outcome = run_plan(plan_of(seed))
+            tally.add(outcome)
+            if outcome.breach is not None:
+                failing = seed
+                break
+    finally:
+        gc.collect()
+        gc.enable()
+        tally.cpu_seconds = time.process_time() - started
+    return Done(tally, failing)
+
+
+def _blocks(seeds: range) -> Iterator[range]:
+    return (seeds[number : number + BLOCK_RUNS] for number in range(0, len(seeds), BLOCK_RUNS))
+
+
+@contextmanager
+def _done(seeds: range, jobs: int) -> Iterator[Iterator[Done]]:
+    """The blocks of these seeds, done, in their order."""
+    if jobs == 1 or len(seeds) <= BLOCK_RUNS:
+        gc.collect()
+        gc.freeze()  # what was imported is no garbage, and is much
+        try:
+            yield map(run_block, _blocks(seeds))
+        finally:
+            gc.unfreeze()
+        return
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin)
+    try:
+        # Only we hear an interrupt, and let the others finish: they inherit that it is not for them.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        done = pool.map(run_block, _blocks(seeds))
+        signal.signal(signal.SIGINT, before)
+        yield done
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+# What is said
 
 
 @dataclass(frozen=True)
 class Failure:
+    """A plan that fails, and the smallest found that does: with the story of that one."""
+
     plan: Plan
     breach: Breach
+    smallest: Plan
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, plan: Plan) -> Failure:
+        breach = run_plan(plan).breach
+        assert breach is not None, f"seed {plan.seed} failed, and does not fail again"
+        smallest = shrink(plan, lambda candidate: run_plan(candidate).breach)
+        return cls(plan, breach, smallest, run_plan(smallest, is_told=True))
 
 
-def simulate(plans: Iterable[Plan], tally: Tally, say: Callable[[str], None] = print) -> Failure | None:
-    """Run plans until one fails; `tally` counts along."""
-    started, cpu_started, told = time.monotonic(), time.process_time(), time.monotonic()
-    gc.collect()
-    gc.disable()
+@dataclass
+class Report:
+    first_seed: int
+    tally: Tally = field(default_factory=Tally)
+    failure: Failure | None = None
+    is_stopped: bool = False
+    seconds: float = 0.0
+    story: tuple[str, ...] = ()
+    """Of the first run, if somebody asked for it."""
+
+    @property
+    def verdict(self) -> str:
+        if self.failure is not None:
+            return "violated"
+        return "stopped" if self.is_stopped else "clean"
+
+    @property
+    def next_seed(self) -> int:
+        """All before it are run."""
+        return self.first_seed + self.tally.runs
+
+    def lines(self) -> Iterator[str]:
+        yield from self.story
+        figures = f"{self.tally.sentence}, in {self.seconds:,.0f} s"
+        if self.failure is None:
+            yield f"{self.verdict}: {figures}"
+            if self.is_stopped:
+                yield f"the next seed is {self.next_seed}"
+            return
+        yield f"seed {self.failure.plan.seed}: {self.failure.breach}"
+        yield f"plan: {self.failure.plan.to_json()}"
+        yield from self.failure.outcome.story
+        yield f"after {figures}"
+        yield f"shrunk: {self.failure.outcome.breach}"
+        yield "run it again with --plan FILE, where FILE holds"
+        yield self.failure.smallest.to_json()
+
+    def as_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"verdict": self.verdict, "first_seed": self.first_seed, "next_seed": self.next_seed}
+        told |= self.tally.as_dict() | {"seconds": round(self.seconds, 3)}
+        if self.story:
+            told["story"] = list(self.story)
+        if self.failure is not None:
+            told["failure"] = {
+                "seed": self.failure.plan.seed,
+                "invariant": self.failure.breach.invariant,
+                "sentence": self.failure.breach.sentence,
+                "plan": self.failure.plan.as_dict(),
+                "smallest": self.failure.smallest.as_dict(),
+                "breach": str(self.failure.outcome.breach),
+                "story": list(self.failure.outcome.story),
+            }
+        return told
+
+
+def _silent(_line: str) -> None:
+    """Nobody listens."""
+
+
+def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, say: Say = _silent) -> Report:
+    """Run so many seeds from `first` on, until one fails or somebody interrupts; `say` hears how far we are."""
+    report, started, told = Report(first), time.monotonic(), time.monotonic()
+    failing = None
     try:
-        for plan in plans:
-            outcome = run_plan(plan)
-            tally.add(outcome)
-            if outcome.breach is not None:
-                return Failure(plan, outcome.breach)
-            if tally.runs % COLLECT_RUNS == 0:
-                gc.collect()
+        with _done(range(first, first + runs), jobs) as blocks:
+            say(f"{runs:,} runs from seed {first} on, by {jobs} {'process' if jobs == 1 else 'processes'}")
+            for done in blocks:
+                report.tally.merge(done.tally)
+                failing = done.failing
+                if failing is not None:
+                    say(f"seed {failing} fails; looking for a smaller plan that does")
+                    break
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
-                    say(f"{tally.runs:,} runs, {tally.runs / (told - started):.0f} a second, at seed {plan.seed}")
-        return None
-    finally:
-        gc.enable()
-        tally.seconds += time.monotonic() - started
-        tally.cpu_seconds += time.process_time() - cpu_started
+                    rate = report.tally.runs / (told - started)
+                    say(f"{report.tally.runs:,} runs, {rate:.0f} a second, up to seed {report.next_seed - 1}")
+    except KeyboardInterrupt:
+        report.is_stopped = True
+    if failing is not None:
+        report.failure = Failure.of(plan_of(failing))
+    elif is_told:
+        report.story = run_plan(plan_of(first), is_told=True).story
+    report.seconds = time.monotonic() - started
+    return report
 
 
-def run_simulator(
-    runs: int, seed: int, *, plan_file: Path | None = None, is_told: bool = False, say: Callable[[str], None] = print
-) -> bool:
-    """Run so many seeds from `seed` on, or the plan in a file; true if nothing was breached."""
-    plans: Iterator[Plan] = (plan_of(seed + number) for number in range(runs))
-    if plan_file is not None:
-        plans = iter([Plan.from_json(plan_file.read_text())])
-    tally = Tally()
-    failure = simulate(plans, tally, say)
-    if failure is None:
-        if is_told:
-            plan = Plan.from_json(plan_file.read_text()) if plan_file else plan_of(seed)
-            say("\n".join(run_plan(plan, is_told=True).story))
-        say(f"clean: {tally.sentence}")
-        return True
-    say(f"seed {failure.plan.seed}: {failure.breach}")
-    say(f"plan: {failure.plan.to_json()}")
-    smallest = shrink(failure.plan, lambda plan: run_plan(plan).breach)
-    outcome = run_plan(smallest, is_told=True)
-    say("\n".join(outcome.story))
-    say(f"after {tally.sentence}")
-    say(f"shrunk: {outcome.breach}")
-    say(f"run it again with --plan FILE, where FILE holds\n{smallest.to_json()}")
-    return False
+def run_again(plan: Plan, *, is_told: bool = False) -> Report:
+    """Run a plan that was written down."""
+    report, started, cpu_started = Report(plan.seed), time.monotonic(), time.process_time()
+    outcome = run_plan(plan, is_told=is_told)
+    report.tally.add(outcome)
+    report.tally.cpu_seconds = time.process_time() - cpu_started
+    if outcome.breach is not None:
+        report.failure = Failure.of(plan)
+    report.story = outcome.story if report.failure is None else ()
+    report.seconds = time.monotonic() - started
+    return report

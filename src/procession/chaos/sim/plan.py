@@ -102,8 +102,11 @@ class Plan:
     is_one_machine: bool = False
     loss: float = 0.0
 
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(self.as_dict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
