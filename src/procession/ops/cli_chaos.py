@@ -50,7 +50,7 @@ def chaos(
     import shutil
     import tempfile
 
-    from procession.chaos.catalogue import CATALOGUE
+    from procession.chaos.catalogue import BY_NAME, CATALOGUE
     from procession.chaos.harness import Harness
     from procession.chaos.report import write_report
     from procession.chaos.screen import Screen
@@ -60,6 +60,8 @@ def chaos(
         told = {one.name: one.prose for one in CATALOGUE}
         print(json.dumps(told) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in told.items()))
         return
+    if unknown := [name for name in scenario or [] if name not in BY_NAME]:
+        raise ConfigError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
     chosen = secrets.randbelow(10_000) if seed is None else seed
     recorded = None
     if replay is not None:
@@ -97,9 +99,6 @@ def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]
     from procession.chaos.catalogue import BY_NAME
     from procession.chaos.scenario import Run, schedule
 
-    unknown = [name for name in names if name not in BY_NAME]
-    if unknown:
-        raise ConfigError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
     chance = random.Random(seed)
     turn = 0
     while True:

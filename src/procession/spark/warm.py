@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from procession.errors import StorageError
 from procession.spark.session import archive_path, cache_directory, open_session
 
 EPOCHS = 3
+REHEARSAL_TIMEOUT_S = 120
 DUMP = "PROCESSION_DUMP_CLASSES"
 
 
@@ -77,26 +79,30 @@ class Rehearsal(DataSource):
         return Counting()
 
 
-def rehearse(spark: SparkSession) -> None:
+def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
     """Run a few epochs as the driver would: what they load and start is there when it counts."""
     spark.dataSource.register(Rehearsal)
+    is_over = threading.Event()
 
     def each(rows: DataFrame, epoch: int) -> None:
         rows.collect()
         if epoch == EPOCHS - 1:
-            raise StopIteration  # a failing batch loads the classes of failure, too
+            is_over.set()
+            if fails:
+                raise StopIteration
 
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(each)
         query = writer.option("checkpointLocation", checkpoint).start()
-        with suppress(Exception):  # the batch above fails on purpose
-            query.awaitTermination(120)
+        is_over.wait(REHEARSAL_TIMEOUT_S)
+        with suppress(Exception):  # a batch that fails on purpose
+            query.awaitTermination(REHEARSAL_TIMEOUT_S) if fails else query.stop()
 
 
 def dump_classes(archive: str) -> None:
     """Rehearse in a JVM that writes the archive when it ends."""
     spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
-    rehearse(spark)
+    rehearse(spark, fails=True)  # the classes of failure belong into the archive, too
     spark.stop()
 
 
