@@ -28,6 +28,18 @@ FramingName = Annotated[
     str, typer.Option("--framing", help="What a record is: lines, fixed:N (bytes) or framed (u32 length, bytes).")
 ]
 
+StreamName = Annotated[str, typer.Option("--stream", help="The stream's name; its id is made of it.")]
+SpoolDirectory = Annotated[
+    Path | None, typer.Option("--spool", help="Keep records in this directory until they are committed.")
+]
+BestEffort = Annotated[
+    bool, typer.Option("--best-effort", help="Do without a spool: what is not committed dies with this program.")
+]
+KeptBytes = Annotated[
+    int | None,
+    typer.Option(min=1, show_default="1 GiB in a spool, else 64 MiB", help="Take no more in while so much is kept."),
+]
+
 GATEWAY = "127.0.0.1:7100"
 
 
@@ -91,5 +103,113 @@ def source_file(
     )
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
+    if not run_source(source, to, options, is_json=as_json):
+        raise typer.Exit(1)
+
+
+@source_app.command("stdin")
+def source_stdin(
+    to: To = GATEWAY,
+    stream: StreamName = "stdin",
+    spool: SpoolDirectory = None,
+    best_effort: BestEffort = False,
+    bytes_max: KeptBytes = None,
+    framing: FramingName = "lines",
+    rate: Rate = None,
+    stamp: Stamp = False,
+    acks: Acks = None,
+    patience_s: Patience = None,
+    cookie_file: CookieFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send what comes on standard input; ends with status 0 when all of it is committed.
+
+    A pipe cannot be read twice. With --spool, a record is safe once it is in that directory: started again with the
+    same spool, it sends what is left there, then what comes. Without, --best-effort must be given: a gateway may come
+    and go, but if this program is killed, what is not committed is lost.
+    """
+    from procession.connectors.framing import parse_framing
+    from procession.connectors.pushed import Keeping, run_pushed
+    from procession.connectors.stdin import take_in
+
+    shape = parse_framing(framing)
+    options = _options("stdin", stream, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "Standard input")
+    if not run_pushed(inlet, lambda into: take_in(into, 0, shape), to, options, is_json=as_json):
+        raise typer.Exit(1)
+
+
+@source_app.command("tcp-lines")
+def source_tcp_lines(
+    listen: Annotated[str, typer.Option(help="Where programs connect to, HOST:PORT; port 0 takes any.")],
+    to: To = GATEWAY,
+    stream: StreamName = "tcp-lines",
+    spool: SpoolDirectory = None,
+    best_effort: BestEffort = False,
+    bytes_max: KeptBytes = None,
+    line_bytes_max: Annotated[int, typer.Option(min=1, help="Who sends a longer line is cut off.")] = 65536,
+    connections_max: Annotated[int, typer.Option(min=1, help="So many may be connected.")] = 256,
+    rate: Rate = None,
+    stamp: Stamp = False,
+    acks: Acks = None,
+    patience_s: Patience = None,
+    cookie_file: CookieFile = None,
+    as_json: Json = False,
+) -> None:
+    """Listen on a TCP port and send every line that comes, of all connections, as one stream; until Ctrl-C.
+
+    A socket cannot be read twice. With --spool, a line is safe once it is in that directory. Without, --best-effort
+    must be given: if this program is killed, what is not committed is lost.
+    """
+    from procession.address import listening_socket, parse_address
+    from procession.connectors.pushed import Keeping, run_pushed
+    from procession.connectors.tcp_lines import Door
+
+    options = _options("tcp-lines", stream, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "A TCP connection")
+    with listening_socket(parse_address(listen)) as listener:
+        door = Door(listener, line_bytes_max, connections_max)
+        if not run_pushed(inlet, door.take_in, to, options, is_json=as_json):
+            raise typer.Exit(1)
+
+
+@source_app.command("generator")
+def source_generator(
+    to: To = GATEWAY,
+    records: Annotated[
+        int | None, typer.Option(min=0, show_default="without end", help="How many, in each stream.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=0, help="Bytes of a record.")] = 100,
+    keys: Annotated[int, typer.Option(min=0, help="So many different keys; none if 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Other records, and other streams.")] = 0,
+    streams: Annotated[int, typer.Option(min=1, help="How many streams.")] = 1,
+    name: Annotated[str, typer.Option(help="Streams are named NAME-SEED-0 and so on.")] = "generator",
+    show: Annotated[
+        bool, typer.Option("--print", help="Print the records instead, a line each: what `verify` compares with.")
+    ] = False,
+    rate: Rate = None,
+    stamp: Stamp = False,
+    acks: Acks = None,
+    patience_s: Patience = None,
+    cookie_file: CookieFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send made records, for tests and measurements; ends with status 0 when all of them are committed.
+
+    What a record is depends on seed, stream and its number only. Started again, it goes on after what is committed;
+    another --name or --seed begins anew.
+    """
+    import sys
+
+    from procession.connectors.generator import GeneratorSource, Recipe
+    from procession.sdk.program import run_source
+
+    source = GeneratorSource(Recipe(records, size, keys, seed, streams, name))
+    if show:
+        for stream in source.streams():
+            for batch in source.read(stream, None):
+                sys.stdout.buffer.write(b"\n".join([*batch.payloads.to_pylist(), b""]))
+        return
+    options = _options("generator", name, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
     if not run_source(source, to, options, is_json=as_json):
         raise typer.Exit(1)

@@ -75,10 +75,18 @@ class Inlet:
         self._failure = self._failure or error
         self._news.set()
 
-    async def close(self) -> None:
-        if self._syncing is not None:
-            await asyncio.wait([self._syncing])
+    def close(self) -> None:
+        """Let go of the backlog, when nothing runs any more."""
         self._backlog.close()
+
+    @property
+    def is_durable(self) -> bool:
+        return self._backlog.is_durable
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was put in and is not committed."""
+        return self._backlog.size_bytes
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not (is_so() or self._failure):

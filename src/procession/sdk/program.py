@@ -31,22 +31,29 @@ def run_source(
     *,
     is_json: bool = False,
     on_stop: Callable[[], object] | None = None,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> bool:
     """Send all that a source has, and say on the standard error stream how far it is.
 
     True when all of it is committed, False if a signal came first. With `on_stop`, the first signal only calls that,
-    so that the source can come to its end; the second one stops it.
+    so that the source can come to its end; the second one stops it. `beside` runs on the same loop, as long as that.
     """
     teller = Teller(is_json=is_json)
     client = SourceClient(source, to, replace(options, report=teller))
     try:
-        return run_program(_all_of(client), on_stop) is True
+        return run_program(_all_of(client, beside), on_stop) is True
     finally:
         teller.close()
 
 
-async def _all_of(client: SourceClient) -> bool:
-    await client.run()
+async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> bool:
+    helper = asyncio.get_running_loop().create_task(beside()) if beside else None
+    try:
+        await client.run()
+    finally:
+        if helper:
+            helper.cancel()
+            await asyncio.wait([helper])
     return True
 
 

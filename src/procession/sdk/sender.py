@@ -189,8 +189,8 @@ class Sender:
             task.cancel()
         if others:
             await asyncio.wait(others)
-        await self._inlet.close()
         await self._loop.shutdown_default_executor()
+        self._inlet.close()
 
     # From other threads
 

@@ -1,0 +1,211 @@
+"""The sources as commands, against a real gateway that is committed by hand: whole runs, signals, and what is said."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.address import parse_address
+from procession.connectors.file import stream_id_of
+from procession.connectors.generator import GeneratorSource, Recipe
+from procession.sdk.batch import Stream
+from tests.connectors.commands import command, until
+from tests.sdk.gateways import LivingGateway, living_gateway
+
+STDIN, TCP = Stream.named("stdin").id, Stream.named("tcp-lines").id
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
+    with living_gateway(tmp_path) as living:
+        yield living
+
+
+# Files
+
+
+def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
+    tmp_path: Path, gateway: LivingGateway
+) -> None:
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"".join(len(text).to_bytes(4) + text for text in (b"one", b"", b"two\n")))
+    words = ["file", str(tmp_path / "*.bin"), "--framing", "framed", "--to", gateway.listen, "--json", "--stamp"]
+    with command(*words) as source:
+        assert source.status() == 0, source.said
+        last = json.loads(source.printed())
+    assert last["is_done"]
+    assert (last["acknowledged"], last["streams"]) == (6, 2)
+    for name in ("a.bin", "b.bin"):
+        rows = gateway.rows(stream_id_of(tmp_path / name))
+        assert [row.payload for row in rows] == [b"one", b"", b"two\n"]
+        assert all(row.event_time for row in rows)
+
+
+def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gateway: LivingGateway) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n")
+    words = ["file", str(path), "--follow", "--poll-s", "0.01", "--to", gateway.listen]
+    stream = stream_id_of(path)
+    for life in range(2):
+        with command(*words) as source, path.open("ab") as log:
+            for number in range(3):
+                log.write(b"%d %d\n" % (life, number))
+                log.flush()
+                until(lambda line=b"%d %d" % (life, number): gateway.payloads(stream)[-1:] == [line])
+            source.signal(signal.SIGINT)
+            assert source.status() == 1
+            assert "stopped before the end" in source.said
+    assert b"\n".join(gateway.payloads(stream)) + b"\n" == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["file", "nowhere.txt"], 3, "Cannot read nowhere.txt: there is no such file"),
+        (["file", "nowhere*.txt"], 3, "No file is named like nowhere*.txt"),
+        (["file", "README.md", "--framing", "lnes"], 3, "'lnes' is no framing"),
+        (["file", "README.md", "--framing", "fixed:0"], 3, "'fixed:0' says no size of a record"),
+        (["file", "README.md", "--to", "7100"], 3, "'7100' is not an address"),
+        (["file", "README.md", "--to", "127.0.0.1:1", "--patience-s", "0.01"], 3, "No gateway at 127.0.0.1:1 took us"),
+        (["file", "README.md", "--rate", "0"], 3, "0.0 records a second is no rate"),
+        (["fil", "README.md"], 2, "Did you mean 'file'?"),
+        (["stdin"], 3, "Standard input cannot be read twice"),
+        (["stdin", "--spool", "x", "--best-effort"], 3, "--spool loses nothing and --best-effort may"),
+        (["stdin", "--sool", "x"], 2, "--spool"),
+        (["tcp-lines", "--listen", "127.0.0.1:0"], 3, "A TCP connection cannot be read twice"),
+        (["tcp-lines", "--best-effort"], 2, "--listen"),
+        (["tcp-lines", "--best-effort", "--listen", "x"], 3, "'x' is not an address"),
+        (["generator", "--size", "99999999"], 3, "99999999 bytes in a record cannot be made"),
+    ],
+)
+def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(words: list[str], status: int, sentence: str) -> None:
+    with command(*words) as source:
+        assert source.status() == status
+        assert sentence in source.said
+        assert status == 2 or "\n  Next: " in source.said
+        assert "Traceback" not in source.said
+
+
+# Standard input
+
+
+def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
+    tmp_path: Path, gateway: LivingGateway
+) -> None:
+    words = ["stdin", "--spool", str(tmp_path / "spool"), "--to", gateway.listen]
+    gateway.may_commit.clear()
+    with command(*words) as source:
+        source.stdin.write(b"".join(b"%d\n" % number for number in range(1000)))
+        source.stdin.flush()
+        with gateway.client() as client:
+            until(lambda: client.status()["next_sequence"] == 1000)
+        source.signal(signal.SIGKILL)
+        source.status()
+    gateway.kill()  # what it had not committed is sent again, or known to it already
+    gateway.start()
+    gateway.may_commit.set()
+    with command(*words) as source:
+        source.stdin.write(b"1000\nthe last")
+        source.stdin.close()
+        assert source.status() == 0, source.said
+    assert gateway.payloads(STDIN) == [*(b"%d" % number for number in range(1001)), b"the last"]
+
+
+def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to_stop(gateway: LivingGateway) -> None:
+    gateway.may_commit.clear()
+    with command("stdin", "--best-effort", "--to", gateway.listen) as source:
+        source.stdin.write(b"one\ntwo\n")
+        source.stdin.flush()
+        with gateway.client() as client:
+            until(lambda: client.status()["next_sequence"] == 2)
+        source.signal()
+        source.wait_for("waiting until what was taken in is committed")
+        gateway.may_commit.set()
+        assert source.status() == 0, source.said
+    assert gateway.payloads(STDIN) == [b"one", b"two"]
+
+
+def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gateway: LivingGateway) -> None:
+    gateway.may_commit.clear()
+    with command("stdin", "--best-effort", "--to", gateway.listen) as source:
+        source.stdin.write(b"one\ntwo\n")
+        source.stdin.flush()
+        with gateway.client() as client:
+            until(lambda: client.status()["next_sequence"] == 2)
+        source.signal()
+        source.wait_for("waiting until what was taken in is committed")
+        source.signal()
+        assert source.status() == 1
+        assert "what was taken in and not committed is lost" in source.said
+
+
+def test_standard_input_that_ends_in_the_middle_of_a_record_sends_what_came_before_and_says_so(
+    gateway: LivingGateway,
+) -> None:
+    with command("stdin", "--best-effort", "--framing", "fixed:3", "--to", gateway.listen) as source:
+        source.stdin.write(b"onetwosi")
+        source.stdin.close()
+        assert source.status() == 3
+        assert "Standard input ended in the middle of the record at byte 6" in source.said
+    assert gateway.payloads(STDIN) == [b"one", b"two"]
+
+
+# Lines over TCP
+
+
+def is_closed(peer: socket.socket) -> bool:
+    try:
+        return not peer.recv(1)
+    except ConnectionError:
+        return True
+
+
+def test_lines_of_many_connections_are_one_stream_and_a_bad_peer_ends_only_itself(
+    tmp_path: Path, gateway: LivingGateway
+) -> None:
+    words = ["--listen", "127.0.0.1:0", "--line-bytes-max", "100", "--connections-max", "3", "--to", gateway.listen]
+    with command("tcp-lines", "--spool", str(tmp_path / "spool"), *words) as source:
+        place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
+        one, two, bad = (socket.create_connection(place) for _ in range(3))
+        one.sendall(b"a1\na2\na")
+        two.sendall(b"b1\n")
+        bad.sendall(b"x" * 200_000)
+        assert is_closed(bad), "a line that is too long ends its connection"
+        until(lambda: len(gateway.payloads(TCP)) == 3)
+        third = socket.create_connection(place)
+        many = [socket.create_connection(place) for _ in range(2)]
+        assert is_closed(many[-1]), "and so does one connection too many"
+        one.sendall(b"3\n")
+        third.sendall(b"no newline")
+        for peer in (one, two, third, bad, *many):
+            peer.close()
+        until(lambda: len(gateway.payloads(TCP)) == 5)
+        payloads = gateway.payloads(TCP)
+        assert [line for line in payloads if line.startswith(b"a")] == [b"a1", b"a2", b"a3"]
+        assert sorted(payloads) == [b"a1", b"a2", b"a3", b"b1", b"no newline"]
+        source.signal()
+        assert source.status() == 1
+
+
+# The generator
+
+
+def test_the_generator_sends_what_it_prints_and_goes_on_where_it_was_stopped(gateway: LivingGateway) -> None:
+    shape = ["generator", "--size", "40", "--keys", "3", "--seed", "7"]
+    with command(*shape, "--to", gateway.listen, "--rate", "5000") as source:
+        (stream,) = GeneratorSource(Recipe(seed=7)).streams()
+        until(lambda: gateway.payloads(stream.id))
+        source.signal()
+        source.status()
+    with command(*shape, "--to", gateway.listen, "--records", "50000") as source:
+        assert source.status() == 0, source.said
+    with command(*shape, "--records", "50000", "--print") as source:
+        printed = source.printed().splitlines()
+    rows = gateway.rows(stream.id)
+    assert [row.payload.decode() for row in rows] == printed
+    assert {row.key for row in rows} == {b"key-0", b"key-1", b"key-2"}
