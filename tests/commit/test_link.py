@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from procession.address import Address, listening_socket
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.link import REFUSALS_MAX, Link, SinkOptions, packed
-from procession.connectors.file_sink import FileSink
+from procession.connectors.file_sink import opener
 from procession.errors import ConfigError, StorageError
+from procession.sdk.home import Home
 from procession.sdk.sink import SinkServer
 from procession.wire import twopc
 from procession.wire.connection import Connection
@@ -70,15 +71,15 @@ class Sink:
     """A file sink in this process, at a given port."""
 
     def __init__(self, directory: Path, port: int, cookie: bytes = b"") -> None:
-        self._sink = FileSink(directory)
+        self._home = Home(directory, opener(directory))
         listener = listening_socket(Address("127.0.0.1", port))
-        self._task = asyncio.ensure_future(SinkServer(self._sink.open_outlet, cookie=cookie).serve(listener))
+        self._task = asyncio.ensure_future(SinkServer(self._home.open_outlet, cookie=cookie).serve(listener))
 
     async def end(self) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        self._sink.close()
+        self._home.close()
 
 
 def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:

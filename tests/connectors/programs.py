@@ -18,10 +18,10 @@ from procession.sdk.testing import Worker
 SINK = """
 import sys
 from pathlib import Path
-from procession.connectors.file_sink import run_sink
+from procession.connectors.file_sink import run_file_sink
 from procession.errors import ProcessionError
 try:
-    run_sink(Path(sys.argv[1]), "127.0.0.1:0")
+    run_file_sink(Path(sys.argv[1]), "127.0.0.1:0")
 except ProcessionError as error:
     sys.exit(error.explain())
 """

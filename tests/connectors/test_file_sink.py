@@ -155,11 +155,12 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
 
 @on_a_loop
 async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
-    from procession.connectors.file_sink import FileSink
+    from procession.connectors.file_sink import opener
+    from procession.sdk.home import Home
 
     async with sink.running():
         with pytest.raises(StorageError, match="Another process holds"):
-            FileSink(sink.directory)
+            Home(sink.directory, opener(sink.directory))
 
 
 @on_a_loop

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from procession.connectors.file_sink import FileSink
+from procession.connectors.file_sink import opener
 from procession.errors import RemoteProtocolError, StorageError
+from procession.sdk.home import Home
 from procession.sdk.outlet import Outlet
+from procession.sdk.output import refuse_to_wait
 from procession.sdk.txnlog import committed_ranges
 
 
@@ -18,19 +20,19 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._sink: FileSink | None = None
+        self._home: Home | None = None
 
     def open(self, instance: str = "app") -> Outlet:
         self.close()
-        self._sink = FileSink(self.directory, {"app"})
-        outlet = self._sink.open_outlet(instance)
+        self._home = Home(self.directory, opener(self.directory, {"app"}), idempotent={"app"})
+        outlet = self._home.open_outlet(instance, refuse_to_wait)
         outlet.begin()
         return outlet
 
     def close(self) -> None:
-        if self._sink is not None:
-            self._sink.close()
-        self._sink = None
+        if self._home is not None:
+            self._home.close()
+        self._home = None
 
     def shown(self) -> bytes:
         data = (self.directory / "app.data").read_bytes()

@@ -24,12 +24,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from procession.address import address_of, listening_socket, parse_address
-from procession.connectors.file_sink import FileOutput, FileSink
+import numpy as np
+import numpy.typing as npt
+
+from procession.connectors.file_sink import opener
 from procession.errors import RemoteProtocolError
+from procession.sdk.home import Home, serve
 from procession.sdk.outlet import Outlet, Where
-from procession.sdk.program import run_program
-from procession.sdk.sink import SinkServer
+from procession.sdk.output import Output, Wait
 from procession.sdk.txnlog import TxnLog
 
 CONTENT_ABORTS_MAX = 3
@@ -77,12 +79,12 @@ class Behaviour:
 class Wayward(Outlet):
     """An outlet that does as its behaviour says."""
 
-    def __init__(self, output: FileOutput, txnlog: TxnLog, behaviour: Behaviour) -> None:
-        super().__init__(output, txnlog)
+    def __init__(self, output: Output, txnlog: TxnLog, wait: Wait, behaviour: Behaviour) -> None:
+        super().__init__(output, txnlog, wait=wait)
         self._behaviour = behaviour
         self._is_disgusted = False
 
-    def append(self, message_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+    def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
         text = self._behaviour.get("abort_content").encode()
         if text and any(text in payload for payload in payloads):
             self._is_disgusted = True
@@ -127,15 +129,13 @@ class Wayward(Outlet):
             raise RemoteProtocolError("I have had enough")
 
 
-class WaywardSink(FileSink):
+class WaywardHome(Home):
     def __init__(self, directory: Path, behaviour: Behaviour) -> None:
-        super().__init__(directory)
+        super().__init__(directory, opener(directory))
         self._behaviour = behaviour
 
-    def open_outlet(self, instance: str) -> Outlet:
-        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
-        txnlog.open()
-        return Wayward(FileOutput(self.directory / f"{instance}.data"), txnlog, self._behaviour)
+    def open_outlet(self, instance: str, wait: Wait) -> Outlet:
+        return Wayward(self._open_output(instance), self.open_txnlog(instance), wait, self._behaviour)
 
 
 def main() -> None:
@@ -145,13 +145,11 @@ def main() -> None:
     parser.add_argument("--behaviour", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    sink = WaywardSink(given.directory, Behaviour(given.behaviour, random.Random(given.seed)))
+    home = WaywardHome(given.directory, Behaviour(given.behaviour, random.Random(given.seed)))
     try:
-        with listening_socket(parse_address(given.listen), sink.previous()) as listener:
-            sink.announce(address_of(listener))
-            run_program(SinkServer(sink.open_outlet).serve(listener))
+        serve(home, given.listen)
     finally:
-        sink.close()
+        home.close()
 
 
 if __name__ == "__main__":

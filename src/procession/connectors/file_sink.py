@@ -7,22 +7,20 @@ says what is committed.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from procession import faults
-from procession.address import Address, address_of, listening_socket, parse_address
-from procession.errors import ConfigError, StorageError
-from procession.sdk.outlet import Outlet
-from procession.sdk.program import run_program
-from procession.sdk.sink import SinkServer
-from procession.sdk.txnlog import Transaction, TxnLog
-from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
+from procession.errors import StorageError
+from procession.sdk.home import LISTEN, Tell, run_sink
+from procession.sdk.output import OpenOutput, Output
+from procession.sdk.payloads import Payloads
+from procession.sdk.txnlog import Transaction
+from procession.storage.durable import fsync_dir, storage_error, write_all
 
 
-class FileOutput:
+class FileOutput(Output):
     """An output in one file, written in place. What of it is committed, its transaction log says."""
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +44,7 @@ class FileOutput:
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         try:
-            write_all(self._descriptor, b"".join(payloads), position)
+            write_all(self._descriptor, Payloads.of(payloads).joined, position)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
@@ -77,7 +75,7 @@ class RepeatableFileOutput(FileOutput):
     """An idempotent output: positions may be written again, with the same bytes."""
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
-        data = b"".join(payloads)
+        data = bytes(Payloads.of(payloads).joined)
         before = os.pread(self._descriptor, len(data), position)
         if before != data[: len(before)]:
             raise StorageError(
@@ -89,43 +87,24 @@ class RepeatableFileOutput(FileOutput):
         super().append(position + len(before), [data[len(before) :]])
 
 
-class FileSink:
-    """The outlets of one directory, which it holds for this process alone."""
-
-    def __init__(self, directory: Path, idempotent: Collection[str] = ()) -> None:
-        self.directory = directory
-        self._idempotent = idempotent
-        self._lock = lock_directory(directory)
-
-    def open_outlet(self, instance: str) -> Outlet:
-        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
-        txnlog.open()
-        is_idempotent = instance in self._idempotent
-        kind = RepeatableFileOutput if is_idempotent else FileOutput
-        return Outlet(kind(self.directory / f"{instance}.data"), txnlog, is_idempotent=is_idempotent)
-
-    def previous(self) -> Address | None:
-        """Where the sink's last life listened: workers look for it there."""
-        try:
-            return parse_address(json.loads((self.directory / "sink.json").read_bytes())["listen"])
-        except (OSError, ValueError, KeyError, TypeError, ConfigError):
-            return None
-
-    def announce(self, address: Address) -> None:
-        """Write down where we listen, for whoever started us."""
-        facts = {"listen": str(address), "pid": os.getpid()}
-        write_durably(self.directory / "sink.json", json.dumps(facts).encode())
-
-    def close(self) -> None:
-        os.close(self._lock)
-
-
-def run_sink(directory: Path, listen: str, *, cookie: bytes = b"", idempotent: Collection[str] = ()) -> None:
+def run_file_sink(
+    directory: Path,
+    listen: str = LISTEN,
+    *,
+    cookie: bytes = b"",
+    idempotent: Collection[str] = (),
+    tell: Tell | None = None,
+) -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
-    sink = FileSink(directory, idempotent)
-    try:
-        with listening_socket(parse_address(listen), sink.previous()) as listener:
-            sink.announce(address_of(listener))
-            run_program(SinkServer(sink.open_outlet, cookie=cookie).serve(listener))
-    finally:
-        sink.close()
+    open_output = opener(directory, idempotent)
+    run_sink(open_output, directory, listen, cookie=cookie, idempotent=idempotent, tell=tell)
+
+
+def opener(directory: Path, idempotent: Collection[str] = ()) -> OpenOutput:
+    """Opens the output of an instance of a sink in this directory."""
+
+    def open_output(instance: str) -> FileOutput:
+        kind = RepeatableFileOutput if instance in idempotent else FileOutput
+        return kind(directory / f"{instance}.data")
+
+    return open_output

@@ -28,7 +28,7 @@ def sink_file(
     cookie_file: CookieFile = None,
 ) -> None:
     """Write records to files, and take part in the commit."""
-    from procession.connectors.file_sink import run_sink
+    from procession.connectors.file_sink import run_file_sink
     from procession.ops.cookie import read_cookie
 
-    run_sink(directory, listen, cookie=read_cookie(cookie_file), idempotent=idempotent or ())
+    run_file_sink(directory, listen, cookie=read_cookie(cookie_file), idempotent=idempotent or ())

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from procession import faults
 from procession.errors import RemoteProtocolError, StorageError
 from procession.sdk.output import Done, Output, Wait, refuse_to_wait
+from procession.sdk.payloads import Payloads
 from procession.sdk.txnlog import Transaction, TxnLog
 from procession.wire.messages import DATA_STREAM
 from procession.wire.twopc import Participant
@@ -65,22 +69,22 @@ class Outlet:
         self._has_gap = False
         self._participant = Participant(self.uncommitted)
 
-    def append(self, message_ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+    def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
         """Take messages of the data stream. After a gap the rest is dropped: the vote can only be abort."""
         self._participant.data()
-        if self._is_idempotent and self._end == self._start and message_ids and message_ids[0] < self._end:
-            self._start = self._end = message_ids[0]
-        end, count = self._end, 0
-        for message_id, payload in zip(message_ids, payloads, strict=True):
-            if message_id != end:
-                break
-            end += len(payload)
-            count += 1
+        payloads = Payloads.of(payloads)
+        if not len(payloads):
+            return
+        if self._is_idempotent and self._end == self._start and message_ids[0] < self._end:
+            self._start = self._end = int(message_ids[0])
+        edges = payloads.edges + self._end
+        is_elsewhere = np.asarray(message_ids, np.uint64) != edges[:-1].astype(np.uint64)
+        count = int(is_elsewhere.argmax()) if is_elsewhere.any() else len(payloads)
         if count and not self._has_gap:
             self._done(self._output.append(self._end, payloads[:count]))
             faults.point("sink:after-append")
-            self._end = end
-        if count < len(message_ids):
+            self._end = int(edges[count])
+        if count < len(payloads):
             if message_ids[count] < self._end:
                 raise RemoteProtocolError(f"message id {message_ids[count]} is below the position {self._end}")
             self._has_gap = True

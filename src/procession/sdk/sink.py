@@ -2,8 +2,9 @@
 
 The one rule: an instance has one session, the latest. A new HELLO of the same name ends the older session, and
 nothing that the older one still says is heard. What a peer says can end its session, never the server; a failing
-Output or log does that, because then a promise may be at stake and recovery has to look. Before it on the walk:
-commit/link, over the wire. After it: sdk/outlet.
+Output or log does that, because then a promise may be at stake and recovery has to look. Whatever may wait for a disk
+runs in a thread, one at a time for each instance. Before it on the walk: commit/link, over the wire. After it:
+sdk/outlet.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import asyncio
 import hmac
 import re
 import socket
-from contextlib import suppress
-from typing import Protocol
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from typing import ParamSpec, Protocol, TypeVar
 
 import structlog
 
 from procession.address import notice_silence
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.sdk.outlet import Outlet
+from procession.sdk.output import Wait
+from procession.sdk.payloads import Payloads
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.connection import Connection, Event, Violation
@@ -40,12 +46,13 @@ from procession.wire.messages import (
     Reply,
     ReplyUncommitted,
     TwoPhase,
+    WorkersLeft,
 )
 from procession.wire.v3 import VERSIONS
 
 SESSIONS_MAX = 1024
 INSTANCES_MAX = 128
-"""Each keeps its output and its log open for the sink's life."""
+"""Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
 HANDSHAKE_TIMEOUT_S = 10.0
 LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
@@ -58,10 +65,18 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 log = structlog.get_logger()
 
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
 class OpenOutlet(Protocol):
     """Makes the outlet of an instance, recovered from what its earlier lives left."""
 
-    def __call__(self, instance: str) -> Outlet: ...
+    def __call__(self, instance: str, wait: Wait) -> Outlet: ...
+
+
+class Stopping(Exception):
+    """The sink stops: a coroutine of an Output is not waited for any more."""
 
 
 class SinkServer:
@@ -85,27 +100,74 @@ class SinkServer:
         self._instances_max = instances_max
         self._sessions: set[Session] = set()
         self._instances: dict[str, Instance] = {}
+        self._threads = ThreadPoolExecutor(instances_max, "sink")
+        self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[None] | None = None
+        self._waiting = threading.Lock()
+        self._waited_for: set[Future[None]] = set()
+        self._is_stopping = False
 
     async def serve(self, listener: socket.socket) -> None:
-        self._failure = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
         server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
         try:
             await self._failure
         finally:
             server.close()
-            for session in list(self._sessions):
-                session.close()
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """What is under way in a thread is waited for, coroutines are cancelled; nothing more is heard."""
+        for session in list(self._sessions):
+            session.close()
+        for instance in self._instances.values():
+            instance.session = None
+        with self._waiting:
+            self._is_stopping = True
+            for future in self._waited_for:
+                future.cancel()
+        async with AsyncExitStack() as stack:
             for instance in self._instances.values():
-                async with instance.lock:
-                    instance.outlet.close()
+                await stack.enter_async_context(instance.lock)
+            self._is_stopping = False
+            for instance in self._instances.values():
+                if instance.outlet is not None:
+                    await self.in_thread(instance.outlet.close)
+        self._threads.shutdown(wait=False)
+
+    async def in_thread(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return await self._loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def instance(self, name: str) -> Instance:
         if name not in self._instances:
             if len(self._instances) >= self._instances_max:
                 raise RemoteProtocolError("too many instances")
-            self._instances[name] = Instance(self._open_outlet(name))
+            self._instances[name] = Instance(name)
         return self._instances[name]
+
+    async def opened(self, instance: Instance) -> Outlet:
+        """The instance's outlet; for who holds its lock."""
+        if instance.outlet is None:
+            instance.outlet = await self.in_thread(self._open_outlet, instance.name, self._wait)
+        return instance.outlet
+
+    def _wait(self, awaitable: Awaitable[None]) -> None:
+        """In a thread: run an Output's coroutine on the loop, and wait for it."""
+        with self._waiting:
+            future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
+            self._waited_for.add(future)
+            if self._is_stopping:
+                future.cancel()
+        try:
+            future.result()
+        except CancelledError:
+            raise Stopping from None
+        finally:
+            with self._waiting:
+                self._waited_for.discard(future)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = Session(self, reader, writer)
@@ -115,6 +177,8 @@ class SinkServer:
                 await session.refuse("too many sessions")
             else:
                 await session.run()
+        except Stopping:
+            pass
         except Exception as error:  # a promise may be at stake, whatever the author's Output raised
             session.say_error("the sink failed")
             if self._failure and not self._failure.done():
@@ -124,11 +188,16 @@ class SinkServer:
             session.close()
 
 
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
 class Instance:
     """One outlet and the session that may use it, one event at a time."""
 
-    def __init__(self, outlet: Outlet) -> None:
-        self.outlet = outlet
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outlet: Outlet | None = None
         self.lock = asyncio.Lock()
         self.session: Session | None = None
 
@@ -194,7 +263,7 @@ class Session:
             case _ if self._instance:
                 async with self._instance.lock:
                     if self._instance.session is self:
-                        await self._use(self._instance.outlet, event)
+                        await self._use(await self._server.opened(self._instance), event)
 
     async def _begin(self, hello: Hello) -> None:
         if hello.version not in VERSIONS:
@@ -209,8 +278,9 @@ class Session:
             if instance.session:
                 instance.session.close()
             instance.session = self
-            await asyncio.to_thread(instance.outlet.begin)
-        log.info("= session", instance=hello.instance, committed=instance.outlet.committed_end)
+            outlet = await self._server.opened(instance)
+            await self._server.in_thread(outlet.begin)
+        log.info("= session", instance=hello.instance, committed=outlet.committed_end)
         self._send(Ok(CREDITS))
 
     async def _use(self, outlet: Outlet, event: Event) -> None:
@@ -218,30 +288,42 @@ class Session:
             case Notify(stream_id):
                 self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
             case Messages():
-                for stream_id, messages in event.by_stream():
-                    payloads = messages.payloads.to_pylist()
-                    if stream_id == TWOPC_STREAM:
-                        for payload in payloads:
-                            await self._decide(outlet, twopc.decode(payload))
-                    else:
-                        outlet.append(messages.message_ids.tolist(), payloads)
-
-    async def _decide(self, outlet: Outlet, message: TwoPhase) -> None:
-        # Threads, because these wait for the disk: the other instances go on meanwhile.
-        log.debug("< 2pc", message=message)
-        match message:
-            case ListUncommitted(rtag):
-                self._send(twopc.wrap(ReplyUncommitted(rtag, outlet.uncommitted)))
-            case Phase1(txn_id, where):
-                vote = await asyncio.to_thread(outlet.phase1, txn_id, where)
-                self._send(twopc.wrap(Reply(txn_id, vote)))
-            case Phase2(txn_id, commit):
-                await asyncio.to_thread(outlet.phase2, txn_id, commit)
-                self._send(twopc.wrap(Reply(txn_id, commit)))
-            case ReplyUncommitted() | Reply():
-                raise RemoteProtocolError("a participant's message from the coordinator")
+                answers: list[TwoPhase] = []
+                try:
+                    await self._server.in_thread(_talk, outlet, event, answers)
+                finally:
+                    # Also those before a word that ends the session: what was promised there stands.
+                    for answer in answers:
+                        self._send(twopc.wrap(answer))
 
     def _send(self, frame: Frame) -> None:
         # A violation later in the same segment has ended the connection before this answer.
         if not self._connection.is_over and not self._writer.is_closing():
             self._writer.write(self._connection.send(frame))
+
+
+def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
+    """In a thread: let the outlet hear these messages, in their order."""
+    for stream_id, some in messages.by_stream():
+        if stream_id == TWOPC_STREAM:
+            for payload in some.payloads.to_pylist():
+                message = twopc.decode(payload)
+                log.debug("< 2pc", message=message)
+                answers += _answers(outlet, message)
+        else:
+            outlet.append(some.message_ids, Payloads(some.payloads))
+
+
+def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
+    match message:
+        case ListUncommitted(rtag):
+            return [ReplyUncommitted(rtag, outlet.uncommitted)]
+        case Phase1(txn_id, where):
+            return [Reply(txn_id, outlet.phase1(txn_id, where))]
+        case Phase2(txn_id, commit):
+            outlet.phase2(txn_id, commit)
+            return [Reply(txn_id, commit)]
+        case ReplyUncommitted() | Reply():
+            raise RemoteProtocolError("a participant's message from the coordinator")
+        case WorkersLeft():
+            return []
