@@ -168,7 +168,8 @@ def test_a_peer_that_overspends_its_credits_is_closed(gateway_process: Make) -> 
 
 
 def test_a_peer_that_never_reads_is_dropped_and_the_gateways_memory_stays_bounded(gateway_process: Make) -> None:
-    gateway = gateway_process(write_bytes_max=200_000, ack_interval_s=0.01).start()
+    limits = {"credits_max": 2**31}  # or else it is sent away for the credits that it overspends
+    gateway = gateway_process(write_bytes_max=200_000, ack_interval_s=0.01, limits=limits).start()
     with Producer(gateway.listen) as other, gateway.client() as control:
         other.hello()
         before = gateway.memory_bytes

@@ -24,26 +24,52 @@ from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
-from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
+from procession.gateway.events import Received, SessionClosed, Ticked
 from procession.storage.durable import write_durably
+from procession.wire import columns
 from procession.wire.connection import Connection
-from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import Messages, Restart
+from procession.wire.messages import Frame, Messages, Restart
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
 
+COLUMNS_FROM_ROWS = 256
+"""So many messages in one read say that there is enough to do for decoding by columns."""
+
 log = structlog.get_logger("gateway")
 
 
-class Session(asyncio.Protocol):
+class Intake:
+    """What all sessions read with: one buffer, used in turn (what came is taken before the next read), and columns."""
+
+    def __init__(self, read_bytes_max: int) -> None:
+        self.buffer = memoryview(bytearray(read_bytes_max))
+        self._is_asked = False
+
+    def took(self, rows: int) -> None:
+        """So many messages were in a read. The first time that they are many, decoding by columns is made ready, in a
+        thread: it takes half a second, and memory, that a gateway with little to do never needs."""
+        if rows >= COLUMNS_FROM_ROWS and not self._is_asked:
+            self._is_asked = True
+            asyncio.get_running_loop().run_in_executor(None, _make_columns_ready)
+
+
+def _make_columns_ready() -> None:
+    try:
+        columns.make_ready()
+    except Exception as error:  # whatever numba dislikes about this machine: we only go on more slowly
+        log.warning("!", reason=f"frames are decoded one by one: {error}")
+
+
+class Session(asyncio.BufferedProtocol):
     """One producer's socket."""
 
-    def __init__(self, gateway: Gateway, sessions: set[Session]) -> None:
+    def __init__(self, gateway: Gateway, sessions: set[Session], intake: Intake) -> None:
         self._gateway = gateway
         self._config = gateway.config
         self._sessions = sessions
+        self._intake = intake
         self._connection = Connection(Side.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
         self._timers: list[asyncio.TimerHandle] = []
         self._transport: asyncio.Transport
@@ -59,13 +85,16 @@ class Session(asyncio.Protocol):
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
         log.debug("=", session=self._number, peer=self._transport.get_extra_info("peername"))
-        self._gateway.handle(SessionOpened(self._number))
 
-    def data_received(self, data: bytes) -> None:
-        for event in self._connection.receive(data):
-            told = len(event) if isinstance(event, Messages | DraftMessages) else event
-            log.debug("<", session=self._number, frame=told)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._intake.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for event in self._connection.receive(self._intake.buffer[:nbytes]):
+            log.debug("<", session=self._number, frame=len(event) if isinstance(event, Messages) else event)
             self._gateway.handle(Received(self._number, event))
+            if isinstance(event, Messages):
+                self._intake.took(len(event))
 
     def connection_lost(self, error: Exception | None) -> None:
         for timer in self._timers:
@@ -84,7 +113,7 @@ class Session(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def send(self, frame: AnyFrame) -> None:
+    def send(self, frame: Frame) -> None:
         if self._connection.is_over or self._transport.is_closing():
             return
         log.debug(">", session=self._number, frame=frame)
@@ -116,15 +145,8 @@ class Session(asyncio.Protocol):
         if self._is_lingering or self._transport.is_closing():
             return
         self._is_lingering = True
-        self._hurry_others()
         self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
-
-    def _hurry_others(self) -> None:
-        """However many are refused, few may take their time: the one who lingers longest is cut."""
-        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
-        if len(lingering) > self._config.lingering_max:
-            min(lingering, key=lambda one: one._number)._transport.abort()
 
     def _give_up_handshake(self) -> None:
         if self._connection.state in (State.CONNECTED, State.HANDSHAKE):
@@ -156,7 +178,8 @@ class GatewayServer:
         controlling = listening_socket(parse_address(self._config.control), previous.get("control"))
         self.listen = str(address_of(listening))
         self.control = str(address_of(controlling))
-        self._door = await loop.create_server(lambda: Session(self.gateway, self._sessions), sock=listening)
+        intake = Intake(self._config.read_bytes_max)
+        self._door = await loop.create_server(lambda: Session(self.gateway, self._sessions, intake), sock=listening)
         await self._control.start(controlling)
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}

@@ -49,7 +49,7 @@ class Framer:
 
     def begin(self, data: Bytes) -> None:
         """Take the next bytes in hand, for `peek` and `take`; then comes `keep` or `drop`."""
-        view = memoryview(data)
+        view = memoryview(data).cast("B")
         if self._held:
             # Gathered in place, first the length word and then what it says: a big frame in small reads is not copied
             # at each read.
