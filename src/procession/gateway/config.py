@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.wire.codec import FRAME_BYTES_MAX
+from procession.wire.draft_messages import Extension
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -21,6 +22,12 @@ class Limits:
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more than this is appended and not committed."""
+    held_bytes_max: int = 16 * MIB
+    """So much a session of the draft may send without a stable point of reference."""
+    listed_bytes_max: int = MIB
+    """So many bytes of known streams are listed in the draft's OK."""
+    extensions: frozenset[Extension] = frozenset()
+    """What sessions of the draft may ask for: acks with counts, frames that inject faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class GatewayConfig:
     ack_interval_s: float = 1.0
     linger_s: float = 1.0
     """How long a peer has to read our last word before the connection is cut."""
+    lingering_max: int = 64
+    """So many connections may be in that time at once; beyond the sessions, these are all that hold descriptors."""
     silence_s: float = 30.0
     """How long a peer's machine may be unreachable before its streams are free for another session."""
 

@@ -24,12 +24,13 @@ from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
-from procession.gateway.events import Received, SessionClosed, Ticked
+from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
 from procession.storage.durable import write_durably
 from procession.wire import columns
 from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import Frame, Messages, Restart
+from procession.wire.messages import Messages, Restart
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
@@ -85,13 +86,15 @@ class Session(asyncio.BufferedProtocol):
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
         log.debug("=", session=self._number, peer=self._transport.get_extra_info("peername"))
+        self._gateway.handle(SessionOpened(self._number))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._intake.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         for event in self._connection.receive(self._intake.buffer[:nbytes]):
-            log.debug("<", session=self._number, frame=len(event) if isinstance(event, Messages) else event)
+            told = len(event) if isinstance(event, Messages | DraftMessages) else event
+            log.debug("<", session=self._number, frame=told)
             self._gateway.handle(Received(self._number, event))
             if isinstance(event, Messages):
                 self._intake.took(len(event))
@@ -113,7 +116,7 @@ class Session(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: AnyFrame) -> None:
         if self._connection.is_over or self._transport.is_closing():
             return
         log.debug(">", session=self._number, frame=frame)
@@ -145,8 +148,15 @@ class Session(asyncio.BufferedProtocol):
         if self._is_lingering or self._transport.is_closing():
             return
         self._is_lingering = True
+        self._hurry_others()
         self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
+
+    def _hurry_others(self) -> None:
+        """However many are refused, few may take their time: the one who lingers longest is cut."""
+        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
+        if len(lingering) > self._config.lingering_max:
+            min(lingering, key=lambda one: one._number)._transport.abort()
 
     def _give_up_handshake(self) -> None:
         if self._connection.state in (State.CONNECTED, State.HANDSHAKE):
