@@ -22,7 +22,6 @@ AtHeight = Callable[[], Awaitable[None]]
 Assault = Callable[[Address, bytes, AtHeight], Awaitable[None]]
 """The second argument is a good greeting: the bytes of HELLO."""
 
-DROPPED = 10_000
 AT_ONCE = 100
 CROWD = 40
 
@@ -56,13 +55,18 @@ async def crowd(address: Address, count: int) -> AsyncIterator[list[tuple[asynci
             writer.transport.abort()
 
 
-async def opened_and_dropped(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """Ten thousand connections, a hundred at a time: closed, reset, or left in the middle of a word."""
+def opened_and_dropped(count: int) -> Assault:
+    """So many connections, a hundred at a time: closed, reset, or left in the middle of a word."""
 
-    async def one(number: int) -> None:
+    async def assault(address: Address, hello: bytes, at_height: AtHeight) -> None:
+        turns = asyncio.Semaphore(AT_ONCE)
+        tasks = [asyncio.create_task(one(number, address, hello, turns)) for number in range(count)]
+        await tasks[count // 2]
+        await at_height()
+        await asyncio.gather(*tasks)
+
+    async def one(number: int, address: Address, hello: bytes, turns: asyncio.Semaphore) -> None:
         async with turns:
-            if number == DROPPED // 2:
-                await at_height()
             with contextlib.suppress(OSError):
                 _, writer = await connected(address)
                 writer.write((b"", hello, hello[:-3], b"\x00\x00")[number % 4])
@@ -71,8 +75,7 @@ async def opened_and_dropped(address: Address, hello: bytes, at_height: AtHeight
                     opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.close()
 
-    turns = asyncio.Semaphore(AT_ONCE)
-    await asyncio.gather(*(one(number) for number in range(DROPPED)))
+    return assault
 
 
 async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> None:
@@ -113,8 +116,9 @@ async def greeted_twice(address: Address, hello: bytes, at_height: AtHeight) -> 
         for _, writer in peers:
             writer.write(hello + hello)
         await at_height()
-        for reader, _ in peers:
-            assert b"Hello from the initiator" in await heard_out(reader)
+        # A sink closes the older sessions of an instance without a word; the latest hears why.
+        heard = [await heard_out(reader) for reader, _ in peers]
+        assert any(b"Hello from the initiator" in one for one in heard)
 
 
 async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> None:

@@ -104,7 +104,7 @@ def until(is_so: Callable[[], bool]) -> bool:
 
 
 ASSAULTS: dict[str, hostile.Assault] = {
-    "opened and dropped": hostile.opened_and_dropped,
+    "opened and dropped": hostile.opened_and_dropped(10_000),
     "slow loris": hostile.slow_loris,
     "strangers": hostile.strangers,
     "two HELLOs": hostile.greeted_twice,

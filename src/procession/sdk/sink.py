@@ -50,7 +50,9 @@ from procession.wire.messages import (
 )
 from procession.wire.v3 import VERSIONS
 
-SESSIONS_MAX = 1024
+SESSIONS_MAX = 256
+LINGERING_MAX = 64
+"""So many refused connections may take their time to read why."""
 INSTANCES_MAX = 128
 """Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -88,6 +90,7 @@ class SinkServer:
         *,
         cookie: bytes = b"",
         sessions_max: int = SESSIONS_MAX,
+        lingering_max: int = LINGERING_MAX,
         instances_max: int = INSTANCES_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         frame_bytes_max: int = FRAME_BYTES_MAX,
@@ -97,8 +100,9 @@ class SinkServer:
         self.frame_bytes_max = frame_bytes_max
         self._open_outlet = open_outlet
         self._sessions_max = sessions_max
+        self._lingering_max = lingering_max
         self._instances_max = instances_max
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}  # the oldest first
         self._instances: dict[str, Instance] = {}
         self._threads = ThreadPoolExecutor(instances_max, "sink")
         self._loop: asyncio.AbstractEventLoop
@@ -171,12 +175,12 @@ class SinkServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = Session(self, reader, writer)
-        self._sessions.add(session)
+        self._sessions[session] = None
         try:
-            if len(self._sessions) > self._sessions_max:
-                await session.refuse("too many sessions")
-            else:
+            if self._has_room():
                 await session.run()
+            else:
+                await session.refuse("too many sessions")
         except Stopping:
             pass
         except Exception as error:  # a promise may be at stake, whatever the author's Output raised
@@ -184,8 +188,21 @@ class SinkServer:
             if self._failure and not self._failure.done():
                 self._failure.set_exception(error)
         finally:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
             session.close()
+
+    def _has_room(self) -> bool:
+        """Whether the session that came last may stay. One that has not greeted yet makes room for it, the oldest
+        first: silent peers shut nobody out. However many are refused, few may linger."""
+        lingering = [one for one in self._sessions if one.is_refused and not one.is_closed]
+        if len(lingering) > self._lingering_max:
+            lingering[0].abort()
+        if sum(not (one.is_refused or one.is_closed) for one in self._sessions) <= self._sessions_max:
+            return True
+        silent = next((one for one in self._sessions if one.is_silent), None)
+        if silent is not None:
+            silent.give_up()
+        return silent is not None
 
 
 async def _awaited(awaitable: Awaitable[None]) -> None:
@@ -211,6 +228,9 @@ class Session:
         self._writer = writer
         self._connection = Connection(Side.ACCEPTOR, Role.SINK, server.frame_bytes_max)
         self._instance: Instance | None = None
+        self.is_silent = False
+        """It may speak, and has not said HELLO yet."""
+        self.is_refused = False
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
@@ -219,6 +239,7 @@ class Session:
         """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
         try:
             async with self._deadline:
+                self.is_silent = True
                 while data := await self._reader.read(READ_BYTES_MAX):
                     for event in self._connection.receive(data):
                         await self._take(event)
@@ -235,6 +256,7 @@ class Session:
 
     async def refuse(self, reason: str) -> None:
         """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
+        self.is_silent, self.is_refused = False, True
         self.say_error(reason)
         with suppress(OSError):
             async with asyncio.timeout(LINGER_S):
@@ -250,6 +272,18 @@ class Session:
 
     def close(self) -> None:
         self._writer.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._writer.is_closing()
+
+    def give_up(self) -> None:
+        """Its time to say HELLO is over."""
+        self.is_silent = False
+        self._deadline.reschedule(asyncio.get_running_loop().time())
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
 
     async def _take(self, event: Event) -> None:
         match event:
@@ -272,12 +306,15 @@ class Session:
             raise RemoteProtocolError("the cookie does not match")
         if not _INSTANCE.fullmatch(hello.instance):
             raise RemoteProtocolError("the instance's name cannot name a file")
+        self.is_silent = False
         self._deadline.reschedule(None)
         self._instance = instance = self._server.instance(hello.instance)
+        if instance.session:
+            instance.session.close()
+        instance.session = self
         async with instance.lock:
-            if instance.session:
-                instance.session.close()
-            instance.session = self
+            if instance.session is not self:
+                return  # another one has come while we waited
             outlet = await self._server.opened(instance)
             await self._server.in_thread(outlet.begin)
         log.info("= session", instance=hello.instance, committed=outlet.committed_end)

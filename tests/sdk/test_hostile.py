@@ -1,0 +1,123 @@
+"""Hostile peers at a sink's door: whatever they do, an honest worker's rounds are voted on and committed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from procession.address import Address
+from procession.sdk.testing import Worker
+from procession.wire import twopc, v3
+from procession.wire.messages import Hello, ListUncommitted
+from tests import hostile
+
+HELLO = v3.encode(Hello(v3.SINK_VERSION, b"", "test", "hostile"))
+SESSIONS_MAX = 32
+LINGERING_MAX = 16
+FILES_OF_NEW_INSTANCES = 2
+"""A sink keeps the transaction log of every instance open: the newcomer's and the assault's."""
+GROWTH_BYTES_MAX = 48 * 1024 * 1024
+DEADLINE_S = 30.0
+
+PROGRAM = f"""
+import sys
+from pathlib import Path
+from procession.address import Address, address_of, listening_socket
+from procession.sdk import sink
+from procession.sdk.outlet import Outlet
+from procession.sdk.program import run_program
+from procession.sdk.testing import MemoryOutput
+from procession.sdk.txnlog import TxnLog
+
+def open_outlet(instance, wait):
+    txnlog = TxnLog(Path(sys.argv[1]) / f"{{instance}}.txnlog")
+    txnlog.open()
+    return Outlet(MemoryOutput(), txnlog, wait=wait)
+
+server = sink.SinkServer(
+    open_outlet, sessions_max={SESSIONS_MAX}, lingering_max={LINGERING_MAX}, handshake_timeout_s=2.0
+)
+with listening_socket(Address("127.0.0.1", 0)) as listener:
+    print(address_of(listener).port, file=sys.stderr, flush=True)
+    run_program(server.serve(listener))
+"""
+
+
+class Honest:
+    """An honest worker: round after round, each of a byte, voted commit and committed."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.committed = 0
+        self._worker = worker
+
+    async def goes_on(self, rounds: int = 3) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            for position in range(self.committed, self.committed + rounds):
+                self._worker.data(position, b"x")
+                assert await self._worker.phase1(f"t{position}", position, position + 1)
+                await self._worker.phase2(f"t{position}", commit=True)
+                self.committed += 1
+
+
+@asynccontextmanager
+async def sink_process(directory: Path) -> AsyncIterator[tuple[int, Address]]:
+    words = (sys.executable, "-c", PROGRAM, str(directory))
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
+    )
+    try:
+        assert process.stderr
+        yield process.pid, Address("127.0.0.1", int(await process.stderr.readline()))
+        assert process.returncode is None
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(is_so: Callable[[], bool]) -> bool:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + DEADLINE_S
+    while not is_so() and clock() < deadline:  # noqa: ASYNC110  another process is watched: there is no event
+        await asyncio.sleep(0.01)
+    return is_so()
+
+
+ASSAULTS: dict[str, hostile.Assault] = {
+    "opened and dropped": hostile.opened_and_dropped(2_000),
+    "slow loris": hostile.slow_loris,
+    "strangers": hostile.strangers,
+    "two HELLOs": hostile.greeted_twice,
+    "never reading": hostile.never_reading(twopc.wrap(ListUncommitted(1))),
+    "half open": hostile.half_open,
+}
+
+
+@pytest.mark.parametrize("name", ASSAULTS)
+def test_an_honest_worker_is_served_through_an_assault_and_nothing_is_left_of_it(tmp_path: Path, name: str) -> None:
+    asyncio.run(worker_under(ASSAULTS[name], tmp_path))
+
+
+async def worker_under(assault: hostile.Assault, directory: Path) -> None:
+    async with sink_process(directory) as (pid, address), await Worker.connect(address) as worker:
+        await worker.hello()
+        honest = Honest(worker)
+        await honest.goes_on()
+
+        async def at_height() -> None:
+            await honest.goes_on()
+            async with await Worker.connect(address) as newcomer:
+                await newcomer.hello(instance="newcomer")
+            assert hostile.descriptors(pid) <= held + SESSIONS_MAX + LINGERING_MAX + FILES_OF_NEW_INSTANCES
+
+        held, memory = hostile.descriptors(pid), hostile.memory_bytes(pid)
+        await assault(address, HELLO, at_height)
+        await honest.goes_on()
+        assert await until(lambda: hostile.descriptors(pid) <= held + FILES_OF_NEW_INSTANCES), "left open"
+        assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX
