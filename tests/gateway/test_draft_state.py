@@ -380,7 +380,8 @@ def test_a_stream_does_not_mix_ephemeral_messages_with_others(
 
 
 def counted(actions: list[Action], session: int) -> list[tuple[int, int, int]]:
-    return [triple for frame in sent(actions, session) if isinstance(frame, AckCounts) for triple in frame.positions]
+    frames = [action.frame for action in actions if isinstance(action, Send) and action.session == session]
+    return [triple for frame in frames if isinstance(frame, AckCounts) for triple in frame.positions]
 
 
 def test_an_ack_with_counts_tells_how_many_messages_are_settled_in_the_order_they_were_sent() -> None:

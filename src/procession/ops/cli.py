@@ -231,14 +231,31 @@ def gateway(
     control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
     lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
     credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 16_384,
+    held_bytes_max: Annotated[
+        int, typer.Option(min=1, help="What a producer of the draft may send without a stable reference.")
+    ] = 16 << 20,
+    draft_counts: Annotated[
+        bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
+    ] = False,
+    draft_debug: Annotated[
+        bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
+    ] = False,
     cookie_file: CookieFile = None,
 ) -> None:
     """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
     from procession.gateway.config import GatewayConfig, Limits
     from procession.gateway.server import serve
     from procession.ops.cookie import read_cookie
+    from procession.wire.draft_messages import Extension
 
-    limits = Limits(cookie=read_cookie(cookie_file), lag_bytes_max=lag_bytes_max, credits_max=credits_max)
+    allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
+    limits = Limits(
+        cookie=read_cookie(cookie_file),
+        lag_bytes_max=lag_bytes_max,
+        credits_max=credits_max,
+        held_bytes_max=held_bytes_max,
+        extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
+    )
     serve(GatewayConfig(directory, listen, control, limits))
 
 

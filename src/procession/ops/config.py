@@ -31,6 +31,11 @@ class Settings(BaseSettings):
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
     credits_max: int = Field(16_384, ge=2, description="so many frames a producer may send ahead")
+    held_bytes_max: int = Field(
+        16 * MIB, ge=1, description="what a producer of the draft may send without a stable point of reference"
+    )
+    draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
+    draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
     spare_driver: bool = Field(

@@ -111,6 +111,8 @@ class Local:
         settings = self.settings
         argv = ["gateway", "--dir", str(self.gateway_directory), "--listen", self.listen, "--control", "127.0.0.1:0"]
         argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+        argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+        argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
         return argv + self._cookie()
 
     def _sink(self, directory: Path) -> list[str]:
