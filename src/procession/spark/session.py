@@ -35,7 +35,7 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.sql.streaming.minBatchesToRetain", "100", "so many round records are kept, too"),
     ("spark.sql.streaming.stopTimeout", "20s", "a stop that hangs must say so"),
     ("spark.sql.ui.retainedExecutions", "1", "no user interface reads them"),
-    ("spark.ui.enabled", "false", "it costs a second at the start and a little in each epoch"),
+    ("spark.ui.enabled", "false", "nobody looks at it, and it opens a port"),
     ("spark.ui.showConsoleProgress", "false", "we show progress ourselves"),
     ("spark.ui.retainedJobs", "10", "kept in memory even without the user interface"),
     ("spark.ui.retainedStages", "10", "kept in memory even without the user interface"),
