@@ -368,6 +368,11 @@ def test_messages_without_ids_are_ephemeral_and_only_the_draft_has_them() -> Non
     assert pair.acceptor.receive(data.to_pybytes()) == [
         DraftMessages((DraftMessage(9, None, b"a"), DraftMessage(9, None, b"b", event_time=5)))
     ]
+    assert pair.pass_on(Eos(9), Side.INITIATOR) == [DraftMessages((DraftMessage(9, None, None, is_last=True),))]
+    pair.open(9)
+    assert pair.pass_on(Eos(9), Side.INITIATOR) == [
+        DraftMessages((DraftMessage(9, 0, None, is_last=True, is_unstable=True),))
+    ], "what was sent before does not bind it"
     old = Connection(Side.INITIATOR, Role.SOURCE)
     old.send(Hello("0.0.1", b"", "p", "i"))
     old.receive(v3.encode(Ok(5)))

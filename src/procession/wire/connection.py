@@ -96,6 +96,8 @@ class Connection:
         self._points: dict[int, int] = {}
         """What the draft's acceptor has told us as committed."""
         self._implied: deque[NotifyAck] = deque()
+        self._ephemeral: set[int] = set()
+        """Streams on which we have sent messages without ids: their end has none either."""
 
     @property
     def is_over(self) -> bool:
@@ -243,7 +245,7 @@ class Connection:
         A source may say MESSAGE and EOS_MESSAGE in the words of version 3, whatever it speaks.
         """
         if self.dialect is DRAFT:
-            frame = draft.translated(frame)
+            frame = draft.translated(frame, self._ephemeral)
         data = self.dialect.encode(frame)
         if len(data) - 4 > self.frame_bytes_max:
             raise LocalProtocolError(f"a frame of {len(data) - 4} bytes, the limit is {self.frame_bytes_max}")
@@ -268,6 +270,8 @@ class Connection:
         data = self.dialect.encode_messages(stream_id, message_ids, event_times, keys, payloads, self.frame_bytes_max)
         if self._spends(self.side):
             self.credit.spend(count)
+        if message_ids is None:
+            self._ephemeral.add(stream_id)
         return data
 
     def error_frame(self, reason: str) -> bytes:
@@ -291,6 +295,7 @@ class Connection:
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
                 if self.dialect is DRAFT and sender is self.side:
+                    self._ephemeral.discard(stream_id)
                     point = self._points.get(stream_id, NOTHING_COMMITTED)
                     self._implied.append(NotifyAck(True, stream_id, point))
             case NotifyAck(success=success, stream_id=stream_id):

@@ -7,7 +7,7 @@ are letters, so that no frame of the draft can be taken for one of version 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import repeat
 
 import pyarrow as pa
@@ -201,14 +201,17 @@ def _says_nothing(message: DraftMessage) -> bool:
     return message.payload is None and message.message_id is None and not message.is_last
 
 
-def translated(frame: AnyFrame) -> AnyFrame:
+def translated(frame: AnyFrame, ephemeral: Collection[int] = ()) -> AnyFrame:
     """What a source says in the words of version 3, in those of the draft; any other frame is what it is.
 
     An end without an id is no point of reference: of a stream without messages there is none that could be given.
+    `ephemeral` are the streams whose end has no id at all.
     """
     match frame:
         case Message(stream_id, message_id, event_time, key, payload):
             return DraftMessage(stream_id, message_id, payload, event_time or None, key or None)
+        case Eos(stream_id) if stream_id in ephemeral:
+            return DraftMessage(stream_id, None, None, is_last=True)
         case Eos(stream_id, message_id):
             return DraftMessage(stream_id, message_id or 0, None, is_last=True, is_unstable=message_id is None)
         case _:
