@@ -37,13 +37,15 @@ class Sequential:
     graph: Graph
     by_row: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
     outputs: dict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
+    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
 
     def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
-        for record in batch.to_pylist():
-            letters: list[tuple[int, bytes]] = []
-            self._walk(self._source_of(record), record["payload"], record, letters)
-            for _, letter in sorted(letters, key=lambda letter: letter[0]):
-                self.outputs["dead-letter"] += letter + b"\n"
+        with self.loop:
+            for record in batch.to_pylist():
+                letters: list[tuple[int, bytes]] = []
+                self._walk(self._source_of(record), record["payload"], record, letters)
+                for _, letter in sorted(letters, key=lambda letter: letter[0]):
+                    self.outputs["dead-letter"] += letter + b"\n"
         return {sink.name: self.outputs[sink.name] for sink in self.graph.sinks}
 
     def _source_of(self, record: Record) -> int:
@@ -74,7 +76,7 @@ class Sequential:
             case Kind.MAP:
                 yield function(value)
             case Kind.MAP_ASYNC:
-                yield asyncio.run(function(value))
+                yield self.loop.run(function(value))
             case Kind.FILTER:
                 if function(value):
                     yield value

@@ -32,6 +32,8 @@ from procession.record import COLUMNS
 CHAIN_RECORDS_MAX = 65_536
 """How many records a chain holds as Python objects at a time."""
 
+HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.REBALANCE})
+
 AwaitAll = Callable[[Callable[[Any], Any], list[Any], int, float], list[Any]]
 """Awaits a coroutine function on each value: (function, values, concurrency, timeout_s). Raises `CallFailed`."""
 
@@ -152,7 +154,9 @@ class _Pass:
         is_kept = bool(self.plan.traced & set(parents))
         if is_kept:
             flows = [flow.padded(len(self.plan.keys[index]) - self.chain.key_length) for flow in flows]
-        return joined(flows, self._keys, is_kept=is_kept)
+        # Where records came without their keys, no stage is shown any.
+        keys_of = None if self.rows.columns is None else self._keys
+        return joined(flows, keys_of, is_kept=is_kept)
 
     def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
         branch = self.chain.branches.get((parent, index))
@@ -277,8 +281,14 @@ class _Pass:
                     return flow.with_values(column)
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
                 pass
-        results, rows = self._each(stage, ENCODE[codec], flow)
+        results, rows = self._each(self._maker(stage), ENCODE[codec], flow)
         return flow.pick(rows, pa.array(results, pa.binary()))
+
+    def _maker(self, stage: int) -> int:
+        """The stage that made the values which leave this one: the others hand on what they get."""
+        while self.plan.node(stage).kind in HANDING_ON and stage != self.chain.planned.root:
+            (stage,) = self.plan.node(stage).parents
+        return stage
 
     def _for_sink(self, index: int, parent: int) -> pa.RecordBatch:
         node = self.plan.node(index)
@@ -318,7 +328,7 @@ class _Pass:
             payload, forms = pack(flow.values)
             return flow.with_values(payload), forms
         except (TypeError, ValueError):  # one by one, to find which
-            results, rows = self._each(stage, packed_value, flow)
+            results, rows = self._each(self._maker(stage), packed_value, flow)
             payload = pa.array([data for data, _ in results], pa.binary())
             return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
 

@@ -7,7 +7,7 @@ it from the others of that row. Before it and after it `plan/chain`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,14 +75,15 @@ class Flow:
         return self.pick(rows, self.values.take(pa.array(rows)))
 
 
-def joined(flows: Sequence[Flow], keys_of: Any, *, is_kept: bool) -> Flow:
-    """The rows of several flows as one, in order if that is asked for. `keys_of(flow)` are a flow's routing keys."""
+def joined(flows: Sequence[Flow], keys_of: Callable[[Flow], pa.Array] | None, *, is_kept: bool) -> Flow:
+    """The rows of several flows as one, in order if that is asked for. `keys_of(flow)` are a flow's routing keys, if
+    anybody wants them."""
     if len(flows) == 1:
         return flows[0]
     origins = np.concatenate([flow.all_origins() for flow in flows])
     tail = tuple(np.concatenate(columns) for columns in zip(*(flow.tail for flow in flows), strict=True))
     keys = None
-    if any(flow.keys is not None for flow in flows):
+    if keys_of is not None and any(flow.keys is not None for flow in flows):
         keys = pa.concat_arrays([keys_of(flow) for flow in flows])
     whole = Flow(_concatenated([flow.values for flow in flows]), origins, tail, keys)
     if not is_kept:

@@ -37,10 +37,7 @@ def make_plan(graph: Graph) -> Plan:
 def check_runnable(plan: Plan) -> None:
     """Raise PlanError for a stage that can be planned, but not be run yet."""
     for node in plan.graph.nodes:
-        later = TABLE[node.kind].comes_with
-        if plan.graph.nodes.index(node) in plan.exchanges:
-            later = "the next step"
-        if later:
+        if later := TABLE[node.kind].comes_with:
             raise PlanError(
                 f"stage {node.name!r} is a {node.kind.value}, which this version cannot run: it comes with {later}",
                 next_step="leave it out, or write it with map, flat_map and map_batches",

@@ -1,8 +1,8 @@
 """The query: one streaming query whose micro-batches are our epochs.
 
-The one rule: `on_epoch` gets the manifests of an epoch in partition order and returns only when its round record is on
-disk; Spark then writes the commit. Before it `spark/reader`; after it `commit/conductor`, which the driver puts into
-`on_epoch`.
+The one rule: `on_epoch` gets the manifests of an epoch, of every task of every chain, in order, and returns only when
+its round record is on disk; Spark then writes the commit. Before it `spark/reader` and `spark/exchange`; after it
+`commit/conductor`, which the driver puts into `on_epoch`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from procession import faults
-from procession.spark.chains import Task
+from procession.errors import ProcessionError
+from procession.spark.chains import FIRST_CHAIN, Task
+from procession.spark.exchange import with_exchanges
+from procession.spark.parcels import Parcel, manifests
+from procession.spark.paths import check_paths
 from procession.spark.reader import FORMAT, Feed, IngressSource
 from procession.storage.runs import Manifest
 
@@ -35,20 +39,34 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query on this checkpoint; it runs until it is stopped or `on_epoch` raises."""
 
+    checked: list[int] = []
+
     def each(rows: DataFrame, epoch: int) -> None:
         faults.point("driver:after-offsets")
-        manifests = [Manifest.from_json(row["manifest"]) for row in rows.collect()]
-        on_epoch(epoch, sorted(manifests, key=lambda manifest: manifest.partition))
+        try:
+            if not checked:
+                check_paths(task.plan, executed_plan(spark))
+                checked.append(epoch)
+            told = manifests(task.plan, [Parcel.from_json(row["parcel"]) for row in rows.collect()])
+        except ProcessionError as error:
+            # The way of every failure that somebody must act on; Spark would tell it as an exception of Java's.
+            told = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
+        on_epoch(epoch, told)
 
     spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks))
     return (
-        spark.readStream.format(FORMAT)
-        .load()
+        with_exchanges(spark.readStream.format(FORMAT).load(), task)
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{max(0, round(interval_s * 1000))} milliseconds")
         .start()
     )
+
+
+def executed_plan(spark: SparkSession) -> str:
+    """The physical plan of the epoch that Spark is about to run, of the one query that there is."""
+    (query,) = spark.streams.active
+    return str(query._jsq.streamingQuery().lastExecution().executedPlan().toString())
 
 
 def ship_by_value(module: ModuleType) -> None:

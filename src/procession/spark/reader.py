@@ -1,9 +1,9 @@
-"""The reader: the ingress log as a Spark stream of manifests.
+"""The reader: the ingress log as a Spark stream of parcels, which hold the manifests of the first chain.
 
 The one rule: offsets are sequence numbers, and only what the gateway has on disk is offered; partitions are
 contiguous ranges in order, so partition order is record order and nothing has to be merged. `latestOffset` and
 `partitions` live in one helper process of the driver, `read` in the workers. Before it the gateway, after it
-`spark/query`.
+`spark/exchange` and `spark/query`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark.chains import Attempt, Task
+from procession.spark.parcels import SCHEMA, as_rows, sent
 from procession.spark.session import TASK_FAILURES_MAX
 
 FORMAT = "procession"
@@ -57,7 +58,8 @@ class Ranges(DataSourceStreamReader):
         assert context is not None
         manifest = self._task.run_range(attempt_of(context, partition.number), partition.first, partition.last)
         freeze_once()
-        yield pa.record_batch({"partition": [partition.number], "manifest": [manifest.to_json()]})
+        plan = self._task.plan
+        yield as_rows(plan, 1, sent(plan, manifest, partition.of))
 
 
 @dataclass
@@ -67,6 +69,8 @@ class Range(InputPartition):
     number: int
     first: int
     last: int
+    of: int = 1
+    """How many ranges the epoch was dealt into."""
 
 
 def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
@@ -74,7 +78,7 @@ def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
     a pipeline is, and starts the workers."""
     count = min(parallelism, end - start) or parallelism
     edges = [start + (end - start) * number // count for number in range(count + 1)]
-    return [Range(number, edges[number], edges[number + 1]) for number in range(count)]
+    return [Range(number, edges[number], edges[number + 1], count) for number in range(count)]
 
 
 def attempt_of(context: TaskContext, partition: int) -> Attempt:
@@ -104,7 +108,7 @@ class IngressSource(DataSource):
         return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism)})
 
     def schema(self) -> str:
-        return "partition long, manifest string"
+        return SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         return Ranges(*self.ranges)

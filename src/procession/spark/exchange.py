@@ -1,0 +1,64 @@
+"""The exchange: Spark's part of it. Parcels are shuffled by slot, and each slot's task runs its chain.
+
+The one rule: Spark decides where and when a task runs, never what it gets; a parcel's slot is its partition, by number
+and not by hash, so every partition has its work. Before it `spark/reader`, whose tasks run the first chain; after it
+`spark/query`, which collects what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]
+from pyspark.util import PythonEvalType
+
+from procession.spark.chains import Task
+from procession.spark.parcels import SCHEMA, Parcel, as_rows, opened, sent, slots
+from procession.spark.reader import attempt_of, freeze_once
+from procession.storage.runs import Manifest
+
+
+def with_exchanges(rows: DataFrame, task: Task) -> DataFrame:
+    """The first chain's parcels, sent through all other chains of the plan."""
+    for level in range(1, task.plan.levels):
+        rows = map_in_arrow(rows.repartitionById(len(slots(task.plan, level)), "at"), Hop(task, level), SCHEMA)
+    return rows
+
+
+def map_in_arrow(rows: DataFrame, function: Callable[..., Any], schema: str) -> DataFrame:
+    """`DataFrame.mapInArrow`, word for word but for one: that refuses to work without pandas, and needs none."""
+    wrapped = vectorized_udf(function, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column = wrapped(*(rows[name] for name in rows.columns))
+    return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
+
+
+class Hop:
+    """One level of the plan, in Spark's workers: parcels in, parcels out."""
+
+    def __init__(self, task: Task, level: int) -> None:
+        self._task = task
+        self._level = level
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        parcels = [Parcel.from_json(text) for batch in batches for text in batch.column("parcel").to_pylist()]
+        yield from self.run(context, parcels)
+        freeze_once()
+
+    def run(self, context: TaskContext, parcels: list[Parcel]) -> Iterator[pa.RecordBatch]:
+        plan, level = self._task.plan, self._level
+        slot = context.partitionId()
+        mine = opened(plan, level, slot, [parcel for parcel in parcels if parcel.level == level])
+        chain, bucket = slots(plan, level)[slot]
+        attempt = attempt_of(context, bucket)
+        if any(parcel.is_failed for parcel in mine):
+            made = Manifest(attempt.epoch, chain, bucket, 0, 0)
+        else:
+            made = self._task.run_bucket(attempt, chain, [parcel.run for parcel in mine if parcel.run is not None])
+        passing = [parcel for parcel in parcels if parcel.level > level]
+        yield as_rows(plan, level + 1, [*passing, *sent(plan, made, plan.chains[chain].tasks)])

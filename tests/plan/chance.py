@@ -1,0 +1,101 @@
+"""Pipelines by chance: any stages in any order, with branches, merges and exchanges wherever they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from procession import Pipeline, Stage
+
+EXCHANGES_MAX = 3
+STREAMS = 3
+FIRST_STREAM = 7
+
+
+def louder(value: bytes) -> bytes:
+    """Errs on what begins with "b"."""
+    if value[:1] == b"b":
+        raise ValueError(f"cannot take {value!r}")
+    return value + b"!"
+
+
+def is_short(value: bytes) -> bool:
+    return len(value) < 6
+
+
+def pieces(value: bytes) -> Any:
+    """Two or three for most, none for what is empty; errs in the middle of its answer on what holds a blank."""
+    for number in range(len(value) % 3 + 1 if value else 0):
+        yield value[number:]
+        if b" " in value:
+            raise KeyError(value)
+
+
+def reversed_row(payload: bytes) -> bytes:
+    if payload == b"!":
+        raise ZeroDivisionError("alone")
+    return payload[::-1]
+
+
+def reversed_rows(batch: pa.RecordBatch) -> pa.Array:
+    return pa.array([reversed_row(payload) for payload in batch.column("payload").to_pylist()], pa.binary())
+
+
+async def asked(value: bytes) -> bytes:
+    return value + b"?"
+
+
+def key(value: bytes) -> bytes:
+    if value == b"bad!":
+        raise LookupError("no key")
+    return value[:1]
+
+
+NARROW: dict[str, Callable[[Stage], Stage]] = {
+    "map": lambda stage: stage.map(louder),
+    "filter": lambda stage: stage.filter(is_short),
+    "flat_map": lambda stage: stage.flat_map(pieces),
+    "map_batches": lambda stage: stage.map_batches(reversed_rows),
+    "map_async": lambda stage: stage.map_async(asked, concurrency=3),
+    "key_by": lambda stage: stage.key_by(key),
+    "peek": lambda stage: stage.peek(len),
+}
+EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
+    "rebalance": lambda stage, tasks: stage.rebalance(parallelism=tasks),
+    "by_key": lambda stage, tasks: stage.rebalance(key, parallelism=tasks),
+}
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> Pipeline:
+    """A pipeline with dead letters, of one or two sources, whose stages go on from any stage before them."""
+    pipeline = Pipeline("chance", order=order, parallelism=draw(st.integers(1, 4)), dead_letter="file:dead")  # type: ignore[arg-type]
+    places = [pipeline.source("first")]
+    if draw(st.booleans()):
+        places.append(pipeline.source("second", streams=[FIRST_STREAM + 1]))
+    exchanges = 0
+    for _ in range(draw(st.integers(0, stages_max))):
+        # Later places are more likely, so that there are long ways as well as many branches.
+        place = places[-1] if draw(st.booleans()) else draw(st.sampled_from(places))
+        what = draw(st.sampled_from([*NARROW, *EXCHANGES, "merge", "merge"]))
+        others = [other for other in places if other is not place]
+        if what in NARROW:
+            places.append(NARROW[what](place))
+        elif what in EXCHANGES and exchanges < EXCHANGES_MAX:
+            exchanges += 1
+            places.append(EXCHANGES[what](place, draw(st.integers(1, 4))))
+        elif what == "merge" and others:
+            chosen = draw(st.lists(st.sampled_from(others), min_size=1, max_size=2, unique=True))
+            places.append(place.merge(*chosen))
+    ends = {len(places) - 1, *draw(st.sets(st.integers(0, len(places) - 1), max_size=2))}
+    for number in sorted(ends):
+        places[number].sink(f"out-{number}", to="file:out")
+    return pipeline
+
+
+PAYLOADS = st.lists(
+    st.one_of(st.binary(max_size=4), st.sampled_from([b"", b"a", b"b c", b"bad", b"cab", b"b"])), max_size=40
+)

@@ -1,0 +1,86 @@
+"""A plan's tasks, run here without Spark: the same tasks, the same parcels, in an order that nobody can rely on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.commit.emitter import payloads
+from procession.plan.blueprint import Plan
+from procession.spark.chains import Attempt, Task
+from procession.spark.exchange import Hop
+from procession.spark.parcels import Parcel, addressed, manifests, sent, slots
+from procession.spark.reader import deal
+from procession.storage.log import IngressLog
+from procession.storage.runs import Manifest, RunStore
+
+
+@dataclass(frozen=True)
+class Context:
+    """What Spark tells a task about itself."""
+
+    epoch: int
+    partition: int
+    attempt: int = 1
+
+    def partitionId(self) -> int:  # noqa: N802  (Spark's name)
+        return self.partition
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802  (Spark's name)
+        return str(self.epoch)
+
+    def attemptNumber(self) -> int:  # noqa: N802  (Spark's name)
+        return 3
+
+    def taskAttemptId(self) -> int:  # noqa: N802  (Spark's name)
+        return self.attempt
+
+
+def write_log(directory: Path, batch: pa.RecordBatch) -> None:
+    with IngressLog(directory) as log:
+        if batch.num_rows:
+            log.append(batch)
+        log.sync()
+
+
+def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Random) -> list[Manifest]:
+    """One epoch: every level's tasks in any order, their parcels shuffled, some tasks tried twice."""
+    plan = task.plan
+    parcels: list[Parcel] = []
+    ranges: list[Any] = list(deal(start, end, plan.chains[0].tasks))
+    chance.shuffle(ranges)
+    for one in ranges:
+        for attempt in range(chance.randint(1, 2)):
+            manifest = task.run_range(Attempt(epoch, one.number, attempt), one.first, one.last)
+        parcels += sent(plan, manifest, one.of)
+    for level in range(1, plan.levels):
+        parcels = list(_hop(task, epoch, level, parcels, chance))
+    return manifests(plan, parcels)
+
+
+def _hop(task: Task, epoch: int, level: int, parcels: list[Parcel], chance: random.Random) -> Any:
+    order = list(range(len(slots(task.plan, level))))
+    chance.shuffle(order)
+    for slot in order:
+        mine = [parcel for parcel in parcels if addressed(task.plan, level, parcel) == slot]
+        chance.shuffle(mine)
+        for attempt in range(chance.randint(1, 2)):
+            out = list(Hop(task, level).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
+        yield from (Parcel.from_json(text) for batch in out for text in batch.column("parcel").to_pylist())
+
+
+def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, bytes]:
+    """What the sinks get of these epochs."""
+    store = RunStore(runs)
+    return {
+        sink.name: b"".join(
+            b"".join(column.to_pylist())
+            for told in epochs
+            for column in payloads(store, told[0].epoch, sink.name, told)
+        )
+        for sink in plan.graph.sinks
+    }
