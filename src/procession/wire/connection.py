@@ -8,7 +8,6 @@ and two-phase-commit payloads are the decider's matter.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -31,9 +30,9 @@ from procession.wire.draft_messages import (
     DraftOk,
     Extension,
 )
+from procession.wire.interpreter import Interpreter
 from procession.wire.lifecycle import Role, Side, State
 from procession.wire.messages import (
-    NOTHING_COMMITTED,
     TWOPC_STREAM,
     Ack,
     Eos,
@@ -93,11 +92,7 @@ class Connection:
         self.credit = CreditWindow()
         self._framer = Framer(min(HELLO_BYTES_MAX, frame_bytes_max))
         self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
-        self._points: dict[int, int] = {}
-        """What the draft's acceptor has told us as committed."""
-        self._implied: deque[NotifyAck] = deque()
-        self._ephemeral: set[int] = set()
-        """Streams on which we have sent messages without ids: their end has none either."""
+        self._interpreter = Interpreter()
 
     @property
     def is_over(self) -> bool:
@@ -153,8 +148,7 @@ class Connection:
     def implied(self) -> Iterator[NotifyAck]:
         """The answers to our NOTIFYs that no frame brings: in the draft a stream is open at once, and OK or an ACK has
         told where it goes on. To be asked whenever something was sent or received."""
-        while self._implied:
-            yield self._implied.popleft()
+        return self._interpreter.answers()
 
     def _take_messages(self, events: list[Event]) -> None:
         """Consecutive MESSAGE frames at once: by columns if they are many, else frame by frame, to the same event."""
@@ -245,7 +239,7 @@ class Connection:
         A source may say MESSAGE and EOS_MESSAGE in the words of version 3, whatever it speaks.
         """
         if self.dialect is DRAFT:
-            frame = draft.translated(frame, self._ephemeral)
+            frame = self._interpreter.translated(frame)
         data = self.dialect.encode(frame)
         if len(data) - 4 > self.frame_bytes_max:
             raise LocalProtocolError(f"a frame of {len(data) - 4} bytes, the limit is {self.frame_bytes_max}")
@@ -271,7 +265,7 @@ class Connection:
         if self._spends(self.side):
             self.credit.spend(count)
         if message_ids is None:
-            self._ephemeral.add(stream_id)
+            self._interpreter.sent_without_ids(stream_id)
         return data
 
     def error_frame(self, reason: str) -> bytes:
@@ -290,14 +284,12 @@ class Connection:
                 self._framer.frame_bytes_max = self.frame_bytes_max
             case Ok(credits=credits):
                 if isinstance(frame, DraftOk) and self.side is Side.INITIATOR:
-                    self._points = {stream_id: point for stream_id, _, point in frame.streams}
+                    self._interpreter.told((stream_id, point) for stream_id, _, point in frame.streams)
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
                 if self.dialect is DRAFT and sender is self.side:
-                    self._ephemeral.discard(stream_id)
-                    point = self._points.get(stream_id, NOTHING_COMMITTED)
-                    self._implied.append(NotifyAck(True, stream_id, point))
+                    self._interpreter.notified(stream_id)
             case NotifyAck(success=success, stream_id=stream_id):
                 step = StreamStep.ACCEPTED if success else StreamStep.REFUSED
                 self._streams[stream_id] = self._after(stream_id, step, blame)
@@ -331,7 +323,7 @@ class Connection:
         points = dict(positions)
         self._streams |= {stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id in points}
         if self.dialect is DRAFT and self.side is Side.INITIATOR:
-            self._points |= points
+            self._interpreter.told(points.items())
         self.credit.grant(credits_given)
 
     def _allow(self, sender: Side, kind: type[AnyFrame], blame: Blame) -> State:

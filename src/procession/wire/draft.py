@@ -7,7 +7,7 @@ are letters, so that no frame of the draft can be taken for one of version 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 
 import pyarrow as pa
@@ -18,7 +18,6 @@ from procession.wire.codec import Reader
 from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
-    AnyFrame,
     Debug,
     DraftFrame,
     DraftMessage,
@@ -27,7 +26,7 @@ from procession.wire.draft_messages import (
     Fault,
     Flag,
 )
-from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, Restart
+from procession.wire.messages import Ack, Error, Hello, Notify, Restart
 from procession.wire.v3 import Integers
 
 VERSION = "draft"
@@ -199,23 +198,6 @@ def _message_body(message: DraftMessage) -> bytes:
 def _says_nothing(message: DraftMessage) -> bool:
     """A boundary is a point of reference, or an end. Without an id it cannot be the one."""
     return message.payload is None and message.message_id is None and not message.is_last
-
-
-def translated(frame: AnyFrame, ephemeral: Collection[int] = ()) -> AnyFrame:
-    """What a source says in the words of version 3, in those of the draft; any other frame is what it is.
-
-    An end without an id is no point of reference: of a stream without messages there is none that could be given.
-    `ephemeral` are the streams whose end has no id at all.
-    """
-    match frame:
-        case Message(stream_id, message_id, event_time, key, payload):
-            return DraftMessage(stream_id, message_id, payload, event_time or None, key or None)
-        case Eos(stream_id) if stream_id in ephemeral:
-            return DraftMessage(stream_id, None, None, is_last=True)
-        case Eos(stream_id, message_id):
-            return DraftMessage(stream_id, message_id or 0, None, is_last=True, is_unstable=message_id is None)
-        case _:
-            return frame
 
 
 def encode_messages(
