@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from procession.errors import RemoteProtocolError
-from procession.wire import draft, twopc, v3
+from procession.wire import codec, draft, twopc, v3
+from procession.wire.connection import Connection, Violation
+from procession.wire.draft_messages import Extension
+from procession.wire.lifecycle import Role, State
 from procession.wire.messages import Message
+from tests.wire.test_connection import Pair as V3Pair
 from tests.wire.test_draft import VECTORS as DRAFT
+from tests.wire.test_draft_connection import Pair as DraftPair
 from tests.wire.test_v3 import VECTORS as V3
 
 Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
@@ -57,3 +62,38 @@ def test_a_two_phase_commit_message_with_a_lie_in_it_is_another_one_or_the_peers
             continue
         assert twopc.encode(message) == payload
     assert refused
+
+
+def streaming(version: str) -> list[Connection]:
+    """Every kind of end there is of a connection, with stream 7 open."""
+    if version == "draft":
+        drafts = DraftPair(frozenset(Extension)).to(State.STREAMING).open(7)
+        return [drafts.initiator, drafts.acceptor]
+    pairs = [V3Pair(role).to(State.STREAMING).open(7) for role in Role]
+    return [end for pair in pairs for end in (pair.initiator, pair.acceptor)]
+
+
+@every_frame
+def test_a_frame_with_a_lie_about_its_own_length_is_an_event_and_costs_no_memory(
+    version: str, name: str, data: bytes
+) -> None:
+    true_length, frame_bytes_max = len(data) - 4, 200
+    for length in {*range(true_length + 20), frame_bytes_max, frame_bytes_max + 1, 2**31, 2**32 - 1} - {true_length}:
+        for end in streaming(version):
+            end._framer.frame_bytes_max = frame_bytes_max
+            events = end.receive(codec.u32(length) + data[4:] + data)
+            # It is refused, or taken for other frames, or waits for the rest that it was promised.
+            assert not [event for event in events[:-1] if isinstance(event, Violation)]
+            assert end.is_over == (bool(events) and end.state is not State.STREAMING)
+            if not 0 < length <= frame_bytes_max:
+                assert isinstance(events[-1], Violation)
+            assert len(end._framer._held) <= 4 + frame_bytes_max
+
+
+@every_frame
+def test_a_frame_that_comes_in_two_pieces_is_the_frame_that_came_in_one(version: str, name: str, data: bytes) -> None:
+    whole = [end.receive(data) for end in streaming(version)]
+    for cut in range(1, len(data)):
+        for end, expected in zip(streaming(version), whole, strict=True):
+            assert end.receive(data[:cut]) == [], "a frame that is not whole is nothing"
+            assert end.receive(data[cut:]) == expected
