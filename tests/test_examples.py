@@ -39,12 +39,22 @@ def long_words(lines: Iterable[str]) -> list[str]:
     return [word.upper() for line in lines for word in line.split() if len(word) > 4]
 
 
+REQUESTS = [json.dumps({"host": f"h{number % 7}", "bytes": number * 37 % 2000}) for number in range(500)]
+
+
+def with_owners(lines: Iterable[str]) -> list[str]:
+    told = [json.loads(line) for line in lines]
+    told = [{**one, "owner": one["host"].upper()} if one["bytes"] > 1000 else one for one in told]
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
     "doubler": ("doubler-output-0", NUMBERS, doubled),
     "words_per_line": ("words-per-line-output-0", TEXT, counted),
     "long_words": ("long-words-words-0", TEXT, long_words),
+    "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 
 
