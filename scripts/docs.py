@@ -62,6 +62,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("connectors.stdin", "READ_BYTES_MAX", "what is read at once from standard input"),
     ("connectors.tcp_lines", "CONNECTIONS_MAX", "connections of the source of lines over TCP (an option)"),
     ("connectors.tcp_lines", "LINE_BYTES_MAX", "one line of such a connection (an option)"),
+    ("connectors.udp", "BYTES_MAX", "datagrams that wait to be sent; more are dropped and counted (an option)"),
     ("connectors.generator", "KEYS_MAX", "different keys of the generator"),
     ("connectors.framing", "RECORD_BYTES_MAX", "one line or frame of a file, a pipe or a socket"),
     ("storage.journal", "ENTRY_BYTES_MAX", "one entry of a transaction log"),

@@ -17,7 +17,7 @@ from procession.sdk.batch import Stream
 from tests.connectors.commands import command, until
 from tests.sdk.gateways import LivingGateway, living_gateway
 
-STDIN, TCP = Stream.named("stdin").id, Stream.named("tcp-lines").id
+STDIN, TCP, UDP = (Stream.named(name).id for name in ("stdin", "tcp-lines", "udp"))
 
 
 @pytest.fixture
@@ -80,6 +80,8 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["tcp-lines", "--listen", "127.0.0.1:0"], 3, "A TCP connection cannot be read twice"),
         (["tcp-lines", "--best-effort"], 2, "--listen"),
         (["tcp-lines", "--best-effort", "--listen", "x"], 3, "'x' is not an address"),
+        (["udp"], 2, "--listen"),
+        (["udp", "--listen", "192.0.2.1:7"], 3, "Cannot receive datagrams at 192.0.2.1:7"),
         (["generator", "--size", "99999999"], 3, "99999999 bytes in a record cannot be made"),
     ],
 )
@@ -124,7 +126,7 @@ def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to
         with gateway.client() as client:
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
-        source.wait_for("waiting until what was taken in is committed")
+        source.wait_for("taking no more")
         gateway.may_commit.set()
         assert source.status() == 0, source.said
     assert gateway.payloads(STDIN) == [b"one", b"two"]
@@ -138,7 +140,7 @@ def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gatewa
         with gateway.client() as client:
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
-        source.wait_for("waiting until what was taken in is committed")
+        source.wait_for("taking no more")
         source.signal()
         assert source.status() == 1
         assert "what was taken in and not committed is lost" in source.said
@@ -190,6 +192,39 @@ def test_lines_of_many_connections_are_one_stream_and_a_bad_peer_ends_only_itsel
         assert sorted(payloads) == [b"a1", b"a2", b"a3", b"b1", b"no newline"]
         source.signal()
         assert source.status() == 1
+
+
+# Datagrams
+
+
+def test_datagrams_are_sent_by_best_effort_until_it_is_asked_to_stop(gateway: LivingGateway) -> None:
+    with command("udp", "--listen", "127.0.0.1:0", "--to", gateway.listen, "--json") as source:
+        place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            for number in range(100):
+                peer.sendto(b"datagram %d" % number, place)
+            until(lambda: len(gateway.payloads(UDP)) == 100)
+        source.signal()
+        assert source.status() == 0, source.said
+        last = json.loads(source.printed())
+    assert (last["sent"], last["ephemeral"], last["acknowledged"]) == (100, 100, 0)
+    assert gateway.payloads(UDP) == [b"datagram %d" % number for number in range(100)]
+
+
+def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
+    words = ["udp", "--listen", "127.0.0.1:0", "--bytes-max", "1000", "--to", "127.0.0.1:1"]
+    with command(*words) as source:
+        place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            for _ in range(100):
+                peer.sendto(b"x" * 100, place)
+        source.wait_for("waiting for the gateway")
+        source.signal()
+        source.wait_for("taking no more")
+        source.signal()
+        assert source.status() == 1
+        dropped = source.wait_for("datagrams were dropped")
+        assert int(dropped.partition("dropped=")[2].split()[0]) >= 94
 
 
 # The generator

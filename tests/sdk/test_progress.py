@@ -69,8 +69,8 @@ def test_reports_are_lines_for_people_and_objects_for_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report_module, "LINE_INTERVAL_S", 0.0)
-    going = Report("waiting for credits", 2, 1, 1234, 99, 1000, 5.5, 1)
-    done = Report("done", 2, 2, 1234, 99, 1234, 0.0, 1)
+    going = Report("waiting for credits", 2, 1, 1234, 99, 1000, 0, 5.5, 1)
+    done = Report("done", 2, 2, 1234, 99, 1234, 0, 0.0, 1)
     tell = Teller()
     tell(going)
     tell(done)

@@ -98,5 +98,4 @@ class Taking:
         self._inlet.end()
 
     def stop(self) -> None:
-        log.warning("waiting until what was taken in is committed; the next signal gives it up")
         self._stopped.set()

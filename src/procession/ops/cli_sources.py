@@ -173,6 +173,39 @@ def source_tcp_lines(
             raise typer.Exit(1)
 
 
+@source_app.command("udp")
+def source_udp(
+    listen: Annotated[str, typer.Option(help="Where programs send datagrams to, HOST:PORT; port 0 takes any.")],
+    to: To = GATEWAY,
+    stream: StreamName = "udp",
+    bytes_max: Annotated[int, typer.Option(min=1, help="Drop datagrams while so much waits.")] = 16 * 1024 * 1024,
+    rate: Rate = None,
+    stamp: Stamp = False,
+    patience_s: Patience = None,
+    cookie_file: CookieFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send every datagram that comes to a UDP port, as a record that is sent at most once; until Ctrl-C.
+
+    Best effort: nobody can ask for a datagram again, so these records are no part of the promise that every record is
+    committed once. They are sent as ephemeral messages, in the draft of the protocol, and counted apart.
+    """
+    from dataclasses import replace
+
+    from procession.address import parse_address
+    from procession.connectors.udp import UdpSource, datagram_socket
+    from procession.sdk.program import run_source
+
+    options = _options("udp", stream, cookie_file, rate=rate, stamp=stamp, acks=None, patience_s=patience_s)
+    options = replace(options, dialect="draft")
+    source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
+    try:
+        if not run_source(source, to, options, is_json=as_json, on_stop=source.stop, beside=source.listen):
+            raise typer.Exit(1)
+    finally:
+        source.close()
+
+
 @source_app.command("generator")
 def source_generator(
     to: To = GATEWAY,

@@ -34,11 +34,13 @@ class Stream:
 
     id: int
     name: str
+    is_ephemeral: bool = False
+    """Its records have no identity and are sent at most once: best effort, which only the draft can say."""
 
     @classmethod
-    def named(cls, name: str) -> Stream:
+    def named(cls, name: str, *, is_ephemeral: bool = False) -> Stream:
         """The stream of this name: its id is made of the name, and so is the same in every run."""
-        return cls(stream_id(name.encode()), name)
+        return cls(stream_id(name.encode()), name, is_ephemeral)
 
 
 def stream_id(name: bytes) -> int:

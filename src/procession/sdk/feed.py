@@ -16,13 +16,15 @@ import numpy as np
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.batch import Batch, Source
+from procession.sdk.batch import Batch, Source, Stream
 from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
 from procession.sdk.progress import Progress, Roster
 from procession.sdk.reading import Reading, begin_reading
+from procession.wire import draft
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
+from procession.wire.draft_messages import AnyFrame, DraftMessage
+from procession.wire.messages import Ack, Eos, Error, Hello, Notify, NotifyAck, Ok, Restart
 
 READ_BYTES_MAX = 64 * 1024
 
@@ -65,6 +67,7 @@ class Feed:
         """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
         self._to_notify = deque(roster.streams.values())
         self._refused: list[Progress] = []
+        self._tasks = asyncio.TaskGroup()
         self._senders: set[asyncio.Task[None]] = set()
         self._deadline = asyncio.timeout(options.handshake_timeout_s)
         self._is_leaving = False
@@ -75,9 +78,9 @@ class Feed:
     async def run(self, hello: Hello) -> Restart | None:
         self._send(hello)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._tasks:
                 try:
-                    return await self._receive(tasks)
+                    return await self._receive()
                 finally:
                     for sender in self._senders:
                         sender.cancel()
@@ -105,19 +108,19 @@ class Feed:
 
     # Receiving
 
-    async def _receive(self, tasks: asyncio.TaskGroup) -> Restart | None:
+    async def _receive(self) -> Restart | None:
         async with self._deadline:
             while data := await self._reader.read(READ_BYTES_MAX):
                 for event in self._connection.receive(data):
                     if isinstance(event, Restart):
                         log.info("< RESTART", address=event.address)
                         return event
-                    self._take(event, tasks)
+                    self._take(event)
         if self._roster.is_done:
             return None
         raise ConnectionResetError("the gateway closed the connection")
 
-    def _take(self, event: Event, tasks: asyncio.TaskGroup) -> None:
+    def _take(self, event: Event) -> None:
         match event:
             case Ok(credits):
                 log.debug("< OK", credits=credits)
@@ -130,7 +133,7 @@ class Feed:
                 progress = self._roster.streams[stream_id]
                 if success:
                     self._commit(progress, point_of_reference)
-                    self._begin(progress, tasks)
+                    self._begin(progress)
                 else:
                     self._refused.append(progress)
             case Ack(_, positions):
@@ -142,6 +145,8 @@ class Feed:
                 self._credited.set()
                 self.farewell_if_done()
             case Error(reason):
+                if reason.startswith(draft.IN_USE):
+                    raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
                 if self.is_welcome:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
                 raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
@@ -160,11 +165,13 @@ class Feed:
         while self._to_notify and self._connection.credit.available and not self._connection.is_over:
             progress = self._to_notify.popleft()
             self._send(Notify(progress.stream.id, progress.stream.name, progress.committed or 0))
+        for answer in self._connection.implied():
+            self._take(answer)
 
-    def _begin(self, progress: Progress, tasks: asyncio.TaskGroup) -> None:
+    def _begin(self, progress: Progress) -> None:
         progress.begin()
         progress.is_open = True
-        sender = tasks.create_task(self._feed(progress))
+        sender = self._tasks.create_task(self._feed(progress))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
 
@@ -176,7 +183,7 @@ class Feed:
             await self._read(progress)
         async with self._turn:
             await self._credit()
-            self._send(Eos(progress.stream.id))
+            self._send(_end_of(progress.stream))
         progress.end()
         if progress.is_named_again:
             progress.reopen()
@@ -212,8 +219,9 @@ class Feed:
     def _send_piece(self, progress: Progress, piece: Batch, size_bytes: int) -> None:
         if self._options.is_stamping:
             piece = piece.stamped(time.time_ns())
+        message_ids = None if progress.stream.is_ephemeral else piece.message_ids
         data = self._connection.send_messages(
-            progress.stream.id, piece.message_ids, piece.event_times, piece.keys, piece.payloads
+            progress.stream.id, message_ids, piece.event_times, piece.keys, piece.payloads
         )
         self._write(memoryview(data))
         progress.send(int(piece.message_ids[-1]), len(piece), size_bytes)
@@ -236,7 +244,7 @@ class Feed:
             await self._credited.wait()
         return self._connection.credit.available
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: AnyFrame) -> None:
         log.debug("> frame", frame=frame)
         self._write(self._connection.send(frame))
 
@@ -245,3 +253,8 @@ class Feed:
         if self._writer.is_closing():
             raise ConnectionResetError("the connection was lost")
         self._writer.write(data)
+
+
+def _end_of(stream: Stream) -> AnyFrame:
+    # A stream's messages are all ephemeral or none is, and its end is one of them.
+    return DraftMessage(stream.id, None, None, is_last=True) if stream.is_ephemeral else Eos(stream.id)

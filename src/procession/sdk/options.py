@@ -21,6 +21,8 @@ class SourceOptions:
     """Which one of them this is."""
     cookie: bytes = field(default=b"", repr=False)
     """The secret that both sides must show; empty if there is none."""
+    dialect: str = "v3"
+    """What is spoken: `v3` or `draft`. Ephemeral streams need the draft."""
     rate: float | None = None
     """Records a second, all streams together; as fast as they are taken if None."""
     is_stamping: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import structlog
 import uvloop
 
 from procession.sdk.batch import Source
@@ -20,6 +21,8 @@ from procession.sdk.report import Teller
 from procession.sdk.source import SourceClient
 
 Result = TypeVar("Result")
+
+log = structlog.get_logger()
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -70,6 +73,7 @@ async def _until_stopped(main: Coroutine[Any, Any, Result], on_stop: Callable[[]
 
     def stop() -> None:
         if gentle:
+            log.warning("taking no more; what was taken is still sent and waited for, until the next signal")
             gentle.pop()()
         else:
             task.cancel()

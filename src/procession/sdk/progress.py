@@ -58,9 +58,11 @@ class Progress:
         self.is_ended = self.is_named_again = False
 
     def send(self, last: int, records: int, size_bytes: int) -> None:
-        self.last = last
         self.sent += records
         self.sent_bytes += size_bytes
+        if self.stream.is_ephemeral:
+            return  # nothing is ever said of them again
+        self.last = last
         self._pieces.append((last, records))
         if len(self._pieces) > PIECES_MAX:
             self._merge()

@@ -29,6 +29,8 @@ class Report:
     sent_bytes: int
     acknowledged: int
     """Records that are committed."""
+    ephemeral: int
+    """Those of the sent that nobody acknowledges."""
     records_per_s: float
     """Sent, since the report before."""
     sessions: int
@@ -42,7 +44,8 @@ class Report:
 
     def line(self) -> str:
         streams = f", {self.streams_ended} of {self.streams} streams ended" if self.streams != 1 else ""
-        told = f"sent {self.sent:,}, committed {self.acknowledged:,}, {self.records_per_s:,.0f} records/s{streams}"
+        committed = f", committed {self.acknowledged:,}" if self.ephemeral < max(1, self.sent) else ""
+        told = f"sent {self.sent:,}{committed}, {self.records_per_s:,.0f} records/s{streams}"
         return told if self.state == "sending" else f"{told}, {self.state}"
 
 
@@ -73,6 +76,15 @@ class Teller:
         if self._is_json:
             print(json.dumps(self._latest.as_dict()), flush=True)
         else:
-            rest = "" if self._latest.is_done else "; stopped before the end"
-            records = "1 record" if self._latest.acknowledged == 1 else f"{self._latest.acknowledged:,} records"
-            print(f"{records} committed{rest}", file=sys.stderr, flush=True)
+            print(_last_word(self._latest), file=sys.stderr, flush=True)
+
+
+def _last_word(report: Report) -> str:
+    rest = "" if report.is_done else "; stopped before the end"
+    if report.ephemeral:
+        return f"{_records(report.ephemeral)} sent, by best effort{rest}"
+    return f"{_records(report.acknowledged)} committed{rest}"
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"

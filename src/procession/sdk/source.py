@@ -25,10 +25,13 @@ from procession.sdk.pace import Pace
 from procession.sdk.progress import Progress, Roster
 from procession.sdk.reading import Reading
 from procession.sdk.report import Report
+from procession.wire import draft, v3
 from procession.wire.connection import Connection
+from procession.wire.dialect import DIALECTS
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Hello, Restart
-from procession.wire.v3 import SOURCE_VERSION
+
+VERSIONS = {"v3": v3.SOURCE_VERSION, "draft": draft.VERSION}
 
 log = structlog.get_logger()
 
@@ -41,6 +44,8 @@ class SourceClient:
     ) -> None:
         if options.rate is not None and options.rate <= 0:
             raise ConfigError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
+        if options.dialect not in DIALECTS:
+            raise ConfigError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
         self._source = source
         self._home = parse_address(address) if isinstance(address, str) else address
         self._address = self._home
@@ -73,6 +78,7 @@ class SourceClient:
             sent=sent,
             sent_bytes=sum(progress.sent_bytes for progress in streams),
             acknowledged=sum(progress.acknowledged for progress in streams),
+            ephemeral=sum(progress.sent for progress in streams if progress.stream.is_ephemeral),
             records_per_s=(sent - before) / max(now_s - before_s, 1e-9),
             sessions=self._sessions,
         )
@@ -125,6 +131,11 @@ class SourceClient:
 
     def _name(self, stream: Stream) -> None:
         """The source has named a stream: it is opened; or opened again, if it was named before."""
+        if stream.is_ephemeral and self._options.dialect != "draft":
+            raise ConfigError(
+                f"Stream {stream.name!r} is ephemeral, which only the draft of the protocol can say.",
+                next_step='Set the option dialect="draft".',
+            )
         progress = self._roster.streams.get(stream.id)
         if progress is None:
             progress = self._roster.streams[stream.id] = Progress(stream)
@@ -195,14 +206,14 @@ class SourceClient:
 
     async def _session(self) -> Restart | None:
         options = self._options
-        hello = Hello(SOURCE_VERSION, options.cookie, options.program, options.instance)
+        hello = Hello(VERSIONS[options.dialect], options.cookie, options.program, options.instance)
         reader, writer = await self._connect()
         try:
             self._feed = Feed(
                 self._source,
                 self._roster,
                 options,
-                Connection(Side.INITIATOR, Role.SOURCE),
+                Connection(Side.INITIATOR, Role.SOURCE, dialect=DIALECTS[options.dialect]),
                 reader,
                 writer,
                 pace=self._pace,
