@@ -22,14 +22,19 @@ from procession.ops.cli import app
 from procession.ops.config import Settings
 from procession.plan import guarantee, strategies
 from procession.spark import session
-from procession.wire import lifecycle, stream, twopc
-from procession.wire.messages import Frame
+from procession.wire import draft_lifecycle, lifecycle, stream, twopc
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PART = re.compile(r"(<!-- made: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = "<!-- measured -->"
 
-FRAME_NAMES = {"NotifyAck": "NOTIFY_ACK", "Eos": "EOS_MESSAGE"}
+FRAME_NAMES = {
+    "NotifyAck": "NOTIFY_ACK",
+    "Eos": "EOS_MESSAGE",
+    "DraftOk": "OK",
+    "DraftMessage": "MESSAGE",
+    "AckCounts": "ACK_COUNTS",
+}
 
 # Every buffer, queue and table that a peer, a file or a user could make grow, and what holds it back.
 LIMITS: tuple[tuple[str, str, str], ...] = (
@@ -39,6 +44,10 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("gateway.config", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
     ("gateway.config", "Limits.sessions_max", "connections of producers"),
     ("gateway.config", "Limits.streams_max", "streams that the gateway knows"),
+    ("gateway.config", "Limits.held_bytes_max", "what a session of the draft sends without a reference (a setting)"),
+    ("gateway.config", "Limits.listed_bytes_max", "known streams in an OK of the draft"),
+    ("gateway.groups", "MARKS_MAX", "places of a stream that are remembered to count by, in ACKs with counts"),
+    ("wire.draft_messages", "DEBUG_COUNT_MAX", "how often a DEBUG frame may ask for the same"),
     ("gateway.config", "GatewayConfig.append_bytes_max", "received records that wait to be appended"),
     ("gateway.config", "GatewayConfig.write_bytes_max", "what a producer may leave unread before it is dropped"),
     ("gateway.config", "GatewayConfig.request_bytes_max", "one request at the control port"),
@@ -76,18 +85,26 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def frame_name(kind: type[Frame]) -> str:
+def frame_name(kind: type) -> str:
     return FRAME_NAMES.get(kind.__name__, kind.__name__.upper())
 
 
-def connection(role: lifecycle.Role) -> str:
-    """One row a state and side: what may be sent, and where it leads if not to the same state."""
+def connection(moves: Mapping[Any, Mapping[Any, Mapping[Any, Any]]]) -> str:
+    """One row a state and side: what may be sent, and where it leads if not to the same state; then a diagram."""
     rows = []
-    for state, sides in lifecycle.TABLES[role].items():
-        for side, moves in sides.items():
-            steps = [_step(frame_name(kind), state, after) for kind, after in moves.items()]
-            rows.append([f"`{state.name}`", side.value, ", ".join(steps) or "nothing"])
-    return table(["state", "sent by the", "may be sent"], rows)
+    arrows = ""
+    for state, sides in moves.items():
+        for side, steps in sides.items():
+            told = [_step(frame_name(kind), state, after) for kind, after in steps.items()]
+            rows.append([f"`{state.name}`", side.value, ", ".join(told) or "nothing"])
+            for after in dict.fromkeys(steps.values()):
+                frames = ", ".join(frame_name(kind) for kind, following in steps.items() if following is after)
+                arrows += f"    {state.name} --> {after.name}: {side.value} sends {frames}\n"
+    return f"{table(['state', 'sent by the', 'may be sent'], rows)}\n{_diagram(lifecycle.State.CONNECTED, arrows)}"
+
+
+def _diagram(start: enum.Enum, arrows: str) -> str:
+    return f"```mermaid\nstateDiagram-v2\n    [*] --> {start.name}\n{arrows}```\n"
 
 
 def _step(name: str, before: enum.Enum, after: enum.Enum) -> str:
@@ -106,13 +123,12 @@ def machine(moves: Moves, start: enum.Enum) -> str:
         ]
         for state, steps in moves.items()
     ]
-    arrows = [
-        f"    {state.name} --> {after.name}: {step.value}\n"
-        for state, steps in moves.items()
-        for step, after in steps.items()
-    ]
-    diagram = f"```mermaid\nstateDiagram-v2\n    [*] --> {start.name}\n{''.join(arrows)}```\n"
-    return f"{table(['state', 'what may happen'], rows)}\n{diagram}"
+    arrows = ""
+    for state, steps in moves.items():
+        for after in dict.fromkeys(steps.values()):
+            told = ", ".join(str(step.value) for step, following in steps.items() if following is after)
+            arrows += f"    {state.name} --> {after.name}: {told}\n"
+    return f"{table(['state', 'what may happen'], rows)}\n{_diagram(start, arrows)}"
 
 
 def commands() -> str:
@@ -189,9 +205,11 @@ def spark_settings(page: str) -> str:
 
 
 PARTS: dict[str, Callable[[str], str]] = {
-    "connection-source": lambda _: connection(lifecycle.Role.SOURCE),
-    "connection-sink": lambda _: connection(lifecycle.Role.SINK),
+    "connection-source": lambda _: connection(lifecycle.SOURCE),
+    "connection-sink": lambda _: connection(lifecycle.SINK),
+    "connection-draft": lambda _: connection(draft_lifecycle.DRAFT_CONNECTION),
     "stream": lambda _: machine(stream.STREAM, stream.StreamState.START),
+    "stream-draft": lambda _: machine(draft_lifecycle.DRAFT_STREAM, stream.StreamState.START),
     "participant": lambda _: machine(twopc.ROUND, twopc.Round.OPEN),
     "commands": lambda _: commands(),
     "settings": lambda _: settings(),

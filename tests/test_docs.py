@@ -21,7 +21,16 @@ from procession import Pipeline
 from procession.errors import ProcessionError
 from procession.ops.cli import app
 from procession.ops.config import Settings
-from procession.wire import twopc, v3
+from procession.wire import draft, twopc, v3
+from procession.wire.draft_messages import (
+    AckCounts,
+    Debug,
+    DraftFrame,
+    DraftMessage,
+    DraftOk,
+    Fault,
+    Flag,
+)
 from procession.wire.messages import (
     Ack,
     Eos,
@@ -226,7 +235,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 # The byte tables: each row is read as a recipe, and must give the bytes that the encoders give
 
-FIELDS = {"u8": ">B", "u32": ">I", "u64": ">Q", "i64": ">q"}
+FIELDS = {"u8": ">B", "u16": ">H", "u32": ">I", "u64": ">Q", "i64": ">q"}
 FRAMES: dict[str, tuple[Frame, list[Any]]] = {
     "HELLO": (Hello("v", b"c", "p", "i"), [b"v", b"c", b"p", b"i"]),
     "OK": (Ok(7), [7]),
@@ -237,6 +246,17 @@ FRAMES: dict[str, tuple[Frame, list[Any]]] = {
     "ACK": (Ack(9, ((1, 2), (3, 4))), [9, 2, [(1, 2), (3, 4)]]),
     "RESTART": (Restart("h:1"), [3, b"h:1"]),
     "EOS_MESSAGE": (Eos(5), [5]),
+}
+DRAFT_FRAMES: dict[str, tuple[DraftFrame, list[Any]]] = {
+    "HELLO": (Hello("v", b"c", "p", "i"), [b"v", b"c", b"p", b"i"]),
+    "OK": (DraftOk(7, ((1, "a", 2), (3, "b", 4))), [7, [(1, b"a", 2), (3, b"b", 4)]]),
+    "ERROR": (Error("no"), [b"no"]),
+    "NOTIFY": (Notify(1, "n", 2), [1, b"n", 2]),
+    "MESSAGE": (DraftMessage(1, 2, b"load", 3, b"k"), [Flag.EVENT_TIME | Flag.KEY, 1, 2, 3, b"k", b"load"]),
+    "ACK": (Ack(9, ((1, 2), (3, 4))), [9, 2, [(1, 2), (3, 4)]]),
+    "RESTART": (Restart(), []),
+    "ACK_COUNTS": (AckCounts(9, ((1, 2, 3),)), [9, 1, [(1, 2, 3)]]),
+    "DEBUG": (Debug(Fault.TICK, 5), [2, 5]),
 }
 TWO_PHASE: dict[str, tuple[TwoPhase, list[Any]]] = {
     "LIST_UNCOMMITTED": (ListUncommitted(1), [1]),
@@ -278,3 +298,20 @@ def test_the_byte_tables_give_the_bytes_that_the_encoders_give() -> None:
         else:
             message, values = TWO_PHASE[name]
             assert bytes([int(tag)]) + built(recipe, values) == twopc.encode(message), name
+
+
+def test_the_byte_table_of_the_draft_gives_the_bytes_that_its_encoder_gives() -> None:
+    rows = re.findall(r"^\| ([A-Z!]) \| (\w+) \|(.*)\|$", TEXTS["docs/protocol.md"], re.MULTILINE)
+    assert [name for _, name, _ in rows] == list(DRAFT_FRAMES)
+    for tag, name, recipe in rows:
+        frame, values = DRAFT_FRAMES[name]
+        body = tag.encode() + built(recipe.strip(), values)
+        assert struct.pack(">I", len(body)) + body == draft.encode(frame), name
+
+
+def test_the_flags_and_faults_of_the_draft_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| ([A-Z_]+) \| (\d+) \| .* \|$", TEXTS["docs/protocol.md"], re.MULTILINE)
+    assert {name: int(bit) for name, bit in rows} == {flag.name: flag.value for flag in Flag}
+    faults = re.findall(r"^\| `([A-Z]+)` \| (\d+) \| .* \|$", TEXTS["docs/protocol.md"], re.MULTILINE)
+    assert {name: int(number) for name, number in faults} == {fault.name: fault.value for fault in Fault}
+    assert draft.IN_USE in TEXTS["docs/protocol.md"]
