@@ -58,6 +58,15 @@ class Outlet:
     def uncommitted(self) -> tuple[str, ...]:
         return tuple(transaction.txn_id for transaction in self._txnlog.prepared)
 
+    def list_uncommitted(self) -> tuple[str, ...]:
+        """The answer to LIST_UNCOMMITTED."""
+        self._participant.listed()
+        return self.uncommitted
+
+    def workers_left(self) -> None:
+        """The worker told who has left the cluster. An output of one instance has nothing to do about it."""
+        self._participant.workers_left()
+
     def begin(self) -> None:
         """A new session: what is neither committed nor prepared is dropped; what is prepared waits for its decision."""
         prepared = self._prepared()

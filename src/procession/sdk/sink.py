@@ -354,7 +354,7 @@ def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
 def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
     match message:
         case ListUncommitted(rtag):
-            return [ReplyUncommitted(rtag, outlet.uncommitted)]
+            return [ReplyUncommitted(rtag, outlet.list_uncommitted())]
         case Phase1(txn_id, where):
             return [Reply(txn_id, outlet.phase1(txn_id, where))]
         case Phase2(txn_id, commit):
@@ -362,5 +362,7 @@ def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
             return [Reply(txn_id, commit)]
         case ReplyUncommitted() | Reply():
             raise RemoteProtocolError("a participant's message from the coordinator")
-        case WorkersLeft():
+        case WorkersLeft(workers=workers):
+            outlet.workers_left()
+            log.info("= workers left", workers=workers)
             return []

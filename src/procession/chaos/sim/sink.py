@@ -180,7 +180,7 @@ class Sink(Process):
     def _decide(self, session: Session, outlet: MoodyOutlet, message: TwoPhase) -> None:
         match message:
             case ListUncommitted(rtag):
-                listed = outlet.uncommitted
+                listed = outlet.list_uncommitted()
                 if self.plan.lists_refused and outlet.last_refused is not None:
                     listed += (outlet.last_refused,)
                     outlet.last_refused = None
