@@ -87,8 +87,8 @@ class Gateway:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Append(batch=batch):
-                self._append(batch)
+            case Append(batch=batch, size_bytes=size_bytes):
+                self._append(batch, size_bytes)
             case Send(session, frame):
                 if session in self._peers:
                     self._peers[session].send(frame)
@@ -102,10 +102,10 @@ class Gateway:
 
     # The log
 
-    def _append(self, batch: pa.RecordBatch) -> None:
+    def _append(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         """Rows wait for others, so that many are one entry of the log; never long, and never many bytes."""
         self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
+        self._waiting_bytes += size_bytes
         if self._waiting_bytes >= self.config.append_bytes_max:
             self.flush()
         elif self._flush_timer is None:
@@ -118,7 +118,7 @@ class Gateway:
             self._flush_timer = None
         if not self._waiting or self.failure.done():
             return
-        batch = pa.concat_batches(self._waiting)
+        batch = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         faults.point("gateway:before-append")
         try:

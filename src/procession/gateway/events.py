@@ -88,6 +88,7 @@ class Append:
 
     first_sequence: int
     batch: pa.RecordBatch
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

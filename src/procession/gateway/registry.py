@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from procession.errors import RemoteProtocolError
 from procession.gateway.rows import Tail
 from procession.gateway.snapshot import Position
-from procession.wire.messages import NOTHING_COMMITTED, Ids
+from procession.wire.messages import NOTHING_COMMITTED
 
 STREAM_NAME_CHARS_MAX = 256
 """Names are for people; of a longer one the beginning is kept."""
@@ -58,20 +55,25 @@ class Stream:
         self.eos_sequence = None
         self.fresh_from = _after(self.seen)
 
-    def fresh(self, message_ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of these ids are new. Those that are must go up: an id that goes back is the peer's error."""
-        mask = message_ids >= max(self.fresh_from, _after(self.committed))
-        new = message_ids[mask]
-        if new.size:
-            if int(new[0]) < _after(self.seen) or bool((new[1:] <= new[:-1]).any()):
-                raise RemoteProtocolError(f"message id goes back on stream {self.stream_id}")
-            if int(new[-1]) == NOTHING_COMMITTED:
-                raise RemoteProtocolError(f"message id 2^64-1 on stream {self.stream_id} is reserved")
-        return mask
+    @property
+    def floor(self) -> int:
+        """Ids below it are duplicates, dropped in silence."""
+        return max(self.fresh_from, _after(self.committed))
+
+    @property
+    def next_id(self) -> int:
+        """The least id that may come next, of those that are no duplicates."""
+        return _after(self.seen)
 
     def is_fresh(self, message_id: int) -> bool:
-        """The same for one id."""
-        return bool(self.fresh(np.array([message_id], np.uint64))[0])
+        """Whether this id is new. If it is, it must be higher than the last: one that goes back is the peer's error."""
+        if message_id < self.floor:
+            return False
+        if message_id == NOTHING_COMMITTED:
+            raise reserved(self.stream_id)
+        if message_id < self.next_id:
+            raise went_back(self.stream_id)
+        return True
 
     def commit(self, message_id: int) -> bool:
         """Take a committed id; false if it is not news."""
@@ -167,3 +169,11 @@ class Registry:
 
 def _after(message_id: int | None) -> int:
     return 0 if message_id is None else message_id + 1
+
+
+def went_back(stream_id: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"message id goes back on stream {stream_id}")
+
+
+def reserved(stream_id: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"message id 2^64-1 on stream {stream_id} is reserved")

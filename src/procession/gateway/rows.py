@@ -19,8 +19,12 @@ from procession.wire.messages import NOTHING_COMMITTED, Messages
 
 def record_rows(messages: Messages) -> pa.RecordBatch:
     """Messages as a batch of the log's schema: the same columns, not copied."""
-    kinds = np.full(len(messages), KIND_RECORD, np.uint8)
-    numbers = [pa.array(column) for column in (kinds, messages.stream_ids, messages.message_ids, messages.event_times)]
+    count = len(messages)
+    columns = (np.full(count, KIND_RECORD, np.uint8), messages.stream_ids, messages.message_ids, messages.event_times)
+    numbers = [
+        pa.Array.from_buffers(kind, count, [None, pa.py_buffer(column)])
+        for kind, column in zip(INGRESS_SCHEMA.types, columns, strict=False)
+    ]
     return pa.RecordBatch.from_arrays([*numbers, messages.keys, messages.payloads], schema=INGRESS_SCHEMA)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from procession.errors import FencedError, RemoteProtocolError, StorageError
@@ -35,6 +34,7 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.fresh import fresh
 from procession.gateway.groups import Groups
 from procession.gateway.lag import Lag
 from procession.gateway.registry import Registry
@@ -49,7 +49,6 @@ from procession.wire.messages import (
     Eos,
     Error,
     Hello,
-    Ids,
     Messages,
     Notify,
     NotifyAck,
@@ -193,29 +192,18 @@ class GatewayState:
         return [Send(session, answer), *self._give_back(session, 1)]
 
     def _messages(self, session: int, messages: Messages) -> list[Action]:
-        mask, last_ids = self._fresh(messages.stream_ids, messages.message_ids)
-        for stream_id, last_id in last_ids.items():
+        """The hot path: no step is taken per record. If one of them is an error, those before it count."""
+        judged = fresh(messages.stream_ids, messages.message_ids, self.registry)
+        for stream_id, last_id in judged.last_ids.items():
             self.registry[stream_id].seen = last_id
-        fresh = int(mask.sum())
-        self.records_in += fresh
-        self.duplicates += len(messages) - fresh
-        if not fresh:
-            return self._give_back(session, len(messages))
-        rows = record_rows(messages)
-        return self._append(session, rows if fresh == len(messages) else rows.filter(pa.array(mask)), len(messages))
-
-    def _fresh(self, stream_ids: Ids, message_ids: Ids) -> tuple[npt.NDArray[np.bool_], dict[int, int]]:
-        """Which records are new, and the last new id of each stream. Asked of all streams before any of them moves."""
-        distinct = np.unique(stream_ids).tolist()
-        mask = np.zeros(len(stream_ids), np.bool_)
-        last_ids: dict[int, int] = {}
-        for stream_id in distinct:
-            rows = slice(None) if len(distinct) == 1 else stream_ids == stream_id
-            fresh = self.registry[stream_id].fresh(message_ids[rows])
-            mask[rows] = fresh
-            if fresh.any():
-                last_ids[stream_id] = int(message_ids[rows][fresh][-1])
-        return mask, last_ids
+        taken, new = len(judged.mask), int(np.count_nonzero(judged.mask))
+        self.records_in += new
+        self.duplicates += taken - new
+        rows = record_rows(messages.slice(0, taken))
+        if new < taken:
+            rows = rows.filter(pa.array(judged.mask))
+        actions = self._append(session, rows, taken) if new else self._give_back(session, taken)
+        return actions if judged.error is None else [*actions, *self._close(session, judged.error)]
 
     def _ended(self, session: int, stream_id: int) -> list[Action]:
         stream = self.registry[stream_id]
@@ -240,8 +228,9 @@ class GatewayState:
     def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[Action]:
         first = self.next_sequence
         self.next_sequence += batch.num_rows
-        self._unappended.append(Unappended(self.next_sequence, batch.nbytes, session, frames))
-        return [Append(first, batch)]
+        size_bytes = batch.nbytes
+        self._unappended.append(Unappended(self.next_sequence, size_bytes, session, frames))
+        return [Append(first, batch, size_bytes)]
 
     def _appended(self, end_sequence: int) -> list[Action]:
         actions: list[Action] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ class Stop(enum.IntEnum):
     TRUNCATED = 4  # a message too short for its fields
 
 
+Item = TypeVar("Item", bound=np.generic)
+
 _scan: Callable[..., tuple[int, int]] | None = None
 
 
@@ -55,17 +58,25 @@ class Columns:
     """Room for the messages of one receive of up to `size_bytes` bytes."""
 
     def __init__(self, size_bytes: int) -> None:
-        # Sized for the worst case; of what is not written to, the system never gives a page.
+        # Sized for the worst case: what is not written to costs nothing. Arrow's allocator hands out again what an
+        # earlier receive let go of; numpy's returns it to the system, and fresh pages cost more than the pass itself.
         rows = size_bytes // _FRAME_BYTES_MIN
+        self._arena = pa.allocate_buffer(3 * 8 * rows + 2 * 4 * (rows + 1) + 2 * size_bytes)
+        self._used = 0
         self._filled = np.zeros(3, np.int64)
-        self._stream_ids = np.empty(rows, np.uint64)
-        self._message_ids = np.empty(rows, np.uint64)
-        self._event_times = np.empty(rows, np.int64)
-        self._key_offsets = np.empty(rows + 1, np.int32)
-        self._payload_offsets = np.empty(rows + 1, np.int32)
+        self._stream_ids = self._room(rows, np.uint64)
+        self._message_ids = self._room(rows, np.uint64)
+        self._event_times = self._room(rows, np.int64)
+        self._key_offsets = self._room(rows + 1, np.int32)
+        self._payload_offsets = self._room(rows + 1, np.int32)
         self._key_offsets[0] = self._payload_offsets[0] = 0
-        self._keys = np.empty(size_bytes, np.uint8)
-        self._payloads = np.empty(size_bytes, np.uint8)
+        self._keys = self._room(size_bytes, np.uint8)
+        self._payloads = self._room(size_bytes, np.uint8)
+
+    def _room(self, count: int, kind: type[Item]) -> npt.NDArray[Item]:
+        room = np.frombuffer(self._arena, kind, count, self._used)
+        self._used += room.nbytes
+        return room
 
     def take(self, window: memoryview, position: int, frame_bytes_max: int, rows_max: int) -> tuple[int, Stop]:
         """Take the messages that begin at `position`, up to `rows_max` in all. Gives where and why it stopped."""
@@ -86,9 +97,6 @@ class Columns:
         )
         return position, Stop(why)
 
-    def __len__(self) -> int:
-        return int(self._filled[0])
-
     def messages(self) -> Messages:
         """What was taken, without a copy."""
         rows, keys_end, payloads_end = self._filled.tolist()
@@ -96,11 +104,10 @@ class Columns:
             self._stream_ids[:rows],
             self._message_ids[:rows],
             self._event_times[:rows],
-            _binary(rows, self._key_offsets, self._keys[:keys_end]),
-            _binary(rows, self._payload_offsets, self._payloads[:payloads_end]),
+            _binary(self._key_offsets[: rows + 1], self._keys[:keys_end]),
+            _binary(self._payload_offsets[: rows + 1], self._payloads[:payloads_end]),
         )
 
 
-def _binary(rows: int, offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
-    buffers = [None, pa.py_buffer(offsets[: rows + 1]), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.binary(), rows, buffers)
+def _binary(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
