@@ -52,6 +52,8 @@ PURE = (
     "chaos.decision",
     "chaos.semantics",
     "ops.restarts",
+    "sdk.gather",
+    "sdk.progress",
 )
 # Clocks, disks, sockets, chance and Spark: what a module that only decides has no business with.
 IMPURE_IMPORTS = frozenset(
