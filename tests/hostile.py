@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ Assault = Callable[[Address, bytes, AtHeight], Awaitable[None]]
 """The second argument is a good greeting: the bytes of HELLO."""
 
 AT_ONCE = 100
+DEADLINE_S = 30.0
+NOTIFY = v3.encode(Notify(7, "s", 0))
 CROWD = 40
 
 SCANS: dict[str, bytes] = {
@@ -179,6 +182,14 @@ async def heard_out(reader: asyncio.StreamReader) -> bytes:
 
 
 # What a process holds
+
+
+def until(is_so: Callable[[], bool]) -> bool:
+    """Wait for what only looking can tell."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_so()
 
 
 def descriptors(pid: int) -> int:

@@ -102,6 +102,16 @@ def complaint(error: BaseException) -> str | None:
     return f"no TLS with it: {(error.reason or str(error)).lower().replace('_', ' ')}"
 
 
+async def connect(address: tuple[str, int], tls: ClientTls | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `asyncio.open_connection`. Files that cannot be used now, maybe in the middle of a renewal, are a connection
+    that could not be made: whoever connects tries again."""
+    try:
+        context = tls.context() if tls else None
+    except ConfigError as error:
+        raise ConnectionError(error.sentence) from error
+    return await asyncio.open_connection(*address, ssl=context)
+
+
 class Door:
     """A listening socket that speaks TLS. Who shakes hands in time gets a protocol of its own."""
 

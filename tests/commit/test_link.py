@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +21,12 @@ from procession.connectors.file_sink import opener
 from procession.errors import ConfigError, StorageError
 from procession.sdk.home import Home
 from procession.sdk.sink import SinkServer
+from procession.tls import ClientTls, ServerTls
 from procession.wire import twopc
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Error, Frame, Messages, NotifyAck, Ok, ReplyUncommitted, Restart
+from tests.certificates import Authority
 
 TXN = "p-w-out-id-abc.1.1:c_id=0"
 PATIENCE_S = 30.0
@@ -32,12 +35,14 @@ PATIENCE_S = 30.0
 class Talk:
     """A link, what it reports and what it says; `until` waits for an event of a kind."""
 
-    def __init__(self, port: int, cookie: bytes = b"", answer_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, port: int, cookie: bytes = b"", answer_timeout_s: float = 10.0, tls: ClientTls | None = None
+    ) -> None:
         self.events: list[Event] = []
         self.said: list[str] = []
         self._news = asyncio.Event()
         options = SinkOptions(
-            "out", "127.0.0.1", port, "p", "p-out-0", cookie, answer_timeout_s=answer_timeout_s, backoff_max_s=0.05
+            "out", "127.0.0.1", port, "p", "p-out-0", cookie, tls, answer_timeout_s=answer_timeout_s, backoff_max_s=0.05
         )
         self.link = Link(options, self._take, self._hear)
         self.task = asyncio.ensure_future(self.link.run())
@@ -70,10 +75,10 @@ def free_port() -> int:
 class Sink:
     """A file sink in this process, at a given port."""
 
-    def __init__(self, directory: Path, port: int, cookie: bytes = b"") -> None:
+    def __init__(self, directory: Path, port: int, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
         self._home = Home(directory, opener(directory))
         listener = listening_socket(Address("127.0.0.1", port))
-        self._task = asyncio.ensure_future(SinkServer(self._home.open_outlet, cookie=cookie).serve(listener))
+        self._task = asyncio.ensure_future(SinkServer(self._home.open_outlet, cookie=cookie, tls=tls).serve(listener))
 
     async def end(self) -> None:
         self._task.cancel()
@@ -113,6 +118,57 @@ def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path:
         await sink.end()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def story() -> None:
+        port, authority = free_port(), Authority(tmp_path / "authority")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
+        talk = Talk(port, tls=authority.client())
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 300_000), iter([pa.array([bytes(100_000)] * 3)]))
+        await talk.until(lambda: len(talk.events) == 2)
+        assert talk.events[1] == VoteReceived("out", TXN, True)
+        talk.link.phase2(TXN, commit=True)
+        await talk.until(lambda: len(talk.events) == 3)
+        await talk.end()
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
+
+
+def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path) -> None:
+    async def story() -> None:
+        port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server())
+        talk = Talk(port, tls=ClientTls(other.ca))
+        with pytest.raises(ConfigError, match="its certificate is not to be trusted") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert "certificates" in caught.value.next_step
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_tries_again(tmp_path: Path) -> None:
+    # With TLS 1.3 a client has shaken hands before the server looks at its certificate: it may only see a lost
+    # connection. The sink's log has the reason.
+    async def story() -> None:
+        port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
+        talk = Talk(port, tls=ClientTls(authority.ca, *other.issue("client.example")))
+        await talk.until(lambda: bool(talk.said))
+        assert talk.events == []
+        await talk.end()
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
 
 
 def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_sink_lists_what_is_open(

@@ -15,10 +15,11 @@ from procession.gateway.client import ControlClient
 
 PROGRAM = """
 import sys
-from pathlib import Path
+from pathlib import Path, PosixPath
 from procession.errors import ProcessionError
 from procession.gateway.config import GatewayConfig, Limits
 from procession.gateway.server import serve
+from procession.tls import ServerTls
 
 settings = eval(sys.argv[2])
 limits = Limits(**settings.pop("limits", {}))

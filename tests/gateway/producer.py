@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from procession.gateway.address import parse_address
+from procession.tls import ClientTls
 from procession.wire import v3
 from procession.wire.connection import Connection, Event
 from procession.wire.lifecycle import Role, Side
@@ -18,8 +19,11 @@ TIMEOUT_S = 10.0
 
 
 class Producer:
-    def __init__(self, address: str) -> None:
-        self.socket = socket.create_connection(parse_address(address), timeout=TIMEOUT_S)
+    def __init__(self, address: str, tls: ClientTls | None = None) -> None:
+        where = parse_address(address)
+        self.socket = socket.create_connection(where, timeout=TIMEOUT_S)
+        if tls:
+            self.socket = tls.context().wrap_socket(self.socket, server_hostname=where.host)
         self.connection = Connection(Side.INITIATOR, Role.SOURCE)
         self.events: list[Event] = []
         self.committed: dict[int, int] = {}

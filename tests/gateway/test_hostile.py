@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -25,7 +24,6 @@ SESSIONS_MAX = 32
 LINGERING_MAX = 16
 CONTROLS_MAX = 8
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
-DEADLINE_S = 30.0
 
 
 class Honest:
@@ -64,7 +62,9 @@ class Honest:
         """Wait for so many further records to be acknowledged."""
         with self._moved:
             enough = self.committed + records
-            assert self._moved.wait_for(lambda: self._failure or self.committed >= enough, DEADLINE_S), "it stalls"
+            assert self._moved.wait_for(lambda: self._failure or self.committed >= enough, hostile.DEADLINE_S), (
+                "it stalls"
+            )
         if self._failure:
             raise self._failure
 
@@ -96,13 +96,6 @@ def honest(gateway: GatewayProcess) -> Iterator[Honest]:
         one.end()
 
 
-def until(is_so: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return is_so()
-
-
 ASSAULTS: dict[str, hostile.Assault] = {
     "opened and dropped": hostile.opened_and_dropped(10_000),
     "slow loris": hostile.slow_loris,
@@ -128,7 +121,7 @@ def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_
 
     asyncio.run(ASSAULTS[name](parse_address(gateway.listen), HELLO, at_height))
     honest.goes_on()
-    assert until(lambda: hostile.descriptors(pid) <= held), "descriptors were left open"
+    assert hostile.until(lambda: hostile.descriptors(pid) <= held), "descriptors were left open"
     assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX
 
 
@@ -144,11 +137,11 @@ def test_strangers_at_the_side_door_keep_no_driver_out_and_are_sent_away(
     pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
     with ExitStack() as open_doors:
         for number in range(5 * CONTROLS_MAX):
-            door = socket.create_connection(addresses(gateway.directory)["control"], timeout=DEADLINE_S)
+            door = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
             open_doors.enter_context(door)
             door.sendall(b"{" * number)
         honest.goes_on()
         with gateway.client() as newcomer:
             assert newcomer.status()["sessions"] == 1
-        assert until(lambda: hostile.descriptors(pid) <= held), "silent connections stay open"
+        assert hostile.until(lambda: hostile.descriptors(pid) <= held), "silent connections stay open"
     honest.goes_on()

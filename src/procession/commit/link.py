@@ -22,6 +22,7 @@ from procession import faults
 from procession.address import notice_silence
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.tls import ClientTls, complaint, connect
 from procession.wire import twopc
 from procession.wire.connection import Connection, Violation
 from procession.wire.lifecycle import Role, Side
@@ -65,6 +66,7 @@ class SinkOptions:
     program: str
     instance: str
     cookie: bytes = field(default=b"", repr=False)
+    tls: ClientTls | None = None
     version: str = SINK_VERSION
     is_authoritative: bool = True
     pack_bytes_max: int = 0
@@ -105,12 +107,12 @@ class Link:
         options = self.options
         sink = f"sink {options.name!r} at {options.host}:{options.port}"
         why = _why(error)
-        if isinstance(error, RemoteProtocolError):
+        if isinstance(error, RemoteProtocolError) or complaint(error):
             self._refusals += 1
             if self._refusals == REFUSALS_MAX:
                 raise ConfigError(
                     f"{sink} refuses us again and again: {why}",
-                    next_step="look into that sink's log; both sides need the same cookie file",
+                    next_step="look into that sink's log; both sides need the same cookie file, and certificates that fit",
                     sink=options.name,
                 ) from error
         if self._failures == 0 or self._failures % 10 == 0:
@@ -123,7 +125,7 @@ class Link:
         options = self.options
         connection = Connection(Side.INITIATOR, Role.SINK)
         async with asyncio.timeout(options.answer_timeout_s):
-            reader, writer = await asyncio.open_connection(options.host, options.port)
+            reader, writer = await connect((options.host, options.port), options.tls)
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
         try:
@@ -279,6 +281,8 @@ class Link:
 def _why(error: Exception) -> str:
     if isinstance(error, RemoteProtocolError):
         return error.sentence
+    if trouble := complaint(error):
+        return trouble
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)  # asyncio puts the whole address into its own text
     return str(error) or "no answer"

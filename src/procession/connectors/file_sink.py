@@ -18,6 +18,7 @@ from procession.sdk.output import OpenOutput, Output
 from procession.sdk.payloads import Payloads
 from procession.sdk.txnlog import Transaction
 from procession.storage.durable import fsync_dir, storage_error, write_all
+from procession.tls import ServerTls
 
 
 class FileOutput(Output):
@@ -92,12 +93,13 @@ def run_file_sink(
     listen: str = LISTEN,
     *,
     cookie: bytes = b"",
+    tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
     open_output = opener(directory, idempotent)
-    run_sink(open_output, directory, listen, cookie=cookie, idempotent=idempotent, tell=tell)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, idempotent=idempotent, tell=tell)
 
 
 def opener(directory: Path, idempotent: Collection[str] = ()) -> OpenOutput:

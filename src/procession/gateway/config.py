@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from procession.tls import ServerTls
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.draft_messages import Extension
 
@@ -36,6 +37,8 @@ class GatewayConfig:
     listen: str = "127.0.0.1:7100"
     control: str = "127.0.0.1:7101"
     limits: Limits = Limits()
+    tls: ServerTls | None = None
+    """What producers are shown, and must show; without it nothing is encrypted."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     read_bytes_max: int = MIB
     """The buffer that all sessions read into: so much is taken from a socket at once, and decoded together."""

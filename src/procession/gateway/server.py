@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -26,6 +27,7 @@ from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
 from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
 from procession.storage.durable import write_durably
+from procession.tls import Door
 from procession.wire import columns
 from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame, DraftMessages
@@ -149,7 +151,8 @@ class Session(asyncio.BufferedProtocol):
             return
         self._is_lingering = True
         self._hurry_others()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # not with TLS
+            self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
 
     def _hurry_others(self) -> None:
@@ -178,7 +181,7 @@ class GatewayServer:
         self._sessions: set[Session] = set()
         self._control = ControlServer(self.gateway)
         self._ticker: asyncio.Task[None] | None = None
-        self._door: asyncio.Server | None = None
+        self._door: asyncio.Server | Door | None = None
 
     async def start(self) -> None:
         """Open both doors, and write down where they are."""
@@ -189,12 +192,21 @@ class GatewayServer:
         self.listen = str(address_of(listening))
         self.control = str(address_of(controlling))
         intake = Intake(self._config.read_bytes_max)
-        self._door = await loop.create_server(lambda: Session(self.gateway, self._sessions, intake), sock=listening)
+        if self._config.tls:
+            timeout_s = self._config.handshake_timeout_s
+            self._door = Door(
+                listening, self._config.tls, partial(self._session, intake), handshake_timeout_s=timeout_s
+            )
+        else:
+            self._door = await loop.create_server(partial(self._session, intake), sock=listening)
         await self._control.start(controlling)
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
+
+    def _session(self, intake: Intake) -> Session:
+        return Session(self.gateway, self._sessions, intake)
 
     async def _tick(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from procession.sdk.program import run_program
 from procession.sdk.sink import SinkServer
 from procession.sdk.txnlog import Transaction, TxnLog
 from procession.storage.durable import lock_directory, write_durably
+from procession.tls import ServerTls
 
 LISTEN = "127.0.0.1:7200"
 ANNOUNCEMENT = "sink.json"
@@ -83,6 +84,7 @@ def run_sink(
     listen: str = LISTEN,
     *,
     cookie: bytes = b"",
+    tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
 ) -> None:
@@ -93,12 +95,12 @@ def run_sink(
     """
     home = Home(directory, open_output, idempotent=idempotent, tell=tell)
     try:
-        serve(home, listen, cookie)
+        serve(home, listen, cookie, tls)
     finally:
         home.close()
 
 
-def serve(home: Home, listen: str, cookie: bytes = b"") -> None:
+def serve(home: Home, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
     with listening_socket(parse_address(listen), home.previous()) as listener:
         home.announce(address_of(listener))
-        run_program(SinkServer(home.open_outlet, cookie=cookie).serve(listener))
+        run_program(SinkServer(home.open_outlet, cookie=cookie, tls=tls).serve(listener))

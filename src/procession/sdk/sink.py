@@ -26,6 +26,7 @@ from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.sdk.outlet import Outlet
 from procession.sdk.output import Wait
 from procession.sdk.payloads import Payloads
+from procession.tls import Door, ServerTls
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.connection import Connection, Event, Violation
@@ -89,6 +90,7 @@ class SinkServer:
         open_outlet: OpenOutlet,
         *,
         cookie: bytes = b"",
+        tls: ServerTls | None = None,
         sessions_max: int = SESSIONS_MAX,
         lingering_max: int = LINGERING_MAX,
         instances_max: int = INSTANCES_MAX,
@@ -96,6 +98,7 @@ class SinkServer:
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self.cookie = cookie
+        self._tls = tls
         self.handshake_timeout_s = handshake_timeout_s
         self.frame_bytes_max = frame_bytes_max
         self._open_outlet = open_outlet
@@ -114,12 +117,19 @@ class SinkServer:
     async def serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
+        server: asyncio.Server | Door
+        if self._tls:
+            server = Door(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
+        else:
+            server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
         try:
             await self._failure
         finally:
             server.close()
             await self._stop()
+
+    def _stream(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES_MAX), self._accept)
 
     async def _stop(self) -> None:
         """What is under way in a thread is waited for, coroutines are cancelled; nothing more is heard."""
@@ -268,7 +278,8 @@ class Session:
         log.info("! session refused", reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
-            self._writer.write_eof()
+            if self._writer.can_write_eof():  # not with TLS
+                self._writer.write_eof()
 
     def close(self) -> None:
         self._writer.close()

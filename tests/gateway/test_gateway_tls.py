@@ -1,0 +1,121 @@
+"""A gateway that speaks TLS, as a process: whom it lets in, certificates that are renewed, last words, bad peers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from procession.address import parse_address
+from procession.tls import ClientTls
+from procession.wire.messages import Error, Hello, Message, Restart
+from tests import hostile
+from tests.certificates import Authority
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
+
+Make = Callable[..., GatewayProcess]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+def test_records_are_taken_and_acknowledged_over_tls(gateway_process: Make, authority: Authority) -> None:
+    gateway = gateway_process(tls=authority.server(), frame_bytes_max=1 << 20).start()
+    with Producer(gateway.listen, ClientTls(authority.ca)) as producer, gateway.client() as driver:
+        producer.hello()
+        producer.notify(7)
+        producer.messages(7, range(1000))
+        producer.send(Message(7, 1000, 0, b"", bytes(500_000)))
+        while (end := driver.offer(1, 0, 1 << 30, 1 << 30).end) < 1001:
+            pass
+        driver.commit(1, 0, end, {7: 1000})
+        producer.wait_committed(7, 1000)
+
+
+def test_only_who_shows_a_certificate_gets_in_where_one_is_asked_for(
+    gateway_process: Make, authority: Authority, tmp_path: Path
+) -> None:
+    gateway = gateway_process(tls=authority.server(client_ca=authority.ca)).start()
+    with Producer(gateway.listen, authority.client()) as producer:
+        producer.hello()
+    other = Authority(tmp_path / "another").issue("client.example", name="client")
+    for stranger in ClientTls(authority.ca), ClientTls(authority.ca, *other), None:
+        # Either step may find out.
+        with pytest.raises(OSError, match=r"certificate|unknown|reset|closed"), ExitStack() as door:
+            door.enter_context(Producer(gateway.listen, stranger)).hello()
+
+
+def test_a_renewed_certificate_is_shown_to_the_next_producer_and_the_others_stay(
+    gateway_process: Make, authority: Authority
+) -> None:
+    gateway = gateway_process(tls=authority.server(), ack_interval_s=0.05).start()
+    with Producer(gateway.listen, ClientTls(authority.ca)) as early:
+        early.hello()
+        authority.issue()
+        with Producer(gateway.listen, ClientTls(authority.ca)) as late:
+            late.hello()
+            assert isinstance(early.socket, ssl.SSLSocket)
+            assert isinstance(late.socket, ssl.SSLSocket)
+            assert early.socket.getpeercert(binary_form=True) != late.socket.getpeercert(binary_form=True)
+            early.notify(7)
+
+
+def test_a_last_word_arrives(gateway_process: Make, authority: Authority) -> None:
+    gateway = gateway_process(tls=authority.server(), linger_s=0.2).start()
+    with Producer(gateway.listen, ClientTls(authority.ca)) as wrong:
+        wrong.send(Hello("9", b"", "p", "i"))
+        assert "unknown version" in wrong.expect(Error).reason
+        with pytest.raises(OSError, match=r"closed|EOF|reset"):
+            wrong.expect(Error)
+    with Producer(gateway.listen, ClientTls(authority.ca)) as producer:
+        producer.hello()
+        gateway.process.terminate()
+        producer.expect(Restart)
+    assert gateway.wait()[0] == 0
+
+
+@pytest.mark.parametrize("name", ["slow loris", "strangers", "half open", "dropped"])
+def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
+    gateway_process: Make, authority: Authority, name: str
+) -> None:
+    assaults: dict[str, hostile.Assault] = {
+        "slow loris": hostile.slow_loris,
+        "strangers": hostile.strangers,
+        "half open": hostile.half_open,
+        "dropped": hostile.opened_and_dropped(500),
+    }
+    gateway = gateway_process(tls=authority.server(), handshake_timeout_s=2.0).start()
+    held = hostile.descriptors(gateway.process.pid)
+
+    async def at_height() -> None:
+        await asyncio.to_thread(newcomer)
+
+    def newcomer() -> None:
+        with Producer(gateway.listen, ClientTls(authority.ca)) as one:
+            one.hello()
+            assert one.notify(7).success
+
+    client_hello = hostile.SCANS["a TLS client"]
+    asyncio.run(assaults[name](parse_address(gateway.listen), client_hello, at_height))
+    assert hostile.until(lambda: hostile.descriptors(gateway.process.pid) <= held), "descriptors were left open"
+
+
+def test_a_producer_that_never_reads_is_dropped(gateway_process: Make, authority: Authority) -> None:
+    gateway = gateway_process(tls=authority.server(), write_bytes_max=100_000, ack_interval_s=0.01).start()
+    with gateway.client() as control, Producer(gateway.listen, ClientTls(authority.ca)) as deaf:
+        deaf.hello()
+        assert control.status()["sessions"] == 1
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.socket.settimeout(1)
+        with pytest.raises(OSError, match=r"reset|Broken|timed out|EOF|closed"):
+            deaf.socket.sendall(hostile.NOTIFY * 5_000_000)
+        deaf.socket.close()
+        assert hostile.until(lambda: control.status()["sessions"] == 0)
