@@ -276,7 +276,7 @@ def _open_spark(config: DriverConfig, app: App) -> SparkSession:
     path = (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     log_file = config.directory / "logs" / "spark.log"
-    return open_session(app.graph.name, app.graph.parallelism, master=config.master, log_file=log_file)
+    return open_session(app.graph.name, app.plan.tasks_max, master=config.master, log_file=log_file)
 
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:

@@ -82,6 +82,11 @@ class Plan:
     def levels(self) -> int:
         return 1 + max(chain.level for chain in self.chains)
 
+    @property
+    def tasks_max(self) -> int:
+        """The tasks of the widest chain: so many can be at work at a time."""
+        return max(chain.tasks for chain in self.chains)
+
     def at_level(self, level: int) -> tuple[PlannedChain, ...]:
         return tuple(chain for chain in self.chains if chain.level == level)
 
