@@ -18,10 +18,11 @@ import typer
 
 from procession.errors import ProcessionError
 from procession.ops.cli_chaos import chaos
-from procession.ops.cli_connectors import CookieFile, sink_app, source_app
+from procession.ops.cli_connectors import sink_app
 from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_simulate import simulate
+from procession.ops.cli_sources import CookieFile, source_app
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed

@@ -1,4 +1,4 @@
-"""`procession source …` and `procession sink …`: the connectors as commands. Words in, one call out.
+"""`procession sink …`: the connectors that receive, as commands. Words in, one call out.
 
 The one rule: as in `cli`. Before it the command line; after it `connectors`.
 """
@@ -10,11 +10,9 @@ from typing import Annotated
 
 import typer
 
-from procession.ops.cli_sources import CookieFile, source_app
+from procession.ops.cli_sources import CookieFile
 
 sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
-
-__all__ = ["CookieFile", "sink_app", "source_app"]
 
 
 @sink_app.command("file")

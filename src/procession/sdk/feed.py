@@ -102,7 +102,10 @@ class Feed:
         """Say that no more comes; the gateway closes when it has read all. An EOS it did not read is sent again."""
         if self.is_welcome and self._roster.is_done and not self._is_leaving:
             self._is_leaving = True
-            if self._writer.can_write_eof() and not self._writer.is_closing():
+            if not self._writer.can_write_eof():
+                # With TLS there is no half to end. Closing sends all, and waits for the other side's farewell as well.
+                self._writer.close()
+            elif not self._writer.is_closing():
                 self._writer.write_eof()
             asyncio.get_running_loop().call_later(self._options.farewell_timeout_s, self._writer.close)
 
@@ -169,8 +172,7 @@ class Feed:
             self._take(answer)
 
     def _begin(self, progress: Progress) -> None:
-        progress.begin()
-        progress.is_open = True
+        progress.accept()
         sender = self._tasks.create_task(self._feed(progress))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)

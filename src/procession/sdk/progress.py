@@ -45,8 +45,13 @@ class Progress:
         return self.is_ended and is_committed
 
     def begin(self) -> None:
-        """A new session, or a stream that is opened again: what is not acknowledged is sent again."""
+        """A new session: what is not acknowledged is sent again."""
         self.last, self.is_open, self.is_ended, self.is_named_again = self.committed, False, False, False
+
+    def accept(self) -> None:
+        """The gateway has opened it, and has told what is committed: the rest is sent, and counted, anew."""
+        self.begin()
+        self.is_open = True
         self._pieces.clear()
 
     def end(self) -> None:
