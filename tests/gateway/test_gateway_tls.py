@@ -10,8 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from procession.address import parse_address
+from procession.errors import ConfigError
+from procession.sdk.batch import Stream
+from procession.sdk.options import SourceOptions
+from procession.sdk.source import SourceClient
+from procession.sdk.testing import ListSource
 from procession.tls import ClientTls
 from procession.wire.messages import Error, Hello, Message, Restart
 from tests import hostile
@@ -119,3 +125,40 @@ def test_a_producer_that_never_reads_is_dropped(gateway_process: Make, authority
             deaf.socket.sendall(hostile.NOTIFY * 5_000_000)
         deaf.socket.close()
         assert hostile.until(lambda: control.status()["sessions"] == 0)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_source_sends_everything_over_tls_and_ends_when_it_is_committed(
+    gateway_process: Make, authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    gateway = gateway_process(tls=authority.server(client_ca=authority.ca), ack_interval_s=0.05).start()
+    records = [b"%d" % number for number in range(5000)]
+    source = ListSource({Stream(1, "numbers"): records}, batch_records=500)
+    client = SourceClient(source, gateway.listen, SourceOptions("test", "test", tls=authority.client()))
+
+    def drive() -> None:
+        committed = 0
+        with gateway.client() as driver:
+            while committed < len(records) + 1:  # and the end of the stream
+                end = driver.offer(1, committed, 1 << 30, 1 << 30).end
+                if end > committed:
+                    driver.commit(1, committed, end, {1: min(end, len(records)) - 1})
+                committed = end
+
+    async def send() -> None:
+        await asyncio.gather(client.run(), asyncio.to_thread(drive))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(send(), hostile.DEADLINE_S))
+    assert client.committed == {1: len(records) - 1}
+
+
+def test_a_gateway_that_is_not_to_be_trusted_ends_a_source_with_a_sentence(
+    gateway_process: Make, authority: Authority, tmp_path: Path
+) -> None:
+    gateway = gateway_process(tls=authority.server()).start()
+    options = SourceOptions("test", "test", tls=ClientTls(Authority(tmp_path / "another").ca), backoff_limit_s=0.1)
+    client = SourceClient(ListSource({Stream(1, "one"): [b"x"]}), gateway.listen, options)
+    with pytest.raises(ConfigError, match="its certificate is not to be trusted") as caught:
+        asyncio.run(asyncio.wait_for(client.run(), hostile.DEADLINE_S))
+    assert "certificates" in caught.value.next_step

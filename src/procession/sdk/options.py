@@ -9,6 +9,7 @@ from pathlib import Path
 from procession.sdk.backoff import FIRST_S, LIMIT_S
 from procession.sdk.gather import GatherLimits
 from procession.sdk.report import Report
+from procession.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class SourceOptions:
     """Which one of them this is."""
     cookie: bytes = field(default=b"", repr=False)
     """The secret that both sides must show; empty if there is none."""
+    tls: ClientTls | None = None
+    """Whom to trust, and what to show; without it nothing is encrypted."""
     dialect: str = "v3"
     """What is spoken: `v3` or `draft`. Ephemeral streams need the draft."""
     rate: float | None = None

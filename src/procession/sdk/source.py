@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Awaitable
 
 import structlog
 
@@ -25,6 +25,7 @@ from procession.sdk.pace import Pace
 from procession.sdk.progress import Progress, Roster
 from procession.sdk.reading import Reading
 from procession.sdk.report import Report
+from procession.tls import complaint, connect
 from procession.wire import draft, v3
 from procession.wire.connection import Connection
 from procession.wire.dialect import DIALECTS
@@ -167,7 +168,7 @@ class SourceClient:
         while True:
             before, began_s = self.committed, time.monotonic()
             try:
-                restart = await self._session()
+                restart = await self._trusted(self._session())
             except OSError as error:
                 if not is_waiting:
                     log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
@@ -204,6 +205,17 @@ class SourceClient:
         except ConfigError:
             log.warning("the gateway sent us to a place that is none", address=restart.address)
 
+    async def _trusted(self, session: Awaitable[Restart | None]) -> Restart | None:
+        """Certificates that are not trusted are for a person to see, as a wrong cookie is."""
+        try:
+            return await session
+        except OSError as error:
+            if trouble := complaint(error):
+                raise GreetingRefused(
+                    f"The gateway at {self._address}: {trouble}.", next_step="Check the certificates of both sides."
+                ) from error
+            raise
+
     async def _session(self) -> Restart | None:
         options = self._options
         hello = Hello(VERSIONS[options.dialect], options.cookie, options.program, options.instance)
@@ -230,7 +242,7 @@ class SourceClient:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(self._options.connect_timeout_s):
-            reader, writer = await asyncio.open_connection(*self._address)
+            reader, writer = await connect(self._address, self._options.tls)
         with contextlib.suppress(OSError):  # it may be closed again already; the reader finds out
             notice_silence(writer.get_extra_info("socket"))
         return reader, writer
