@@ -292,7 +292,7 @@ def _unpacked(events: Iterable[object]) -> Iterable[object]:
     """The events, with 2PC messages taken out of the MESSAGE frames that carry them."""
     for event in events:
         if isinstance(event, Messages):
-            for payload in event.payloads.to_pylist():
+            for payload in event.bodies():
                 yield twopc.decode(payload)
         else:
             yield event

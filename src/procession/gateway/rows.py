@@ -28,6 +28,9 @@ def record_rows(messages: Messages) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*numbers, messages.keys, messages.payloads], schema=INGRESS_SCHEMA)
 
 
+_ROW = pa.struct(list(INGRESS_SCHEMA))
+
+
 class Row(NamedTuple):
     """One row, where rows are made one by one."""
 
@@ -45,10 +48,7 @@ def eos_row(stream_id: int, last_id: int | None) -> Row:
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    arrays = [
-        pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), INGRESS_SCHEMA.types, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=INGRESS_SCHEMA)
+    return pa.RecordBatch.from_struct_array(pa.array(rows, _ROW))
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 
@@ -37,6 +38,8 @@ class Framer:
         self.frame_bytes_max = frame_bytes_max
         self.position = 0
         """Where the next frame begins in the current window."""
+        self._length = 0
+        """Of the frame that `peek` has seen."""
         self._held = bytearray()
         self._windows: list[memoryview] = []
 
@@ -66,21 +69,25 @@ class Framer:
         while self._windows and self.position == len(self._windows[0]):
             del self._windows[0]
             self.position = 0
-        if not self._windows or self.position + 4 > len(self._windows[0]):
+        if not self._windows:
             return None
-        (length,) = _LENGTH.unpack_from(self._windows[0], self.position)
+        window, position = self._windows[0], self.position
+        if position + 4 > len(window):
+            return None
+        (length,) = _LENGTH.unpack_from(window, position)
         if not 0 < length <= self.frame_bytes_max:
             limit = f"frame of {length} bytes, the limit is {self.frame_bytes_max}"
             raise RemoteProtocolError(limit if length else "empty frame")
-        if self.position + 4 + length > len(self._windows[0]):
+        if position + 4 + length > len(window):
             return None
-        return self._windows[0][self.position + 4]
+        self._length = length
+        return window[position + 4]
 
     def take(self) -> bytes:
         """The body (tag and fields, without the length word) of the frame that `peek` has seen."""
-        (length,) = _LENGTH.unpack_from(self._windows[0], self.position)
-        begin, self.position = self.position + 4, self.position + 4 + length
-        return bytes(self._windows[0][begin : self.position])
+        begin = self.position + 4
+        self.position = end = begin + self._length
+        return bytes(self._windows[0][begin:end])
 
     @property
     def window(self) -> memoryview:
@@ -131,6 +138,15 @@ class Reader:
         self._position += shape.size
         return value
 
+    def fields(self, shape: struct.Struct) -> tuple[Any, ...]:
+        """Several numbers at once."""
+        try:
+            values = shape.unpack_from(self._body, self._position)
+        except struct.error:
+            raise RemoteProtocolError("truncated frame") from None
+        self._position += shape.size
+        return values
+
     def u8(self) -> int:
         return self._integer(_U8)
 
@@ -147,10 +163,7 @@ class Reader:
         return self._integer(_I64)
 
     def boolean(self) -> bool:
-        value = self.u8()
-        if value > 1:
-            raise RemoteProtocolError(f"a boolean of value {value}")
-        return value == 1
+        return boolean(self.u8())
 
     def bytes_of(self, length: int) -> bytes:
         start = self._position
@@ -161,10 +174,10 @@ class Reader:
         return self._body[start:end]
 
     def short_bytes(self) -> bytes:
-        return self.bytes_of(self.u16())
+        return self.bytes_of(self._integer(_U16))
 
     def short_text(self) -> str:
-        return text(self.short_bytes())
+        return text(self.bytes_of(self._integer(_U16)))
 
     def count(self, item_bytes_min: int) -> int:
         """A u32 count of items of at least this size: checked against what is there before anything is allocated."""
@@ -184,6 +197,12 @@ class Reader:
         """Nothing may be left over: bytes that nobody reads are a frame that we do not understand."""
         if self._position != len(self._body):
             raise RemoteProtocolError(f"{self.remaining} bytes too many in frame")
+
+
+def boolean(value: int) -> bool:
+    if value > 1:
+        raise RemoteProtocolError(f"a boolean of value {value}")
+    return value == 1
 
 
 def text(raw: bytes) -> str:

@@ -40,6 +40,7 @@ from procession.wire.messages import (
     Hello,
     Ids,
     Message,
+    MessageFields,
     Messages,
     Notify,
     NotifyAck,
@@ -52,6 +53,11 @@ HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
 """The longest HELLO there can be: all that a peer may make us hold before it has said who it is."""
 
 REASON_BYTES_MAX = 1024
+
+_OVER = frozenset({State.ERROR, State.DISCONNECTED})
+_CONNECTED = State.CONNECTED
+_START = StreamState.START
+_MESSAGE = StreamStep.MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,9 @@ class Connection:
             raise LocalProtocolError(f"the {dialect.name} is for sources")
         self.side = side
         self.role = role
+        self._peer = side.other
+        self._spender = Side.INITIATOR if role is Role.SOURCE else None
+        """Whose frames cost credits."""
         self.dialect = dialect
         self.extensions: frozenset[Extension] = frozenset()
         self.frame_bytes_max = frame_bytes_max
@@ -97,10 +106,10 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """Nothing may be sent any more, and what comes is discarded."""
-        return self.state in (State.ERROR, State.DISCONNECTED)
+        return self.state in _OVER
 
     def stream_state(self, stream_id: int) -> StreamState:
-        return self._streams.get(stream_id, StreamState.START)
+        return self._streams.get(stream_id, _START)
 
     # Receiving
 
@@ -114,26 +123,23 @@ class Connection:
             return events
         self._framer.begin(data)
         try:
-            while not self.is_over and (tag := self._framer.peek()) is not None:
-                if self.state is State.CONNECTED:
+            while self.state not in _OVER and (tag := self._framer.peek()) is not None:
+                if self.state is _CONNECTED:
                     self._hear_dialect(tag)
                 if tag == self.dialect.message_tag:
                     self._take_messages(events)
                 else:
                     frame = self._decoded(tag)
-                    self._step(self.side.other, frame, RemoteProtocolError)
+                    self._step(self._peer, frame, RemoteProtocolError)
                     events.append(frame)
         except RemoteProtocolError as error:
             self.state = State.ERROR
             events.append(Violation(error.sentence))
-        self._let_go()
-        return events
-
-    def _let_go(self) -> None:
-        if self.is_over:
+        if self.state in _OVER:
             self._framer.drop()
         else:
             self._framer.keep()
+        return events
 
     def _hear_dialect(self, tag: int) -> None:
         if self.side is Side.ACCEPTOR and self.role is Role.SOURCE and tag in draft.TAGS:
@@ -155,8 +161,8 @@ class Connection:
         if self.dialect is DRAFT:
             self._take_drafted(events)
             return
-        self._allow(self.side.other, Message, RemoteProtocolError)
-        rows_max = self.credit.affordable if self._spends(self.side.other) else BYTES_MAX
+        self._allow(self._peer, Message, RemoteProtocolError)
+        rows_max = self.credit.affordable if self._peer is self._spender else BYTES_MAX
         size_bytes = self._framer.size_bytes
         if columns.is_ready() and self.columns_bytes_min <= size_bytes <= BYTES_MAX:
             self._take_columns(Columns(size_bytes), rows_max, events)
@@ -176,7 +182,7 @@ class Connection:
                 self._deliver(messages.slice(0, allowed), events)
             if allowed < len(messages):
                 # Stands before whatever else was met.
-                self._allow_message(self.side.other, int(messages.stream_ids[allowed]), RemoteProtocolError)
+                self._allow_message(self._peer, int(messages.stream_ids[allowed]), RemoteProtocolError)
         if why is Stop.TRUNCATED:
             raise RemoteProtocolError("truncated frame")
         if why is Stop.ENOUGH:
@@ -193,13 +199,13 @@ class Connection:
 
     def _is_allowed(self, stream_id: int) -> bool:
         try:
-            self._allow_message(self.side.other, stream_id, RemoteProtocolError)
+            self._allow_message(self._peer, stream_id, RemoteProtocolError)
         except RemoteProtocolError:
             return False
         return True
 
     def _take_rows(self, rows_max: int, events: list[Event]) -> None:
-        rows: list[tuple[int, int, int, bytes, bytes]] = []
+        rows: list[MessageFields] = []
         known_open: int | None = None
         try:
             while self._framer.peek() == v3.MESSAGE_TAG:
@@ -207,12 +213,12 @@ class Connection:
                     raise RemoteProtocolError("credits overspent")
                 row = v3.message_fields(self._framer.take())
                 if row[0] != known_open:
-                    self._allow_message(self.side.other, row[0], RemoteProtocolError)
+                    self._allow_message(self._peer, row[0], RemoteProtocolError)
                     known_open = row[0]
                 rows.append(row)
         finally:
             if rows:
-                self._deliver(Messages.of(*zip(*rows, strict=True)), events)
+                self._deliver(Messages.few(rows), events)
 
     def _take_drafted(self, events: list[Event]) -> None:
         taken: list[DraftMessage] = []
@@ -220,14 +226,14 @@ class Connection:
             while self._framer.peek() == draft.MESSAGE_TAG:
                 message = draft.decode(self._framer.take())
                 assert isinstance(message, DraftMessage)
-                self._step(self.side.other, message, RemoteProtocolError)
+                self._step(self._peer, message, RemoteProtocolError)
                 taken.append(message)
         finally:
             if taken:
                 events.append(DraftMessages(tuple(taken)))
 
     def _deliver(self, messages: Messages, events: list[Event]) -> None:
-        if self._spends(self.side.other):
+        if self._peer is self._spender:
             self.credit.spend(len(messages))
         events.append(messages)
 
@@ -259,10 +265,10 @@ class Connection:
         self._allow(self.side, DraftMessage if self.dialect is DRAFT else Message, LocalProtocolError)
         self._allow_message(self.side, stream_id, LocalProtocolError)
         count = len(payloads)
-        if self._spends(self.side) and count > self.credit.available:
+        if self.side is self._spender and count > self.credit.available:
             raise LocalProtocolError(f"{count} messages for {self.credit.available} credits")
         data = self.dialect.encode_messages(stream_id, message_ids, event_times, keys, payloads, self.frame_bytes_max)
-        if self._spends(self.side):
+        if self.side is self._spender:
             self.credit.spend(count)
         if message_ids is None:
             self._interpreter.sent_without_ids(stream_id)
@@ -300,7 +306,7 @@ class Connection:
                 self._produce(sender, stream_id, StreamStep.LAST if frame.is_last else StreamStep.MESSAGE, blame)
             case Eos(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.EOS, blame)
-            case Debug():
+            case Debug() if sender is self._spender:
                 self._charge(sender)
             case Ack(credits=credits, positions=positions):
                 self._acknowledge(credits, positions, blame)
@@ -335,10 +341,10 @@ class Connection:
     def _allow_message(self, sender: Side, stream_id: int, blame: Blame) -> None:
         if self.role is Role.SINK and sender is Side.ACCEPTOR and stream_id != TWOPC_STREAM:
             raise blame(f"a sink's MESSAGE on stream {stream_id}")
-        self._after(stream_id, StreamStep.MESSAGE, blame)
+        self._after(stream_id, _MESSAGE, blame)
 
     def _after(self, stream_id: int, step: StreamStep, blame: Blame) -> StreamState:
-        before = self.stream_state(stream_id)
+        before = self._streams.get(stream_id, _START)
         following = self.dialect.stream[before].get(step)
         if following is None:
             raise blame(f"{step.value} on stream {stream_id}, which is {before.value}")
@@ -347,17 +353,14 @@ class Connection:
     def _produce(self, sender: Side, stream_id: int, step: StreamStep, blame: Blame) -> None:
         """A frame of the connector: it moves its stream and costs a credit."""
         following = self._after(stream_id, step, blame)
-        self._charge(sender, is_end=step is StreamStep.EOS)
+        if sender is self._spender:
+            self._charge(sender, is_end=step is StreamStep.EOS)
         self._streams[stream_id] = following
 
     def _charge(self, sender: Side, *, is_end: bool = False) -> None:
-        if self._spends(sender):
-            if sender is self.side and self.credit.available < 1:
-                # We hold ourselves to what was granted; the drift is for peers.
-                raise LocalProtocolError("no credit left")
-            if is_end:
-                self.credit.tolerate()
-            self.credit.spend()
-
-    def _spends(self, sender: Side) -> bool:
-        return self.role is Role.SOURCE and sender is Side.INITIATOR
+        if sender is self.side and self.credit.available < 1:
+            # We hold ourselves to what was granted; the drift is for peers.
+            raise LocalProtocolError("no credit left")
+        if is_end:
+            self.credit.tolerate()
+        self.credit.spend()

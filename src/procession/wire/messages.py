@@ -7,9 +7,10 @@ back; `connection` says when each may be sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Self
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise, starmap
+from operator import itemgetter
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -94,10 +95,16 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
 
 Ids = npt.NDArray[np.uint64]
 
+MessageFields = tuple[int, int, int, bytes, bytes]
+"""The fields of a `Message`, in their order."""
+
+COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """Consecutive MESSAGE frames as columns of equal length, in the order of arrival."""
+    """Consecutive MESSAGE frames in the order of arrival, as columns of equal length. Of `few` the columns are made
+    when somebody asks for them: nobody does of those that carry two-phase commit."""
 
     stream_ids: Ids
     message_ids: Ids
@@ -105,6 +112,7 @@ class Messages:
     keys: pa.Array
     """Binary, like the payloads, and without nulls."""
     payloads: pa.Array
+    _rows: Sequence[MessageFields] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -124,11 +132,30 @@ class Messages:
             pa.array(payloads, pa.binary()),
         )
 
+    @classmethod
+    def few(cls, rows: Sequence[MessageFields]) -> Self:
+        """Messages that were decoded one by one."""
+        messages = object.__new__(cls)
+        object.__setattr__(messages, "_rows", rows)
+        return messages
+
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what is not there yet: a column of few messages."""
+        if name not in COLUMNS:
+            raise AttributeError(name)
+        assert self._rows is not None
+        made = Messages.of(*zip(*self._rows, strict=True))
+        for column in COLUMNS:
+            object.__setattr__(self, column, getattr(made, column))
+        return getattr(made, name)
+
     def __len__(self) -> int:
-        return len(self.message_ids)
+        return len(self.message_ids if self._rows is None else self._rows)
 
     def __iter__(self) -> Iterator[Message]:
         """One by one, as plain values: for few messages."""
+        if self._rows is not None:
+            return starmap(Message, self._rows)
         numbers = (self.stream_ids.tolist(), self.message_ids.tolist(), self.event_times.tolist())
         return map(Message, *numbers, self.keys.to_pylist(), self.payloads.to_pylist())
 
@@ -136,6 +163,8 @@ class Messages:
         """The messages [start, end), without a copy."""
         if (start, end) == (0, len(self)):
             return self
+        if self._rows is not None:
+            return Messages.few(self._rows[start:end])
         return Messages(
             self.stream_ids[start:end],
             self.message_ids[start:end],
@@ -146,9 +175,21 @@ class Messages:
 
     def by_stream(self) -> Iterator[tuple[int, Messages]]:
         """Cut where the stream changes."""
+        if self._rows is not None:
+            for stream_id, rows in groupby(self._rows, itemgetter(0)):
+                yield stream_id, Messages.few(list(rows))
+            return
         edges = [0, *(np.flatnonzero(self.stream_ids[1:] != self.stream_ids[:-1]) + 1).tolist(), len(self)]
         for start, end in pairwise(edges):
             yield int(self.stream_ids[start]), self.slice(start, end)
+
+    def ids(self) -> list[int]:
+        """The message ids as plain numbers."""
+        return self.message_ids.tolist() if self._rows is None else [row[1] for row in self._rows]
+
+    def bodies(self) -> list[bytes]:
+        """The payloads as plain bytes."""
+        return self.payloads.to_pylist() if self._rows is None else [row[4] for row in self._rows]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Messages):

@@ -36,6 +36,7 @@ Integers = Sequence[int] | npt.NDArray[Any]
 
 _OK = struct.Struct(">BI")
 _NOTIFY_ACK = struct.Struct(">B?QQ")
+_NOTIFY_ACK_FIELDS = struct.Struct(">BQQ")
 _MESSAGE = struct.Struct(">BQQqH")
 _ACK = struct.Struct(">BII")
 _POSITION = struct.Struct(">QQ")
@@ -60,7 +61,8 @@ def _notify(reader: Reader) -> Frame:
 
 
 def _notify_ack(reader: Reader) -> Frame:
-    return NotifyAck(reader.boolean(), reader.u64(), reader.u64())
+    success, stream_id, point = reader.fields(_NOTIFY_ACK_FIELDS)
+    return NotifyAck(codec.boolean(success), stream_id, point)
 
 
 def _message(reader: Reader) -> Frame:

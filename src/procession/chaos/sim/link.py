@@ -181,7 +181,7 @@ class Link:
 def _unpacked(events: Iterable[object]) -> Iterable[object]:
     for event in events:
         if isinstance(event, Messages):
-            for payload in event.payloads.to_pylist():
+            for payload in event.bodies():
                 yield twopc.decode(payload)
         else:
             yield event

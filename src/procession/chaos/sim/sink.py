@@ -170,12 +170,11 @@ class Sink(Process):
                 session.send(NotifyAck(stream_id == DATA_STREAM, stream_id, position))
             case Messages():
                 for stream_id, messages in event.by_stream():
-                    payloads = messages.payloads.to_pylist()
                     if stream_id == TWOPC_STREAM:
-                        for payload in payloads:
+                        for payload in messages.bodies():
                             self._decide(session, outlet, twopc.decode(payload))
                     else:
-                        outlet.append(messages.message_ids.tolist(), payloads)
+                        outlet.append(messages.ids(), messages.bodies())
 
     def _decide(self, session: Session, outlet: MoodyOutlet, message: TwoPhase) -> None:
         match message:

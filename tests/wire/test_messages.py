@@ -1,0 +1,38 @@
+"""Messages as columns and messages one by one say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.wire.messages import Message, MessageFields, Messages
+
+ROWS: list[MessageFields] = [
+    (7, 1, -5, b"k", b"a"),
+    (7, 2, 0, b"", b""),
+    (8, 2**64 - 1, 2**63 - 1, b"\xff", b"b"),
+    (7, 3, 9, b"k", b"c"),
+]
+COLUMNS = Messages.of(*zip(*ROWS, strict=True))
+
+
+@pytest.mark.parametrize("messages", [COLUMNS, Messages.few(ROWS)], ids=["columns", "few"])
+def test_few_messages_are_what_their_columns_are(messages: Messages) -> None:
+    assert len(messages) == 4
+    assert list(messages) == [Message(*row) for row in ROWS]
+    assert messages.ids() == [1, 2, 2**64 - 1, 3]
+    assert messages.bodies() == [b"a", b"", b"b", b"c"]
+    assert messages == COLUMNS
+    assert messages.slice(1, 3) == COLUMNS.slice(1, 3)
+    assert [(stream_id, list(run)) for stream_id, run in messages.by_stream()] == [
+        (7, [Message(*ROWS[0]), Message(*ROWS[1])]),
+        (8, [Message(*ROWS[2])]),
+        (7, [Message(*ROWS[3])]),
+    ]
+
+
+def test_a_column_of_few_messages_is_made_once() -> None:
+    few = Messages.few(ROWS)
+    assert few.payloads is few.payloads
+    assert few.keys.to_pylist() == [b"k", b"", b"\xff", b"k"]
+    with pytest.raises(AttributeError):
+        few.nothing  # noqa: B018
