@@ -209,6 +209,12 @@ def test_a_boundary_at_the_last_message_is_the_same_place_and_one_before_it_goes
     assert reasons(bench.take(B, stable(2, None, stream_id=8))) == ["message id goes back on stream 8"]
 
 
+def test_a_boundary_at_an_earlier_place_closes_no_group(bench: DraftBench) -> None:
+    bench.open(A, 7)
+    bench.take(A, stable(5), unstable(6))
+    assert reasons(bench.take(A, stable(5, None))) == ["message id goes back on stream 7"]
+
+
 def test_a_boundary_that_is_no_point_of_reference_changes_nothing(bench: DraftBench) -> None:
     bench.open(A, 7)
     assert bench.take(A, unstable(1, None)) == []

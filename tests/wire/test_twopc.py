@@ -83,3 +83,11 @@ def test_what_was_voted_abort_is_never_committed() -> None:
         participant.phase2(T, True)
     participant.phase2(T, False)
     participant.data()
+
+
+@pytest.mark.parametrize("state", [state for state in Round if state is not Round.VOTING])
+def test_a_list_may_be_asked_for_and_workers_may_leave_anywhere_but_while_a_vote_is_made(state: Round) -> None:
+    participant = in_state(state)
+    participant.listed()
+    participant.workers_left()
+    assert participant.state is state
