@@ -153,6 +153,33 @@ def test_a_record_whose_value_no_sink_can_take_is_one_dead_letter_however_many_s
     assert got["dead-letter"].count(b"\n") == 1
 
 
+def test_a_function_that_raises_stop_iteration_errs_on_that_record_and_ends_nothing() -> None:
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    stage = pipeline.source().map(lambda payload: next(iter([payload] if payload != b"odd" else [])))
+    stage.sink("out", to="file:out")
+    got = outputs(pipeline.graph(), batch_of([b"a", b"odd", b"odd", b"b"]))
+    assert got["out"] == b"a\nb\n"
+    letters = [json.loads(line) for line in got["dead-letter"].splitlines()]
+    assert [(letter["message_id"], letter["error"][:13]) for letter in letters] == [
+        (10, "StopIteration"),
+        (20, "StopIteration"),
+    ]
+
+
+def test_a_function_is_called_once_for_each_record_also_when_it_errs_on_some() -> None:
+    called: list[bytes] = []
+
+    def look(payload: bytes) -> bytes:
+        called.append(payload)
+        return picky(payload)  # type: ignore[no-any-return]
+
+    payloads = [b"a", b"bad", b"c", b"b", b"b2", b"d"]
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    pipeline.source().map(look).filter(look).sink("out", to="file:out")
+    outputs(pipeline.graph(), batch_of(payloads))
+    assert called == [*payloads, b"aa", b"cc", b"dd"]
+
+
 def test_text_and_bytes_may_be_mixed() -> None:
     pipeline = Pipeline("p")
     pipeline.source().map(lambda p: p.decode() if p == b"t" else p).sink("out", to="file:out")

@@ -127,6 +127,7 @@ class _Pass:
             case Kind.MAP_ASYNC:
                 return self._map_async(index, node, before)
         assert node.function is not None
+        before = before.with_values(before.as_list())
         if node.kind is Kind.FLAT_MAP:
             results, rows = self._each(index, _listed(node.function), before)
             return self._flattened(index, before, results, rows)
@@ -136,9 +137,9 @@ class _Pass:
             case Kind.MAP:
                 return before.pick(rows, results)
             case Kind.FILTER:
-                kept = list(compress(range(len(before)) if rows is None else rows, results))
-                values = before.as_list()
-                return before.pick(kept, [values[row] for row in kept])
+                asked = before if rows is None else _only(before, rows)
+                kept = np.flatnonzero(np.fromiter(results, np.bool_, len(results)))
+                return asked.pick(kept, list(compress(asked.as_list(), results)))
             case Kind.KEY_BY:
                 return replace(_only(before, rows), keys=pa.array(results, pa.binary()))
             case Kind.PEEK:
@@ -184,15 +185,19 @@ class _Pass:
         values = before.as_list()
         results: list[Any] = []
         failed: list[int] = []
-        append = results.append
         while (row := len(results) + len(failed)) < len(values):
+            error: Exception
             try:
-                for value in islice(values, row, None):
-                    append(function(value))
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
-                row = len(results) + len(failed)
-                self.letters.add(stage, before, row, error)
-                failed.append(row)
+                # What was there before the function raised stays in the list, so its length says on which row.
+                results.extend(map(function, islice(values, row, None)))
+                if len(results) + len(failed) == len(values):
+                    break
+                error = StopIteration("the function raised it, which ends the iteration that calls it")
+            except Exception as raised:  # the user's code may raise anything; the record decides who acts
+                error = raised
+            row = len(results) + len(failed)
+            self.letters.add(stage, before, row, error)
+            failed.append(row)
         if not failed:
             return results, None
         refused = set(failed)
