@@ -35,13 +35,18 @@ def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
     )
 
 
-def write_all(descriptor: int, data: bytes | memoryview, position: int) -> None:
-    """Write every byte of `data` at `position`; raises the plain OSError, possibly after a part was written."""
+def write_all(descriptor: int, data: bytes | memoryview, position: int, *more: bytes | memoryview) -> None:
+    """Write every byte of `data`, and of what follows it, at `position`, without putting them together first; raises
+    the plain OSError, possibly after a part was written."""
     faults.disk("full")
-    rest = memoryview(data)
+    rest = [memoryview(part) for part in (data, *more)]
     while rest:
-        written = os.pwrite(descriptor, rest, position)
-        rest, position = rest[written:], position + written
+        written = os.pwritev(descriptor, rest, position)
+        position += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
 
 
 def fsync_dir(path: Path) -> None:

@@ -144,20 +144,21 @@ class IngressLog:
         first = self.next_sequence
         if not batch.num_rows:
             return first
-        data = encode_entry(batch, first, self.durable_end)
+        header, body = encode_entry(batch, first, self.durable_end)
+        size_bytes = len(header) + len(body)
         last = self._segments[-1]
-        if last.end > last.base and last.position_end + len(data) > self.segment_bytes_max:
+        if last.end > last.base and last.position_end + size_bytes > self.segment_bytes_max:
             self._roll()
             last = self._segments[-1]
         path = self._path(last)
         try:
-            write_all(self._descriptor, data, last.position_end)
+            write_all(self._descriptor, header, last.position_end, body)
         except OSError as error:
             # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
             with suppress(OSError):
                 os.ftruncate(self._descriptor, last.position_end)
             raise storage_error(path, "write", error) from error
-        position_end = last.position_end + len(data)
+        position_end = last.position_end + size_bytes
         last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
         return first
 

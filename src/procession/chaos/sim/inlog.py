@@ -64,7 +64,7 @@ class InLog:
             self._ends[first] = first
         length = len(self._files.read(self._path) or b"")
         try:
-            self._files.append(self._path, encode_entry(batch, first, self.durable_end))
+            self._files.append(self._path, b"".join(encode_entry(batch, first, self.durable_end)))
         except StorageError:
             self._files.truncate(self._path, length)
             raise
