@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[Path], Backlog]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.one_of(st.lists(st.binary(max_size=9), min_size=1, max_size=6), st.floats(0, 1)), max_size=20))
 def test_what_is_not_committed_can_be_read_again_from_any_record_on(
     tmp_path_factory: pytest.TempPathFactory, kind: str, steps: list[list[bytes] | float]

@@ -32,7 +32,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @on_a_loop
 async def test_many_streams_on_few_credits_all_come_through(tmp_path: Path) -> None:
-    streams = [Stream(number, f"stream {number}") for number in range(150)]
+    streams = [Stream(number, f"stream {number}") for number in range(60)]
     with living_gateway(tmp_path, limits={"credits_max": 8}, ack_interval_s=0.01) as gateway:
         await client(ListSource({stream: RECORDS[: stream.id] for stream in streams}), gateway).run()
         for stream in streams:
