@@ -460,7 +460,7 @@ def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> Non
     assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
     owed = bench.state.sessions[A].owed
     assert sent(bench.commit(0, s7=len(bench.rows) - 1), A) == [Ack(owed, ((7, len(bench.rows) - 1),))]
-    assert bench.state.lag.bytes == 0
+    assert bench.state.flow.lag.bytes == 0
 
 
 def test_sessions_without_news_also_get_what_was_withheld_when_the_lag_is_gone() -> None:

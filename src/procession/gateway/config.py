@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from procession.tls import ServerTls
 from procession.wire.codec import FRAME_BYTES_MAX
@@ -18,7 +19,15 @@ class Limits:
     """What the decisions depend on; the pure half of the settings."""
 
     cookie: bytes = field(default=b"", repr=False)
+    credits: Literal["fixed", "adaptive"] = "fixed"
+    """Whether credits come back as soon as records are appended, or as the pipeline commits."""
     credits_max: int = 16384
+    credits_min: int = 256
+    """An adaptive window leaves a session no fewer credits, as long as it leaves any."""
+    latency_target_s: float = 1.0
+    """What an adaptive window aims at: how long a record waits for its commit."""
+    backlog_max: int = 16 * 1024 * 1024
+    """So many records an adaptive window lets wait for their commit, at most."""
     sessions_max: int = 256
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB

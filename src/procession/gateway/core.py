@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -82,7 +83,7 @@ class Gateway:
         self._peers.pop(session, None)
 
     def handle(self, event: Event) -> None:
-        for action in self.state.handle(event):
+        for action in self.state.handle(event, time.monotonic()):
             self._perform(action)
 
     def _perform(self, action: Action) -> None:
@@ -167,12 +168,12 @@ class Gateway:
     async def commit(self, commit: Committed) -> None:
         """Make it durable, acknowledge it, let go of its rows; in this order."""
         async with self._commit_lock:
-            await self._write_snapshot(self.state.handle(commit))
+            await self._write_snapshot(self.state.handle(commit, time.monotonic()))
 
     async def _raise_to(self, fence: int) -> None:
         self.state.check_fence(fence)
         if fence > self.state.snapshot.fence:
-            await self._write_snapshot(self.state.handle(FenceRaised(fence)))
+            await self._write_snapshot(self.state.handle(FenceRaised(fence), time.monotonic()))
 
     async def _write_snapshot(self, actions: list[Action]) -> None:
         for action in actions:
@@ -180,7 +181,7 @@ class Gateway:
             faults.point("gateway:before-snapshot")
             await self._durably(snapshots.save, self.config.directory, action.snapshot)
             faults.point("gateway:before-ack")
-            followers = self.state.handle(SnapshotWritten(action.snapshot))
+            followers = self.state.handle(SnapshotWritten(action.snapshot), time.monotonic())
             for follower in followers:
                 if isinstance(follower, Trim):
                     faults.point("gateway:after-ack-before-trim")
@@ -212,7 +213,8 @@ class Gateway:
             "sessions": len(state.sessions),
             "streams": streams,
             "streams_total": len(state.registry),
-            "lag_bytes": state.lag.bytes,
+            "lag_bytes": state.flow.lag.bytes,
+            **state.flow.status(),
             "credits_owed": sum(session.owed for session in state.sessions.values()),
             "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
         }

@@ -18,7 +18,7 @@ from procession.wire.messages import Ack
 class Session:
     is_streaming: bool = False
     owed: int = 0
-    """Credits that it spent, and that were not given back."""
+    """Credits that are missing from a full window: those that it spent, and that were not given back."""
     was_acked: bool = False
     """Since the last tick."""
     groups: Groups | None = None
@@ -28,16 +28,15 @@ class Session:
     _late: dict[int, int] = field(default_factory=dict)
     """What those would have told."""
 
-    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, is_paid: bool) -> list[Ack | AckCounts]:
-        """The ACK that tells these pairs (stream id, committed id) and, if it is paid, gives back what is owed; none
-        while it stutters."""
+    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, granted: int) -> list[Ack | AckCounts]:
+        """The ACK that tells these pairs (stream id, committed id) and gives back so much of what is owed; none while
+        it stutters."""
         self.was_acked = True
         self._late |= dict(positions)
         if self.stutter:
             self.stutter -= 1
             return []
         told, self._late = self._late, {}
-        granted = self.owed if is_paid else 0
         self.owed -= granted
         if self.groups is not None and self.groups.is_counting:
             return [AckCounts(granted, self.groups.counted(told, registry))]

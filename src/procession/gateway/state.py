@@ -8,9 +8,7 @@ sends.
 from __future__ import annotations
 
 import hmac
-from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +32,9 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.flow import Flow, Unappended
 from procession.gateway.fresh import fresh
 from procession.gateway.groups import Groups
-from procession.gateway.lag import Lag
 from procession.gateway.registry import Registry
 from procession.gateway.rows import batch_of, eos_row, read_tail, record_rows
 from procession.gateway.sessions import Session
@@ -55,15 +53,6 @@ from procession.wire.messages import (
     Ok,
     Restart,
 )
-
-
-class Unappended(NamedTuple):
-    """Rows on their way to the log."""
-
-    end_sequence: int
-    size_bytes: int
-    session: int
-    frames: int
 
 
 class GatewayState:
@@ -85,14 +74,16 @@ class GatewayState:
         self.groups_end = found.groups_end
         """Beyond it there are no rows of a group, which an epoch must not cut."""
         self.sessions: dict[int, Session] = {}
-        self.lag = Lag(next_sequence, lag_bytes)
+        self.flow = Flow(limits, self.snapshot.end_sequence, next_sequence, lag_bytes)
+        self.now = 0.0
         self.records_in = 0
         self.ephemeral_in = 0
         """Records that their sources cannot send again; they are not among `records_in`."""
         self.duplicates = 0
-        self._unappended: deque[Unappended] = deque()
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event, now: float = 0.0) -> list[Action]:
+        """What follows from an event. Time matters only to a window that adapts."""
+        self.now = max(now, self.now)
         match event:
             case Received(session, what):
                 return self._received(session, what)
@@ -165,11 +156,13 @@ class GatewayState:
         if not hmac.compare_digest(hello.cookie, self.limits.cookie):
             raise RemoteProtocolError("bad cookie")
         self.sessions[session].is_streaming = True
+        granted = self.flow.first(len(self.sessions))
+        self.sessions[session].owed = self.limits.credits_max - granted
         if asked_for is None:
-            return [Send(session, Ok(self.limits.credits_max))]
+            return [Send(session, Ok(granted))]
         is_counting = Extension.COUNTS in asked_for
         self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=is_counting)
-        return [Send(session, DraftOk(self.limits.credits_max, self.registry.listed(self.limits.listed_bytes_max)))]
+        return [Send(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
 
     # Streams
 
@@ -229,32 +222,24 @@ class GatewayState:
         first = self.next_sequence
         self.next_sequence += batch.num_rows
         size_bytes = batch.nbytes
-        self._unappended.append(Unappended(self.next_sequence, size_bytes, session, frames))
+        self.flow.receive(self.now, Unappended(self.next_sequence, size_bytes, session, frames))
         return [Append(first, batch, size_bytes)]
 
     def _appended(self, end_sequence: int) -> list[Action]:
-        actions: list[Action] = []
-        while self._unappended and self._unappended[0].end_sequence <= end_sequence:
-            rows = self._unappended.popleft()
-            self.lag.add(rows.end_sequence, rows.size_bytes)
-            actions += self._give_back(rows.session, rows.frames)
-        return actions
+        appended = self.flow.append(end_sequence)
+        return [action for rows in appended for action in self._give_back(rows.session, rows.frames)]
 
     def _give_back(self, session: int, credits_spent: int) -> list[Action]:
-        """Owe the session what it spent; pay a quarter of its window at once, less with the next ACK."""
+        """Owe the session what it spent, and pay when it is worth an ACK."""
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
-        is_due = self.sessions[session].owed * 4 >= self.limits.credits_max
-        return self._ack(session) if is_due and not self._is_behind else []
+        return self._ack(session) if self.flow.is_due(self.sessions[session].owed, len(self.sessions)) else []
 
     def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        frames = self.sessions[session].ack(positions, self.registry, is_paid=not self._is_behind)
+        granted = self.flow.payable(self.sessions[session].owed, len(self.sessions))
+        frames = self.sessions[session].ack(positions, self.registry, granted=granted)
         return [Send(session, frame) for frame in frames]
-
-    @property
-    def _is_behind(self) -> bool:
-        return self.lag.bytes > self.limits.lag_bytes_max
 
     def _ticked(self) -> list[Action]:
         """An ACK for every session that had none: existing clients retry a refused NOTIFY only when one comes."""
@@ -313,12 +298,12 @@ class GatewayState:
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
         """Only now is it true: tell the producers, let go of the rows, and give back what was withheld."""
-        was_behind = self._is_behind
+        count = len(self.sessions)
+        is_owed = self.flow.is_due if self.flow.allowed(count) else self.flow.payable
         self.snapshot = snapshot
-        self.lag.commit(snapshot.end_sequence)
+        self.flow.commit(self.now, snapshot.end_sequence)
         news = self.registry.commit(snapshot.end_sequence, snapshot.streams)
-        if was_behind and not self._is_behind:
-            news = {number: [] for number, session in self.sessions.items() if session.owed} | news
+        news = {number: [] for number, session in self.sessions.items() if is_owed(session.owed, count)} | news
         actions: list[Action] = []
         for session, positions in news.items():
             actions += self._ack(session, positions)

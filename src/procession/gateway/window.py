@@ -1,0 +1,107 @@
+"""The window: how many records may be received and not yet committed, if it adapts to the pipeline. Pure.
+
+The one rule: the window aims at the time that a record waits for its commit; it changes only with a commit, within its
+bounds, and grows only if what came had filled it. Before it: `flow`, which tells it of rows and commits, and parts what
+is left of the window among the sessions. Time arrives as `now`.
+
+The wait is Little's: what is in the window, over the rate of the commits. What `PI` control works on is its logarithm,
+and that of the window: there the plant is a straight line, the same at ten records a second and at a million. Two
+things keep it from winding up: the window itself is what is integrated, and clamped; and what is buffered counts only
+as far as the window allows it, so that an old backlog, however long it takes to drain, does not shrink it any further.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+GAIN_INTEGRAL = 0.5
+"""How much of the error a commit takes away. Below 1, so that the window comes to its aim from one side."""
+GAIN_PROPORTIONAL = 0.2
+ERROR_MAX = math.log(4)
+"""No error counts more: a commit at most doubles or halves the window, by and large."""
+RATE_TIME = 0.25
+"""The rate is that of about this part of the target's time, so that many quick commits are one measurement."""
+RATE_KEPT_MIN = 0.5
+"""However long a commit took, so much is kept of what was known before."""
+INTERVAL_S_MIN = 1e-6
+"""Nothing is committed in less; clocks may say so."""
+FILLED_SHARE = 0.5
+"""Producers whose records did not fill so much of the window were not held back by it."""
+INTERVALS_MIN = 6
+"""A target below so many of the quickest commits would starve the pipeline: while one epoch runs the next gathers, and
+small epochs are all overhead. Then this is the target, which leaves the pipeline about two thirds of its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the window adapts to, and within what."""
+
+    latency_target_s: float
+    size_start: int
+    size_min: int
+    size_max: int
+
+
+class Window:
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.size = min(max(bounds.size_start, bounds.size_min), bounds.size_max)
+        """So many records may be received and not committed."""
+        self.wait_s = 0.0
+        """What a record that came last waits for its commit."""
+        self._quickest_s = math.inf
+        """The least time that a commit took. Not forgotten: while the window is full, none is that quick."""
+        self._busy_since: float | None = None
+        """When the pipeline last had a reason to begin: a commit that left something, or a row that found nothing."""
+        self._filled = 0
+        """The most that was in the window when something came, since the last commit."""
+        self._records = 0.0
+        self._seconds = 0.0
+        """What was committed of late, and in which time; both fade."""
+        self._error: float | None = None
+        """What was wrong at the last commit; None if the window was not in force."""
+
+    @property
+    def target_s(self) -> float:
+        quickest_s = 0.0 if self._quickest_s == math.inf else self._quickest_s
+        return max(self.bounds.latency_target_s, INTERVALS_MIN * quickest_s)
+
+    @property
+    def rate(self) -> float:
+        """Records that are committed in a second; 0 while that is not known."""
+        return self._records / self._seconds if self._seconds else 0.0
+
+    def receive(self, now: float, buffered: int) -> None:
+        """Records came, and now so many are not committed."""
+        self._filled = max(self._filled, buffered)
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def commit(self, now: float, records: int, buffered: int) -> None:
+        """So many records were committed, of so many that were there."""
+        if records <= 0:
+            return
+        since, self._busy_since = self._busy_since, now if buffered > records else None
+        if since is None:
+            return
+        interval_s = max(INTERVAL_S_MIN, now - since)
+        self._quickest_s = min(self._quickest_s, interval_s)
+        kept = max(RATE_KEPT_MIN, math.exp(-interval_s / (RATE_TIME * self.target_s)))
+        self._records = self._records * kept + records
+        self._seconds = self._seconds * kept + interval_s
+        self.wait_s = buffered / self.rate
+        self._steer(buffered)
+
+    def _steer(self, buffered: int) -> None:
+        allowed_s = min(buffered, self.size) / self.rate
+        error = max(-ERROR_MAX, min(ERROR_MAX, math.log(self.target_s / allowed_s)))
+        was_full, self._filled = self._filled >= FILLED_SHARE * self.size, 0
+        if error > 0 and not was_full:
+            # Who sends little says nothing of the window. When it is in force again, it begins where it is.
+            self._error = None
+            return
+        change = 0.0 if self._error is None else error - self._error
+        self._error = error
+        size = round(self.size * math.exp(GAIN_INTEGRAL * error + GAIN_PROPORTIONAL * change))
+        self.size = min(max(size, self.bounds.size_min), self.bounds.size_max)
