@@ -57,6 +57,8 @@ class ClientTls:
     ca: Path
     cert: Path | None = None
     key: Path | None = None
+    name: str | None = None
+    """The name that the other side's certificate must bear, if not that of the host."""
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -77,17 +79,17 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
     return tls
 
 
-def client_tls(ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
+def client_tls(ca: Path | None, cert: Path | None, key: Path | None, name: str | None = None) -> ClientTls | None:
     """TLS of a client, if its options ask for it; ConfigError if they cannot work."""
     if bool(cert) != bool(key):
         raise ConfigError("a certificate needs its key", next_step="give both --tls-cert and --tls-key")
     if ca is None:
-        if cert:
+        if cert or name:
             raise ConfigError(
                 "TLS needs to know whom to trust", next_step="give --tls-ca, the authority of the other side"
             )
         return None
-    tls = ClientTls(ca, cert, key)
+    tls = ClientTls(ca, cert, key, name)
     tls.context()
     return tls
 
@@ -105,11 +107,13 @@ def complaint(error: BaseException) -> str | None:
 async def connect(address: tuple[str, int], tls: ClientTls | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """As `asyncio.open_connection`. Files that cannot be used now, maybe in the middle of a renewal, are a connection
     that could not be made: whoever connects tries again."""
+    if tls is None:
+        return await asyncio.open_connection(*address)
     try:
-        context = tls.context() if tls else None
+        context = tls.context()
     except ConfigError as error:
         raise ConnectionError(error.sentence) from error
-    return await asyncio.open_connection(*address, ssl=context)
+    return await asyncio.open_connection(*address, ssl=context, server_hostname=tls.name or address[0])
 
 
 class Door:

@@ -23,6 +23,7 @@ from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sources import CookieFile, source_app
+from procession.ops.cli_tls import ClientCa, OwnCert, ShownCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed
@@ -63,7 +64,9 @@ Master = Annotated[str | None, typer.Option(show_default="local threads", help="
 SpareDriver = Annotated[
     bool | None,
     typer.Option(
-        "--spare-driver", show_default="False", help="Keep a second driver, with Spark started, that takes over at once."
+        "--spare-driver",
+        show_default="False",
+        help="Keep a second driver, with Spark started, that takes over at once.",
     ),
 ]
 
@@ -242,11 +245,15 @@ def gateway(
         bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
     ] = False,
     cookie_file: CookieFile = None,
+    tls_cert: ShownCert = None,
+    tls_key: ShownKey = None,
+    tls_client_ca: ClientCa = None,
 ) -> None:
     """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
     from procession.gateway.config import GatewayConfig, Limits
     from procession.gateway.server import serve
     from procession.ops.cookie import read_cookie
+    from procession.tls import server_tls
     from procession.wire.draft_messages import Extension
 
     allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
@@ -257,7 +264,7 @@ def gateway(
         held_bytes_max=held_bytes_max,
         extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
     )
-    serve(GatewayConfig(directory, listen, control, limits))
+    serve(GatewayConfig(directory, listen, control, limits, server_tls(tls_cert, tls_key, tls_client_ca)))
 
 
 @app.command()
@@ -276,6 +283,10 @@ def driver(
     runs: Runs = None,
     master: Master = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     spare: Annotated[
         bool, typer.Option("--spare", help="Start Spark, then wait for a line on standard input; take over then.")
     ] = False,
@@ -292,6 +303,10 @@ def driver(
         runs=runs,
         master=master,
         cookie_file=cookie_file,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_name=tls_name,
     )
     directory = directory.resolve()
     config = DriverConfig(
@@ -306,6 +321,7 @@ def driver(
         runs=settings.runs,
         master=settings.master,
         cookie=settings.cookie,
+        tls=settings.client_tls,
     )
     say = lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True)  # noqa: E731
     run_driver(config, say=say, turn=sys.stdin if spare else None)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey
 
 sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
 
@@ -24,9 +25,14 @@ def sink_file(
         typer.Option(help="Let this output (PIPELINE-SINK-0) take positions again, with the same bytes (repeatable)."),
     ] = None,
     cookie_file: CookieFile = None,
+    tls_cert: ShownCert = None,
+    tls_key: ShownKey = None,
+    tls_client_ca: ClientCa = None,
 ) -> None:
     """Write records to files, and take part in the commit."""
     from procession.connectors.file_sink import run_file_sink
     from procession.ops.cookie import read_cookie
+    from procession.tls import server_tls
 
-    run_file_sink(directory, listen, cookie=read_cookie(cookie_file), idempotent=idempotent or ())
+    tls = server_tls(tls_cert, tls_key, tls_client_ca)
+    run_file_sink(directory, listen, cookie=read_cookie(cookie_file), tls=tls, idempotent=idempotent or ())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
+
 if TYPE_CHECKING:
     from procession.sdk.options import SourceOptions
 
@@ -47,6 +49,7 @@ def _options(
     connector: str,
     instance: str,
     cookie_file: Path | None,
+    tls: tuple[Path | None, Path | None, Path | None, str | None],
     *,
     rate: float | None,
     stamp: bool,
@@ -55,11 +58,13 @@ def _options(
 ) -> SourceOptions:
     from procession.ops.cookie import read_cookie
     from procession.sdk.options import SourceOptions
+    from procession.tls import client_tls
 
     return SourceOptions(
         f"procession source {connector}",
         instance,
         read_cookie(cookie_file),
+        client_tls(*tls),
         rate=rate,
         is_stamping=stamp,
         acks=acks,
@@ -84,6 +89,10 @@ def source_file(
     acks: Acks = None,
     patience_s: Patience = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Json = False,
 ) -> None:
     """Send the records of files; ends with status 0 when all of them are committed.
@@ -98,8 +107,9 @@ def source_file(
     from procession.sdk.program import run_source
 
     source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s)
+    tls = tls_ca, tls_cert, tls_key, tls_name
     options = _options(
-        "file", Path(paths[0]).name, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s
+        "file", Path(paths[0]).name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s
     )
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
@@ -120,6 +130,10 @@ def source_stdin(
     acks: Acks = None,
     patience_s: Patience = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Json = False,
 ) -> None:
     """Send what comes on standard input; ends with status 0 when all of it is committed.
@@ -133,7 +147,8 @@ def source_stdin(
     from procession.connectors.stdin import take_in
 
     shape = parse_framing(framing)
-    options = _options("stdin", stream, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    tls = tls_ca, tls_cert, tls_key, tls_name
+    options = _options("stdin", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "Standard input")
     if not run_pushed(inlet, lambda into: take_in(into, 0, shape), to, options, is_json=as_json):
         raise typer.Exit(1)
@@ -154,6 +169,10 @@ def source_tcp_lines(
     acks: Acks = None,
     patience_s: Patience = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Json = False,
 ) -> None:
     """Listen on a TCP port and send every line that comes, of all connections, as one stream; until Ctrl-C.
@@ -165,7 +184,8 @@ def source_tcp_lines(
     from procession.connectors.pushed import Keeping, run_pushed
     from procession.connectors.tcp_lines import Door
 
-    options = _options("tcp-lines", stream, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    tls = tls_ca, tls_cert, tls_key, tls_name
+    options = _options("tcp-lines", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "A TCP connection")
     with listening_socket(parse_address(listen)) as listener:
         door = Door(listener, line_bytes_max, connections_max)
@@ -183,6 +203,10 @@ def source_udp(
     stamp: Stamp = False,
     patience_s: Patience = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Json = False,
 ) -> None:
     """Send every datagram that comes to a UDP port, as a record that is sent at most once; until Ctrl-C.
@@ -196,7 +220,8 @@ def source_udp(
     from procession.connectors.udp import UdpSource, datagram_socket
     from procession.sdk.program import run_source
 
-    options = _options("udp", stream, cookie_file, rate=rate, stamp=stamp, acks=None, patience_s=patience_s)
+    tls = tls_ca, tls_cert, tls_key, tls_name
+    options = _options("udp", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=None, patience_s=patience_s)
     options = replace(options, dialect="draft")
     source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
     try:
@@ -225,6 +250,10 @@ def source_generator(
     acks: Acks = None,
     patience_s: Patience = None,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Json = False,
 ) -> None:
     """Send made records, for tests and measurements; ends with status 0 when all of them are committed.
@@ -243,6 +272,7 @@ def source_generator(
             for batch in source.read(stream, None):
                 sys.stdout.buffer.write(b"\n".join([*batch.payloads.to_pylist(), b""]))
         return
-    options = _options("generator", name, cookie_file, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    tls = tls_ca, tls_cert, tls_key, tls_name
+    options = _options("generator", name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
     if not run_source(source, to, options, is_json=as_json):
         raise typer.Exit(1)

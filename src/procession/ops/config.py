@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from procession.errors import ConfigError
 from procession.ops.cookie import read_cookie
+from procession.tls import ClientTls, client_tls, server_tls
 
 FILE = "procession.toml"
 MIB = 1024 * 1024
@@ -38,10 +39,13 @@ class Settings(BaseSettings):
     draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
-    spare_driver: bool = Field(
-        False, description="a second driver waits, with Spark started, to take over"
-    )
+    spare_driver: bool = Field(False, description="a second driver waits, with Spark started, to take over")
     cookie_file: Path | None = Field(None, description="a file with the secret that connectors must show")
+    tls_cert: Path | None = Field(None, description="a certificate (PEM) that gateway and sinks show: they speak TLS")
+    tls_key: Path | None = Field(None, description="its key (PEM, without a password)")
+    tls_client_ca: Path | None = Field(None, description="who connects must show a certificate of this authority")
+    tls_ca: Path | None = Field(None, description="whom source and driver trust where they connect: they speak TLS")
+    tls_name: str | None = Field(None, description="the name in the other side's certificate, if not its host")
 
     @classmethod
     def settings_customise_sources(
@@ -57,6 +61,22 @@ class Settings(BaseSettings):
     @property
     def cookie(self) -> bytes:
         return read_cookie(self.cookie_file)
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """TLS where we connect: we show our certificate there too, if we are asked for one."""
+        has_ca = self.tls_ca is not None
+        return client_tls(
+            self.tls_ca, self.tls_cert if has_ca else None, self.tls_key if has_ca else None, self.tls_name
+        )
+
+    def check_tls(self) -> None:
+        """Both ends are ours: ConfigError unless both speak TLS, with files that can be used, or neither does."""
+        if bool(server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)) != bool(self.client_tls):
+            raise ConfigError(
+                "TLS is set for one end of a connection only",
+                next_step="set tls_cert and tls_key for who listens, and tls_ca for who connects",
+            )
 
 
 def load_settings(**given: Any) -> Settings:

@@ -33,9 +33,10 @@ from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.plan.graph import Graph
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
+from procession.tls import ClientTls
 
 if TYPE_CHECKING:
-    from procession.spark.session import SparkSession
+    from procession.spark.session import Session
 
 READY = "driver.json"
 """Says, in the pipeline's directory, which process drives it now."""
@@ -66,6 +67,8 @@ class DriverConfig:
     runs: Path | None = None
     master: str | None = None
     cookie: bytes = field(default=b"", repr=False)
+    tls: ClientTls | None = None
+    """How to speak to the sinks. The gateway's control port is on this machine."""
 
     @property
     def log_directory(self) -> Path:
@@ -110,7 +113,7 @@ class Driver:
     """One incarnation. Three threads meet in `_news`: signals and failures wake the main one."""
 
     def __init__(
-        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: SparkSession | None = None
+        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: Session | None = None
     ) -> None:
         self._config = config
         self._spark = spark
@@ -270,7 +273,7 @@ class Driver:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-def _open_spark(config: DriverConfig, app: App) -> SparkSession:
+def _open_spark(config: DriverConfig, app: App) -> Session:
     from procession.spark.session import open_session
 
     path = (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH"))
@@ -298,6 +301,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 program=graph.name,
                 instance=graph.instance_of(sink.name),
                 cookie=config.cookie,
+                tls=config.tls,
                 # Without two-phase commit only the sink knows where its output ends.
                 is_authoritative=is_file or not graph.policy.is_strict,
                 pack_bytes_max=PACK_BYTES_MAX if is_file else 0,

@@ -69,6 +69,7 @@ class Local:
 
     def start(self) -> bool:
         """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
+        self.settings.check_tls()
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         self._start(GATEWAY, self._gateway(), self.gateway_directory / "gateway.json", stop_rank=2)
         for directory, name in self.sink_parts.items():
@@ -81,7 +82,7 @@ class Local:
 
     def start_source(self, paths: Sequence[Path], *, rate: float | None = None, is_stamping: bool = False) -> None:
         """Start a file source; it ends when everything it sent is committed."""
-        argv = ["source", "file", *map(str, paths), "--to", self.address, *self._cookie()]
+        argv = ["source", "file", *map(str, paths), "--to", self.address, *self._cookie(), *self._client_tls()]
         argv += ["--rate", str(rate)] if rate else []
         argv += ["--stamp"] if is_stamping else []
         self.supervisor.start(Part(SOURCE, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
@@ -113,14 +114,14 @@ class Local:
         argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
         argv += ["--held-bytes-max", str(settings.held_bytes_max)]
         argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
-        return argv + self._cookie()
+        return argv + self._cookie() + self._server_tls()
 
     def _sink(self, directory: Path) -> list[str]:
         argv = ["sink", "file", str(directory), "--listen", "127.0.0.1:0"]
         for sink in self.graph.idempotent:
             if self.sink_directories.get(sink) == directory:
                 argv += ["--idempotent", self.graph.instance_of(sink)]
-        return argv + self._cookie()
+        return argv + self._cookie() + self._server_tls()
 
     def _driver(self) -> list[str]:
         settings = self.settings
@@ -134,10 +135,22 @@ class Local:
         for sink, directory in self.sink_directories.items():
             address = json.loads((directory / "sink.json").read_text())["listen"]
             argv += ["--sink", f"{sink}={address}"]
-        return argv + self._cookie()
+        return argv + self._cookie() + self._client_tls()
 
     def _cookie(self) -> list[str]:
         return ["--cookie-file", str(self.settings.cookie_file)] if self.settings.cookie_file else []
+
+    def _server_tls(self) -> list[str]:
+        return self._words("tls_cert", "tls_key", "tls_client_ca")
+
+    def _client_tls(self) -> list[str]:
+        return self._words("tls_ca", "tls_cert", "tls_key", "tls_name")
+
+    def _words(self, *names: str) -> list[str]:
+        """Those of these settings that are set, as a command line has them."""
+        values = {name: getattr(self.settings, name) for name in names}
+        set_ones = {name: value for name, value in values.items() if value is not None}
+        return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _announced_in(path: Path) -> Callable[[int], bool]:
