@@ -18,6 +18,9 @@ import py4j
 import pyspark
 from pyspark.sql import SparkSession
 
+Session = SparkSession
+"""For rooms that hold one and know nothing else of Spark."""
+
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
         "spark.sql.streaming.checkpointFileManagerClass",
