@@ -32,10 +32,11 @@ def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1) -> pa.
 @dataclass
 class Sequential:
     """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches
-    before the next one does. `by_row` has the one-row sense of each `map_batches` function."""
+    before the next one does. `by_row` has the one-row sense of each function that takes many: the payload of a
+    `map_batches`, the list of payloads of a `transform`."""
 
     graph: Graph
-    by_row: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    by_row: dict[str, Callable[[bytes], Any]] = field(default_factory=dict)
     outputs: dict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
 
@@ -84,6 +85,8 @@ class Sequential:
                 yield from function(value)
             case Kind.MAP_BATCHES:
                 yield self.by_row[node.name](value.encode() if isinstance(value, str) else value)
+            case Kind.TRANSFORM:
+                yield from self.by_row[node.name](value.encode() if isinstance(value, str) else value)
             case Kind.PEEK | Kind.KEY_BY:
                 function(value)
                 yield value

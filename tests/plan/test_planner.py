@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError
 from procession.plan.blueprint import Plan
+from procession.plan.explain import explain
 from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.planner import RUNS_MAX, check_runnable, make_plan
 from procession.plan.strategies import STRATEGIES, TABLE, Strategy, Tasks, Way, stage_rows, strategy_rows
@@ -293,3 +294,8 @@ def test_a_stage_that_has_only_its_place_in_the_table_can_be_planned_but_not_be_
     with pytest.raises(PlanError, match=f"'{kind.value}-1' is a {kind.value}.*it comes with") as caught:
         check_runnable(plan)
     assert caught.value.next_step
+
+
+def test_what_cannot_be_run_yet_is_explained_and_said_so() -> None:
+    told = explain(make_plan(graph_of(Kind.SOURCE, Kind.SORT, Kind.SINK)))
+    assert "cannot be run yet\n  sort-1: it comes with" in told

@@ -7,38 +7,28 @@ The one rule: all rows go through one query, each to a sink of its own, so that 
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from procession import Pipeline, PlanError
-from procession.commit.emitter import payloads
 from procession.errors import ProcessionError
 from procession.plan.blueprint import Plan
+from procession.plan.graph import Kind
 from procession.plan.planner import check_runnable, make_plan
 from procession.plan.strategies import TABLE
-from procession.spark.chains import Task
 from procession.spark.paths import check_paths
-from procession.spark.query import ship_by_value, start_query
-from procession.spark.session import open_session
-from procession.storage.runs import Manifest, RunStore
 
 from ..plan.reference import Sequential, batch_of
-from .cluster import write_log
+from .cluster import written
+from .spark import run_on_spark
 
 RECORDS = [b"%05d" % number for number in range(4_000)]
 FIRST_STREAM, STREAMS = 1, 3
 CUTS = [1, 3, 1_500]
 """Epochs of one record, of two, and of many; Spark's first one is empty."""
-DEADLINE_S = 240
 
 
 def skewed(value: bytes) -> bytes:
@@ -116,65 +106,17 @@ def every_row() -> Pipeline:
     return pipeline
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """Offers the log in epochs that are cut here."""
-
-    ends: tuple[int, ...]
-
-    def next_end(self, start: int) -> int:
-        return next((end for end in self.ends if end > start), start)
-
-
-def run_on_spark(master: str, plan: Plan, work: Path) -> list[list[Manifest]]:
-    """The manifests of all epochs, as the conductor would have got them."""
-    write_log(work / "log", batch_of(RECORDS, FIRST_STREAM, STREAMS))
-    ship_by_value(sys.modules[__name__])
-    spark = open_session("rows", 4, master=master)
-    told: list[list[Manifest]] = []
-    is_over = threading.Event()
-
-    def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
-        told.append(manifests)
-        if any(manifest.failure or manifest.last == len(RECORDS) for manifest in manifests):
-            is_over.set()
-
-    feed = Cuts((*CUTS, len(RECORDS)))
-    query = start_query(
-        spark, Task(plan, work / "log", work / "runs"), feed, checkpoint=work / "cp", interval_s=0, on_epoch=on_epoch
-    )
-    threading.Thread(target=lambda: (_ended(query), is_over.set()), daemon=True).start()
-    assert is_over.wait(DEADLINE_S)
-    error = query.exception()
-    query.stop()
-    spark.stop()
-    assert error is None, error
-    return told
-
-
-def _ended(query: Any) -> None:
-    with suppress(Exception):  # what it was is asked of the query itself
-        query.awaitTermination()
-
-
 @pytest.fixture(scope="module", params=["local[4,2]", pytest.param("local-cluster[2,2,1024]", marks=pytest.mark.slow)])
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     plan = make_plan(every_row().graph())
     check_runnable(plan)
     work = tmp_path_factory.mktemp("rows")
-    epochs = run_on_spark(request.param, plan, work)
+    batch = batch_of(RECORDS, FIRST_STREAM, STREAMS)
+    epochs = run_on_spark(request.param, plan, batch, CUTS, work, __name__)
     failures = [manifest.failure for told in epochs for manifest in told if manifest.failure]
     assert failures == []
     assert len(epochs) >= len(CUTS) + 1
-    store = RunStore(work / "runs")
-    return {
-        sink.name: b"".join(
-            b"".join(column.to_pylist())
-            for told in epochs
-            for column in payloads(store, told[0].epoch, sink.name, told)
-        )
-        for sink in plan.graph.sinks
-    }
+    return written(plan, work / "runs", epochs)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +155,8 @@ def test_with_an_order_per_key_each_key_is_in_order_and_tasks_are_seen_in_the_ou
 
 def test_every_kind_of_stage_that_can_be_run_is_in_the_query() -> None:
     kinds = {node.kind for node in every_row().graph().nodes}
-    assert kinds == {kind for kind, row in TABLE.items() if not row.comes_with}
+    # Spark SQL has a query of its own, in test_sql.
+    assert kinds | {Kind.TRANSFORM} == {kind for kind, row in TABLE.items() if not row.comes_with}
 
 
 # What Spark really runs
@@ -237,7 +180,7 @@ def two_exchanges() -> Plan:
 
 
 def test_the_exchanges_of_the_plan_and_no_others_are_accepted() -> None:
-    check_paths(two_exchanges(), PHYSICAL)
+    check_paths(two_exchanges(), PHYSICAL, 3)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +200,6 @@ def test_the_exchanges_of_the_plan_and_no_others_are_accepted() -> None:
 )
 def test_an_exchange_that_the_plan_does_not_know_is_refused(planted: str) -> None:
     with pytest.raises(PlanError) as caught:
-        check_paths(two_exchanges(), planted)
+        check_paths(two_exchanges(), planted, 3)
     assert caught.value.next_step
     assert isinstance(ProcessionError.from_dict(caught.value.as_dict()), PlanError)

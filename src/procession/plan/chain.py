@@ -27,6 +27,7 @@ from procession.plan.flow import Flow, Numbers, joined, ordinals
 from procession.plan.graph import Codec, Framing, Kind, Node
 from procession.plan.letters import Letters
 from procession.plan.rows import Output, Rows, batch_of
+from procession.plan.strategies import Way, way_of
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
@@ -308,9 +309,13 @@ class _Pass:
     def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self.flows[parent])
-        if node.function is not None:
+        is_keyed = way_of(node) is Way.BY_KEY
+        if is_keyed:
+            assert node.function is not None
             results, rows = self._each(index, _keyed(node.function), flow)
             flow = replace(_only(flow, rows), keys=pa.array(results, pa.binary()))
+        if node.kind is Kind.TRANSFORM:
+            flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
         flow, forms = self._packed(parent, flow)
         order = self._order(flow)
         more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
@@ -320,7 +325,7 @@ class _Pass:
             more += [(name, self._keys(flow) if name == "key" else columns.column(name)) for name in COLUMNS]
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
         (behind,) = (chain for chain in self.plan.chains if chain.root == index)
-        if node.function is not None:
+        if is_keyed:
             assert flow.keys is not None
             for bucket, rows_of in parted(flow.keys, behind.tasks):
                 yield Output(index, bucket, whole.take(pa.array(rows_of)))

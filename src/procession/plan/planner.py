@@ -14,7 +14,7 @@ from itertools import combinations
 from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
 from procession.plan.graph import Graph, Kind, Node, Order
-from procession.plan.strategies import TABLE, Strategy, Way
+from procession.plan.strategies import TABLE, Strategy, Way, way_of
 
 RUNS_MAX = 65_536
 """How many runs one exchange may write in an epoch: a file for each of its tasks before and behind."""
@@ -43,13 +43,6 @@ def check_runnable(plan: Plan) -> None:
                 next_step="leave it out, or write it with map, flat_map and map_batches",
                 stage=node.name,
             )
-
-
-def way_of(node: Node) -> Way:
-    """How records come to this stage: a rebalance that has a key is by key."""
-    if node.kind is Kind.REBALANCE and node.function is not None:
-        return Way.BY_KEY
-    return TABLE[node.kind].way
 
 
 # Needs: what is asked of the order, from the sinks backwards

@@ -132,8 +132,11 @@ class Stage:
     def transform(
         self, function: Callable[[Any], Any], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Spark SQL: a DataFrame of the records comes, and a DataFrame goes back. The columns that begin with `order_`
-        are the records' order key: carry them along."""
+        """Spark SQL: a DataFrame of an epoch's records comes (payload, key, event_time, stream_id, message_id), and a
+        DataFrame with a `payload` of text or bytes goes back, in any order. The columns that begin with `order_` are
+        the records' order key: carry them along, and each row is put in its place. Rows that were made of one record
+        come in the order of a column `child`, if there is one, else in that of their payloads. What an epoch holds is
+        not part of the promise, so treat each row on its own: no aggregates. It costs two more jobs in each epoch."""
         return self._then(Kind.TRANSFORM, function, name, parallelism)
 
     def sink(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from procession.plan.graph import Kind
+from procession.plan.graph import Kind, Node
 
 ORDER_SENSITIVE = "the order-sensitive stages: state, windows, joins, sorting"
 
@@ -91,7 +91,7 @@ TABLE: dict[Kind, Row] = {
     Kind.MERGE: Row(),
     # With a key it is an exchange by key: see `way_of`.
     Kind.REBALANCE: Row(Way.DEALT, Tasks.OWN),
-    Kind.TRANSFORM: Row(Way.ROWS, Tasks.OWN, is_multiplying=True, comes_with="Spark SQL on records"),
+    Kind.TRANSFORM: Row(Way.ROWS, Tasks.OWN, is_multiplying=True),
     Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
     Kind.MAP_STATEFUL: _KEYED,
     Kind.AGGREGATE: _TO_ONE,
@@ -103,6 +103,13 @@ TABLE: dict[Kind, Row] = {
     Kind.HASH_JOIN: Row(is_multiplying=True, comes_with=ORDER_SENSITIVE),
     Kind.ADD_TIMESTAMPS: Row(comes_with=ORDER_SENSITIVE),
 }
+
+
+def way_of(node: Node) -> Way:
+    """How records come to this stage: a rebalance that has a key is by key."""
+    if node.kind is Kind.REBALANCE and node.function is not None:
+        return Way.BY_KEY
+    return TABLE[node.kind].way
 
 
 def stage_rows() -> list[list[str]]:

@@ -22,9 +22,9 @@ from procession.spark.reader import attempt_of, freeze_once
 from procession.storage.runs import Manifest
 
 
-def with_exchanges(rows: DataFrame, task: Task) -> DataFrame:
-    """The first chain's parcels, sent through all other chains of the plan."""
-    for level in range(1, task.plan.levels):
+def with_exchanges(rows: DataFrame, task: Task, first: int, end: int) -> DataFrame:
+    """Parcels, sent through the chains of the levels in [first, end)."""
+    for level in range(first, end):
         rows = map_in_arrow(rows.repartitionById(len(slots(task.plan, level)), "at"), Hop(task, level), SCHEMA)
     return rows
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -20,9 +21,10 @@ from procession import faults
 from procession.errors import ProcessionError
 from procession.spark.chains import FIRST_CHAIN, Task
 from procession.spark.exchange import with_exchanges
-from procession.spark.parcels import Parcel, manifests
+from procession.spark.parcels import SCHEMA, Parcel, addressed, manifests
 from procession.spark.paths import check_paths
 from procession.spark.reader import FORMAT, Feed, IngressSource
+from procession.spark.sql import sql_levels, through_sql
 from procession.storage.runs import Manifest
 
 OnEpoch = Callable[[int, list[Manifest]], None]
@@ -39,15 +41,24 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query on this checkpoint; it runs until it is stopped or `on_epoch` raises."""
 
+    # One job takes an epoch through all levels; only where records go through Spark SQL another begins.
+    edges = [*sql_levels(task.plan), task.plan.levels]
     checked: list[int] = []
 
     def each(rows: DataFrame, epoch: int) -> None:
         faults.point("driver:after-offsets")
         try:
             if not checked:
-                check_paths(task.plan, executed_plan(spark))
+                check_paths(task.plan, executed_plan(spark), edges[0])
                 checked.append(epoch)
-            told = manifests(task.plan, [Parcel.from_json(row["parcel"]) for row in rows.collect()])
+            parcels = collected(rows)
+            for level, following in pairwise(edges):
+                parcels = through_sql(rows.sparkSession, task, level, parcels)
+                batch = [(addressed(task.plan, level, parcel), parcel.to_json()) for parcel in parcels]
+                parcels = collected(
+                    with_exchanges(rows.sparkSession.createDataFrame(batch, SCHEMA), task, level, following)
+                )
+            told = manifests(task.plan, parcels)
         except ProcessionError as error:
             # The way of every failure that somebody must act on; Spark would tell it as an exception of Java's.
             told = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
@@ -55,12 +66,16 @@ def start_query(
 
     spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks))
     return (
-        with_exchanges(spark.readStream.format(FORMAT).load(), task)
+        with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{max(0, round(interval_s * 1000))} milliseconds")
         .start()
     )
+
+
+def collected(rows: DataFrame) -> list[Parcel]:
+    return [Parcel.from_json(row["parcel"]) for row in rows.collect()]
 
 
 def executed_plan(spark: SparkSession) -> str:
