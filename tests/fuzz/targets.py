@@ -7,6 +7,7 @@ ours: another exception, a frame that does not come back as the same bytes, two 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +16,17 @@ from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import codec, columns, draft, twopc, v3
 from procession.wire.capture import Capture, HexReader, encoded, is_hex
 from procession.wire.connection import Connection, Event, Violation
+from procession.wire.dialect import DRAFT, V3
+from procession.wire.draft_messages import AckCounts, AnyFrame, Debug, DraftMessages, DraftOk, Extension
 from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import Ack, Eos, Frame, Hello, Message, Messages, Notify, NotifyAck, Ok, Restart
+from procession.wire.messages import Ack, Eos, Hello, Message, Messages, Notify, NotifyAck, Ok, Restart
 
 FRAME_BYTES_MAX = 512
 """Small, so that an input can pass it."""
 CREDITS = 8
 OPEN_STREAMS = (1, 2)
 HELLO = Hello("0.0.1", b"", "program", "instance")
+DRAFT_HELLO = Hello(draft.version(frozenset(Extension)), b"", "program", "instance")
 
 
 def v3_frame(body: bytes) -> None:
@@ -63,7 +67,7 @@ def stream(data: bytes) -> None:
     how, size, data = data[0], data[1] % 64 + 1, data[2:]
     first = None
     for columns_bytes_min, piece_bytes in (sys.maxsize, len(data)), (0, len(data)), (0 if how & 8 else 64, size):
-        end = _end(*_chosen(how), columns_bytes_min)
+        end = _end(how, columns_bytes_min)
         pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
         events = list(_flat(event for piece in pieces for event in end.receive(piece)))
         found = events, end.state, end.credit.available, end.credit.drift
@@ -78,10 +82,9 @@ def session(data: bytes) -> None:
     """An end that answers, as ours do, whatever the peer says: it speaks, or refuses, and never breaks."""
     if not data:
         return
-    role, side, is_streaming = _chosen(data[0])
-    end = _end(role, side, is_streaming)
+    end = _end(data[0])
     for body in _bodies(data[1:]):
-        for event in end.receive(codec.frame(body)):
+        for event in itertools.chain(end.receive(codec.frame(body)), end.implied()):
             for answer in _answers(event):
                 with contextlib.suppress(LocalProtocolError):
                     end.send(answer)
@@ -125,24 +128,30 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
-def _chosen(choice: int) -> tuple[Role, Side, bool]:
-    return list(Role)[choice & 1], list(Side)[choice >> 1 & 1], bool(choice & 4)
-
-
-def _end(role: Role, side: Side, is_streaming: bool, columns_bytes_min: int = 0) -> Connection:
-    """One end of a connection that has just begun, or of one that has got as far as open streams."""
+def _end(choice: int, columns_bytes_min: int = 0) -> Connection:
+    """One end of a connection that has just begun, or of one that has got as far as open streams: the choice's bits say
+    which role and side it has, how far it is, and whether the initiator speaks the draft."""
     columns.make_ready()
-    ends = {side: Connection(side, role, FRAME_BYTES_MAX, columns_bytes_min) for side in Side}
-    if is_streaming:
-        script: list[tuple[Side, Frame]] = [(Side.INITIATOR, HELLO), (Side.ACCEPTOR, Ok(CREDITS))]
+    role, side = list(Role)[choice & 1], list(Side)[choice >> 1 & 1]
+    is_draft = bool(choice & 16) and role is Role.SOURCE
+    ends = {
+        Side.INITIATOR: Connection(
+            Side.INITIATOR, role, FRAME_BYTES_MAX, columns_bytes_min, dialect=DRAFT if is_draft else V3
+        ),
+        Side.ACCEPTOR: Connection(Side.ACCEPTOR, role, FRAME_BYTES_MAX, columns_bytes_min),
+    }
+    hello = DRAFT_HELLO if is_draft else HELLO
+    if choice & 4:
+        ok = DraftOk(CREDITS) if is_draft else Ok(CREDITS)
+        script: list[tuple[Side, AnyFrame]] = [(Side.INITIATOR, hello), (Side.ACCEPTOR, ok)]
         for stream_id in OPEN_STREAMS:
             script.append((Side.INITIATOR, Notify(stream_id, "s", 0)))
-            script.append((Side.ACCEPTOR, NotifyAck(True, stream_id, 0)))
+            script += [] if is_draft else [(Side.ACCEPTOR, NotifyAck(True, stream_id, 0))]
         for sender, frame in script:
             ends[sender.other].receive(ends[sender].send(frame))
         assert ends[side].state is State.STREAMING
     elif side is Side.INITIATOR:
-        ends[side].send(HELLO)
+        ends[side].send(hello)
     return ends[side]
 
 
@@ -152,6 +161,8 @@ def _flat(events: Iterable[Event]) -> Iterator[object]:
         if isinstance(event, Messages):
             ids = (column.tolist() for column in (event.stream_ids, event.message_ids, event.event_times))
             yield from zip(*ids, event.keys.to_pylist(), event.payloads.to_pylist(), strict=True)
+        elif isinstance(event, DraftMessages):
+            yield from event.messages
         else:
             yield event
 
@@ -165,10 +176,11 @@ def _bodies(data: bytes) -> Iterator[bytes]:
         data = data[1 + length :]
 
 
-def _answers(event: Event) -> Iterator[Frame]:
+def _answers(event: Event) -> Iterator[AnyFrame]:
     match event:
         case Hello():
             yield Ok(CREDITS)
+            yield DraftOk(CREDITS, ((OPEN_STREAMS[0], "s", 1),))
         case Ok():
             yield Notify(OPEN_STREAMS[0], "s", 0)
         case Notify(stream_id):
@@ -180,6 +192,11 @@ def _answers(event: Event) -> Iterator[Frame]:
             yield Ack(1, ((stream_id, 0),))
         case Messages():
             yield Ack(len(event), tuple((int(stream_id), 0) for stream_id in event.stream_ids))
+        case DraftMessages():
+            yield AckCounts(len(event), tuple((message.stream_id, 0, 1) for message in event.messages))
+            yield Ack(len(event), tuple((message.stream_id, 0) for message in event.messages))
+        case Debug():
+            yield Restart()
 
 
 def _is_over(end: Connection) -> None:
@@ -188,4 +205,4 @@ def _is_over(end: Connection) -> None:
     with contextlib.suppress(LocalProtocolError):
         end.send(Ok(1))
         raise AssertionError("a frame was sent after the end")
-    assert v3.decode(end.error_frame("no")[4:])
+    assert end.dialect.decode(end.error_frame("no")[4:])
