@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import epoch_time, memory, recovery
+from bench import credit_window, epoch_time, memory, recovery
 
-BENCHMARKS = {"epoch-time": epoch_time.main, "memory": memory.main, "recovery": recovery.main}
+BENCHMARKS = {
+    "credits": credit_window.main,
+    "epoch-time": epoch_time.main,
+    "memory": memory.main,
+    "recovery": recovery.main,
+}
 
 
 def main() -> None:

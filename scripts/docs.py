@@ -41,6 +41,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("wire.codec", "FRAME_BYTES_MAX", "one frame on the wire, and so one record"),
     ("wire.connection", "HELLO_BYTES_MAX", "what a peer may send before it has said who it is"),
     ("gateway.config", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),
+    ("gateway.config", "Limits.backlog_max", "records that an adaptive window lets wait for a commit (a setting)"),
     ("gateway.config", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
     ("gateway.config", "Limits.sessions_max", "connections of producers"),
     ("gateway.config", "GatewayConfig.lingering_max", "refused connections that may still read why"),

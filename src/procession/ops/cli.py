@@ -12,7 +12,7 @@ import sys
 import textwrap
 import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -21,9 +21,10 @@ from procession.ops.cli_chaos import chaos
 from procession.ops.cli_connectors import sink_app
 from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
+from procession.ops.cli_gateway import gateway
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sources import CookieFile, source_app
-from procession.ops.cli_tls import ClientCa, OwnCert, ShownCert, ShownKey, TrustedCa, TrustedName
+from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.supervise import EXIT_FATAL, PartFailed
@@ -39,6 +40,7 @@ app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
 app.command()(chaos)
 app.command()(explain)
+app.command()(gateway)
 app.command()(simulate)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -56,6 +58,16 @@ LagBytes = Annotated[
     typer.Option(show_default="1073741824", help="Producers wait while more bytes than this are not committed."),
 ]
 Credits = Annotated[int | None, typer.Option(show_default="16384", help="Frames a producer may send ahead.")]
+CreditsKind = Annotated[
+    Literal["fixed", "adaptive"] | None,
+    typer.Option(
+        "--credits", show_default="fixed", help="Give them back as records are appended, or as they are committed."
+    ),
+]
+LatencyTarget = Annotated[
+    float | None,
+    typer.Option(show_default="1.0", help="With adaptive credits: seconds that a record should wait for its commit."),
+]
 Runs = Annotated[
     Path | None,
     typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed."),
@@ -131,6 +143,8 @@ def run(
     answer_timeout_s: AnswerTimeout = None,
     lag_bytes_max: LagBytes = None,
     credits_max: Credits = None,
+    credits_kind: CreditsKind = None,
+    latency_target_s: LatencyTarget = None,
     runs: Runs = None,
     master: Master = None,
     spare_driver: SpareDriver = None,
@@ -147,6 +161,8 @@ def run(
         answer_timeout_s=answer_timeout_s,
         lag_bytes_max=lag_bytes_max,
         credits_max=credits_max,
+        credits=credits_kind,
+        latency_target_s=latency_target_s,
         runs=runs,
         master=master,
         spare_driver=spare_driver,
@@ -226,45 +242,6 @@ def cat(
     for piece in committed_output(directory, instance):
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
-
-
-@app.command()
-def gateway(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
-    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
-    control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
-    lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
-    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 16_384,
-    held_bytes_max: Annotated[
-        int, typer.Option(min=1, help="What a producer of the draft may send without a stable reference.")
-    ] = 16 << 20,
-    draft_counts: Annotated[
-        bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
-    ] = False,
-    draft_debug: Annotated[
-        bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
-    ] = False,
-    cookie_file: CookieFile = None,
-    tls_cert: ShownCert = None,
-    tls_key: ShownKey = None,
-    tls_client_ca: ClientCa = None,
-) -> None:
-    """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
-    from procession.gateway.config import GatewayConfig, Limits
-    from procession.gateway.server import serve
-    from procession.ops.cookie import read_cookie
-    from procession.tls import server_tls
-    from procession.wire.draft_messages import Extension
-
-    allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
-    limits = Limits(
-        cookie=read_cookie(cookie_file),
-        lag_bytes_max=lag_bytes_max,
-        credits_max=credits_max,
-        held_bytes_max=held_bytes_max,
-        extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
-    )
-    serve(GatewayConfig(directory, listen, control, limits, server_tls(tls_cert, tls_key, tls_client_ca)))
 
 
 @app.command()

@@ -8,7 +8,7 @@ after it the parts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
@@ -32,6 +32,12 @@ class Settings(BaseSettings):
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
     credits_max: int = Field(16_384, ge=2, description="so many frames a producer may send ahead")
+    credits: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="whether producers get credits back as records are appended, or as they are committed"
+    )
+    credits_min: int = Field(256, ge=2, description="adaptive: so many credits a producer may hold at least")
+    latency_target_s: float = Field(1.0, ge=0.001, description="adaptive: how long a record should wait for its commit")
+    backlog_max: int = Field(16 * MIB, ge=2, description="adaptive: so many records wait for their commit at most")
     held_bytes_max: int = Field(
         16 * MIB, ge=1, description="what a producer of the draft may send without a stable point of reference"
     )

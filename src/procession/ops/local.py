@@ -112,6 +112,8 @@ class Local:
         settings = self.settings
         argv = ["gateway", "--dir", str(self.gateway_directory), "--listen", self.listen, "--control", "127.0.0.1:0"]
         argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+        argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
+        argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
         argv += ["--held-bytes-max", str(settings.held_bytes_max)]
         argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
         return argv + self._cookie() + self._server_tls()

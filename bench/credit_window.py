@@ -1,0 +1,170 @@
+"""What an adaptive window is worth: the fixed and the adaptive one in turn, behind a slow pipeline and a fast one.
+
+A real gateway, a real source (the generator, which sends as fast as it may) and, in place of Spark, a driver that only
+commits: the slow one so many records every epoch, the fast one all that is there. How long records wait is from when
+the gateway has them to when they are committed. The log is in memory, unless `--dir` says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procession.gateway.address import addresses
+from procession.gateway.client import ControlClient
+from procession.sdk.batch import Stream
+
+COMMAND = "python -m bench credits"
+MODES = ("fixed", "adaptive")
+MEMORY = Path("/dev/shm")
+STREAM = Stream.named("generator-0-0").id
+LOOK_S = 0.005
+TIMEOUT_S = 20.0
+ALL = 2**40
+SAMPLES = 20_000
+MIB = 1024 * 1024
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long a round with the slow pipeline is")
+    parser.add_argument("--rate", type=int, default=20_000, help="records a second that the slow pipeline commits")
+    parser.add_argument("--epoch-s", type=float, default=0.1, help="what its epochs take")
+    parser.add_argument("--records", type=int, default=2_000_000, help="of a round with the fast pipeline")
+    parser.add_argument("--latency-target-s", type=float, default=1.0)
+    parser.add_argument("--lag-bytes-max", type=int, default=256 * MIB)
+    parser.add_argument("--dir", type=Path, default=MEMORY if MEMORY.is_dir() else None)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    figures = {pipeline: measure(pipeline, given) for pipeline in ("slow", "fast")}
+    options = ("rounds", "seconds", "rate", "epoch_s", "records", "latency_target_s", "lag_bytes_max")
+    named = [f"--{name.replace('_', '-')} {getattr(given, name)}" for name in options]
+    command = " ".join([COMMAND, *named])
+    if given.json:
+        print(json.dumps({**figures, "command": command}))
+        return
+    for pipeline, modes in figures.items():
+        for mode, one in modes.items():
+            print(
+                f"{pipeline} pipeline, {mode:8} window: {one['records_s']:9,.0f} records/s;"
+                f" wait p50 {one['p50_s']:6.3f} s, p99 {one['p99_s']:6.3f} s;"
+                f" buffered at most {one['buffered_max']:9,.0f} records, {one['mib_max']:5.1f} MiB"
+            )
+    print(f"({command})")
+
+
+def measure(pipeline: str, given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The medians of rounds in turn."""
+    rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    for number in range(given.rounds):
+        # Who goes first changes, so that what the machine does meanwhile is nobody's.
+        for mode in MODES[:: 1 if number % 2 else -1]:
+            rounds[mode].append(run_round(pipeline, mode, given))
+    return {
+        mode: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for mode, found in rounds.items()
+    }
+
+
+def run_round(pipeline: str, mode: str, given: argparse.Namespace) -> dict[str, float]:
+    procession = [sys.executable, "-m", "procession"]
+    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=given.dir) as name:
+        directory = Path(name)
+        limits = ["--credits", mode, "--latency-target-s", str(given.latency_target_s)]
+        limits += ["--lag-bytes-max", str(given.lag_bytes_max)]
+        doors = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+        with subprocess.Popen([*procession, "gateway", "--dir", name, *doors, *limits]) as gateway:
+            try:
+                with ControlClient(directory, b"", TIMEOUT_S) as client:
+                    client.status()
+                    host, port = addresses(directory)["listen"]
+                    count = ["--records", str(given.records)] if pipeline == "fast" else []
+                    source = [*procession, "source", "generator", "--to", f"{host}:{port}", "--size", "50", *count]
+                    with subprocess.Popen(source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sender:
+                        try:
+                            driver = Driver(client, given, given.records if count else ALL)
+                            return driver.commit_all() if pipeline == "fast" else driver.commit_slowly()
+                        finally:
+                            sender.terminate()
+            finally:
+                gateway.terminate()
+
+
+class Driver:
+    """Commits, and notes down what it sees."""
+
+    def __init__(self, client: ControlClient, given: argparse.Namespace, records: int) -> None:
+        self._client = client
+        self._given = given
+        self._records = records
+        self._epoch = 0
+        self._committed_end = 0
+        self._came: list[tuple[float, int]] = []
+        self._committed: list[tuple[float, int]] = []
+        self._lag_bytes_max = 0
+
+    def commit_slowly(self) -> dict[str, float]:
+        given = self._given
+        self._look_until(lambda end: end > 0)
+        over = time.perf_counter() + given.seconds
+        while time.perf_counter() < over:
+            end = self._client.offer(0, self._committed_end, round(given.rate * given.epoch_s), ALL).end
+            ready_at = time.perf_counter() + given.epoch_s
+            self._look_until(lambda _: time.perf_counter() >= ready_at)  # noqa: B023
+            self._commit(end)
+        return self._figures()
+
+    def commit_all(self) -> dict[str, float]:
+        self._look_until(lambda end: end > 0)
+        while self._committed_end < self._records:
+            self._look_until(lambda end: end > self._committed_end)
+            self._commit(self._client.offer(0, self._committed_end, ALL, ALL).end)
+        return self._figures()
+
+    def _look_until(self, is_reached: Any) -> None:
+        while True:
+            status = self._client.status()
+            self._came.append((time.perf_counter(), status["next_sequence"]))
+            self._lag_bytes_max = max(self._lag_bytes_max, status["lag_bytes"])
+            if is_reached(status["next_sequence"]):
+                return
+            time.sleep(LOOK_S)
+
+    def _commit(self, end: int) -> None:
+        if end > self._committed_end:
+            # The generator's ids are numbers; behind its last record is the row that ends the stream.
+            self._client.commit(0, self._epoch, end, {STREAM: min(end, self._records) - 1})
+            self._committed.append((time.perf_counter(), end))
+            self._epoch += 1
+            self._committed_end = end
+
+    def _figures(self) -> dict[str, float]:
+        came_at, came = map(np.array, zip(*self._came, strict=True))
+        committed_at, committed = map(np.array, zip(*self._committed, strict=True))
+        sequences = np.linspace(0, self._committed_end - 1, SAMPLES).astype(np.int64)
+        # The first look that saw a record is late by one look at most, and the offer may have been before it.
+        seen = np.minimum(np.searchsorted(came, sequences, side="right"), len(came) - 1)
+        waits = committed_at[np.searchsorted(committed, sequences, side="right")] - came_at[seen]
+        before = np.searchsorted(committed_at, came_at, side="right")
+        return {
+            "records_s": self._committed_end / (committed_at[-1] - came_at[np.argmax(came > 0)]),
+            "p50_s": float(np.percentile(waits, 50)),
+            "p99_s": float(np.percentile(waits, 99)),
+            "buffered_max": float((came - np.append(0, committed)[before]).max()),
+            "mib_max": self._lag_bytes_max / MIB,
+        }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

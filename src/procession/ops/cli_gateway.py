@@ -1,0 +1,68 @@
+"""`procession gateway`: a gateway alone, as a command. Words in, one call out.
+
+The one rule: as in `cli`. Before it the command line; after it `gateway.server`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey
+
+
+def gateway(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
+    lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
+    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 16_384,
+    credits_kind: Annotated[
+        Literal["fixed", "adaptive"],
+        typer.Option("--credits", help="Give them back as records are appended, or as they are committed."),
+    ] = "fixed",
+    credits_min: Annotated[
+        int, typer.Option(min=2, help="With adaptive credits: what a producer may hold at least.")
+    ] = 256,
+    latency_target_s: Annotated[
+        float, typer.Option(min=0.001, help="With adaptive credits: how long a record should wait for its commit.")
+    ] = 1.0,
+    backlog_max: Annotated[int, typer.Option(min=2, help="With adaptive credits: records that wait at most.")] = 16
+    << 20,
+    held_bytes_max: Annotated[
+        int, typer.Option(min=1, help="What a producer of the draft may send without a stable reference.")
+    ] = 16 << 20,
+    draft_counts: Annotated[
+        bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
+    ] = False,
+    draft_debug: Annotated[
+        bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
+    ] = False,
+    cookie_file: CookieFile = None,
+    tls_cert: ShownCert = None,
+    tls_key: ShownKey = None,
+    tls_client_ca: ClientCa = None,
+) -> None:
+    """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
+    from procession.gateway.config import GatewayConfig, Limits
+    from procession.gateway.server import serve
+    from procession.ops.cookie import read_cookie
+    from procession.tls import server_tls
+    from procession.wire.draft_messages import Extension
+
+    allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
+    limits = Limits(
+        cookie=read_cookie(cookie_file),
+        lag_bytes_max=lag_bytes_max,
+        credits_max=credits_max,
+        credits=credits_kind,
+        credits_min=credits_min,
+        latency_target_s=latency_target_s,
+        backlog_max=backlog_max,
+        held_bytes_max=held_bytes_max,
+        extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
+    )
+    serve(GatewayConfig(directory, listen, control, limits, server_tls(tls_cert, tls_key, tls_client_ca)))
