@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, twopc, v3
+from procession.wire import codec, columns, twopc, v3
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -202,7 +202,16 @@ def test_a_cookie_is_not_shown() -> None:
 rows = st.lists(st.tuples(u64, i64, keys, st.binary(max_size=50)), max_size=20)
 
 
+@pytest.fixture(params=["compiled", "not compiled"])
+def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns.make_ready()
+    if request.param == "not compiled":
+        monkeypatch.setattr(columns, "_kernels", None)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(u64, rows, st.booleans(), st.sampled_from([pa.binary(), pa.large_binary()]), st.integers(0, 3))
+@pytest.mark.usefixtures("encoder")
 def test_messages_encoded_by_columns_are_those_encoded_one_by_one(
     stream_id: int, rows: list[tuple[int, int, bytes, bytes]], has_keys: bool, kind: pa.DataType, skipped: int
 ) -> None:
@@ -228,6 +237,7 @@ def test_messages_encoded_by_columns_are_those_encoded_one_by_one(
     ],
     ids=["null payload", "null key", "short column", "long key", "long frame"],
 )
+@pytest.mark.usefixtures("encoder")
 def test_columns_that_cannot_be_frames_are_our_error(
     key_column: list[bytes | None] | None, payloads: list[bytes | None]
 ) -> None:

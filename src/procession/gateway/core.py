@@ -35,6 +35,7 @@ from procession.gateway.identity import identity
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
 from procession.storage.log import IngressLog
+from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
 
 STATUS_STREAMS_MAX = 1000
@@ -215,6 +216,7 @@ class Gateway:
             "streams_total": len(state.registry),
             "lag_bytes": state.flow.lag.bytes,
             **state.flow.status(),
+            "is_columnar": columns.is_ready(),
             "credits_owed": sum(session.owed for session in state.sessions.values()),
             "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
         }

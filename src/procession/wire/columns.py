@@ -1,15 +1,16 @@
-"""Columns: received MESSAGE frames as arrays, made by one compiled pass over the bytes.
+"""Columns: MESSAGE frames as arrays, made by one compiled pass over the bytes, and frames of arrays likewise.
 
 The one rule: never needed, and never different. Until `make_ready` has run, and for few frames always, `connection`
-decodes frame by frame, to the same columns. Before it stands `codec.Framer`, which holds the bytes; after it whoever
-takes `Messages`. A byte of a payload is copied once here, out of the received buffer, which is then used again.
+decodes frame by frame, to the same columns, and `v3` encodes with what numpy and Arrow have. Before it stands
+`codec.Framer`, which holds the bytes; after it whoever takes `Messages`. A byte of a payload is copied once here, out
+of the received buffer, which is then used again.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,19 +40,25 @@ class Stop(enum.IntEnum):
 
 Item = TypeVar("Item", bound=np.generic)
 
-_scan: Callable[..., tuple[int, int]] | None = None
+
+class Kernels(NamedTuple):
+    scan: Callable[..., tuple[int, int]]
+    lay: Callable[..., None]
+
+
+_kernels: Kernels | None = None
 
 
 def make_ready() -> None:
-    """Load the compiled pass, from numba's cache or by compiling it (seconds). May run in a thread beside others."""
-    global _scan
-    from procession.wire import scan
+    """Load the compiled passes, from numba's cache or by compiling them (seconds). May run in a thread of its own."""
+    global _kernels
+    from procession.wire import kernels
 
-    _scan = scan.scan
+    _kernels = Kernels(kernels.scan, kernels.lay)
 
 
 def is_ready() -> bool:
-    return _scan is not None
+    return _kernels is not None
 
 
 class Columns:
@@ -80,9 +87,9 @@ class Columns:
 
     def take(self, window: memoryview, position: int, frame_bytes_max: int, rows_max: int) -> tuple[int, Stop]:
         """Take the messages that begin at `position`, up to `rows_max` in all. Gives where and why it stopped."""
-        assert _scan is not None, "make_ready has run"
-        position, why = _scan(
-            np.frombuffer(window.toreadonly(), np.uint8),
+        assert _kernels is not None, "make_ready has run"
+        position, why = _kernels.scan(
+            np.frombuffer(window, np.uint8),
             position,
             frame_bytes_max,
             rows_max,
@@ -111,3 +118,33 @@ class Columns:
 
 def _binary(offsets: npt.NDArray[np.int32], data: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def encode(
+    stream_id: int,
+    message_ids: npt.NDArray[np.uint64],
+    event_times: npt.NDArray[np.int64],
+    keys: pa.Array | None,
+    payloads: pa.Array,
+) -> pa.Buffer:
+    """The frames of these columns, which must be as long as each other, without nulls, and within the limits."""
+    assert _kernels is not None, "make_ready has run"
+    count = len(payloads)
+    key_offsets, key_data = (np.zeros(count + 1, np.int64), _NO_BYTES) if keys is None else _parts(keys)
+    payload_offsets, payload_data = _parts(payloads)
+    lengths = key_offsets[-1] - key_offsets[0] + payload_offsets[-1] - payload_offsets[0]
+    frames = pa.allocate_buffer(count * _FRAME_BYTES_MIN + int(lengths))
+    room = np.frombuffer(frames, np.uint8)
+    _kernels.lay(stream_id, message_ids, event_times, key_offsets, key_data, payload_offsets, payload_data, room)
+    return frames
+
+
+_NO_BYTES = np.frombuffer(b"", np.uint8)
+
+
+def _parts(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    _, offsets, data = array.buffers()
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    kind = np.int64 if is_large else np.int32
+    edges = np.frombuffer(offsets, kind, len(array) + 1, array.offset * np.dtype(kind).itemsize)
+    return edges.astype(np.int64), _NO_BYTES if data is None else np.frombuffer(data, np.uint8)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec
+from procession.wire import codec, columns
 from procession.wire.codec import Reader
 from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Message, Notify, NotifyAck, Ok, Restart
 
@@ -227,6 +227,9 @@ def encode_messages(
     body_lengths = _MESSAGE_HEADER.itemsize - _LENGTH_BYTES + key_lengths + payload_lengths
     if int(body_lengths.max()) > frame_bytes_max:
         raise LocalProtocolError(f"a frame of {int(body_lengths.max())} bytes, the limit is {frame_bytes_max}")
+    if columns.is_ready():
+        ids, times = np.ascontiguousarray(message_ids, np.uint64), np.ascontiguousarray(event_times, np.int64)
+        return columns.encode(stream_id, ids, times, keys, payloads)
     header = np.empty(count, dtype=_MESSAGE_HEADER)
     header["length"] = body_lengths
     header["tag"] = MESSAGE_TAG

@@ -1,13 +1,14 @@
-"""The compiled pass over received bytes: many MESSAGE frames of version 3 to columns.
+"""The compiled passes over bytes: MESSAGE frames of version 3 to columns, and columns to frames.
 
-The one rule: it reads no byte that is not there and writes no byte that there is no room for; what it does not
+The one rule: they read no byte that is not there and write no byte that there is no room for; what `scan` does not
 understand it leaves where it is, and says why it stopped. Importing this module imports numba, which takes half a
 second and some 60 MB: only `columns` does, when it is told to. numba itself caches what it compiled, beside the module.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -53,27 +54,59 @@ def _generate_copy(_: Any, target: Any, at: Any, source: Any, position: Any, cou
     return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
+def _generate_store(_: Any, data: Any, position: Any, value: Any) -> Any:
+    """The other way: eight bytes, the highest first."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        where = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        builder.store(builder.bswap(arguments[2]), where, align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), generate
+
+
 _big_endian: Any = intrinsic(_generate_big_endian)
+_store: Any = intrinsic(_generate_store)
 _copy: Any = intrinsic(_generate_copy)
 
-_READ_ONLY = types.Array(types.uint8, 1, "C", readonly=True)
-_SIGNATURE = types.UniTuple(types.int64, 2)(  # type: ignore[no-untyped-call]
-    _READ_ONLY,
-    types.int64,
-    types.int64,
-    types.int64,
-    types.int64[::1],
-    types.uint64[::1],
-    types.uint64[::1],
-    types.int64[::1],
-    types.int32[::1],
-    types.uint8[::1],
-    types.int32[::1],
-    types.uint8[::1],
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def _compiled(signature: Any) -> Callable[[Kernel], Kernel]:
+    """Compile for these types, and keep the result; where there is nowhere to keep it, for this process alone."""
+
+    def compile_it(function: Kernel) -> Kernel:
+        try:
+            return cast(Kernel, numba.njit(signature, nogil=True, cache=True)(function))
+        except RuntimeError:
+            return cast(Kernel, numba.njit(signature, nogil=True)(function))
+
+    return compile_it
+
+
+def _read_only(kind: Any) -> Any:
+    """An array that a kernel only reads: one that may be written to serves as well."""
+    return types.Array(kind, 1, "C", readonly=True)
+
+
+@_compiled(
+    types.UniTuple(types.int64, 2)(  # type: ignore[no-untyped-call]
+        _read_only(types.uint8),
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64[::1],
+        types.uint64[::1],
+        types.uint64[::1],
+        types.int64[::1],
+        types.int32[::1],
+        types.uint8[::1],
+        types.int32[::1],
+        types.uint8[::1],
+    )
 )
-
-
-@numba.njit(_SIGNATURE, nogil=True, cache=True)
 def scan(
     window: Any,
     position: int,
@@ -135,3 +168,46 @@ def scan(
         position += 4 + length  # type: ignore[assignment]  # numba's integers are all alike
     filled[0], filled[1], filled[2] = row, key_end, payload_end
     return position, why
+
+
+@_compiled(
+    types.void(
+        types.uint64,
+        _read_only(types.uint64),
+        _read_only(types.int64),
+        _read_only(types.int64),
+        _read_only(types.uint8),
+        _read_only(types.int64),
+        _read_only(types.uint8),
+        types.uint8[::1],
+    )
+)
+def lay(
+    stream_id: int,
+    message_ids: Any,
+    event_times: Any,
+    key_offsets: Any,
+    keys: Any,
+    payload_offsets: Any,
+    payloads: Any,
+    frames: Any,
+) -> None:
+    """Write the frames of these columns, one after the other; there is room for exactly them."""
+    position = 0
+    for row in range(len(message_ids)):
+        key, payload = key_offsets[row], payload_offsets[row]
+        key_length, payload_length = key_offsets[row + 1] - key, payload_offsets[row + 1] - payload
+        length = FIELDS_BYTES + key_length + payload_length
+        frames[position] = (length >> 24) & 0xFF
+        frames[position + 1] = (length >> 16) & 0xFF
+        frames[position + 2] = (length >> 8) & 0xFF
+        frames[position + 3] = length & 0xFF
+        frames[position + 4] = _MESSAGE_TAG
+        _store(frames, position + 5, stream_id)
+        _store(frames, position + 13, message_ids[row])
+        _store(frames, position + 21, np.uint64(event_times[row]))
+        frames[position + 29] = (key_length >> 8) & 0xFF
+        frames[position + 30] = key_length & 0xFF
+        _copy(frames, position + FRAME_BYTES_MIN, keys, key, key_length)
+        _copy(frames, position + FRAME_BYTES_MIN + key_length, payloads, payload, payload_length)
+        position += 4 + length
