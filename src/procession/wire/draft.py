@@ -37,7 +37,9 @@ IN_USE = "the stream is in use, or its end is not committed yet"
 
 MESSAGE_TAG = ord("M")
 
-_FLAGS_KNOWN = sum(Flag)
+# Plain numbers: what an enum does about a flag costs more than all that is done with it here.
+_EPHEMERAL, _BOUNDARY, _EOS, _UNSTABLE_REFERENCE, _EVENT_TIME, _KEY = map(int, Flag)
+_UNKNOWN = ~sum(map(int, Flag))
 
 
 def version(extensions: frozenset[Extension] = frozenset()) -> str:
@@ -74,16 +76,16 @@ def _notify(reader: Reader) -> DraftFrame:
 
 def _message(reader: Reader) -> DraftFrame:
     flags = reader.u16()
-    if flags & ~_FLAGS_KNOWN:
-        raise RemoteProtocolError(f"unknown message flags {flags & ~_FLAGS_KNOWN:#x}")
+    if flags & _UNKNOWN:
+        raise RemoteProtocolError(f"unknown message flags {flags & _UNKNOWN:#x}")
     message = DraftMessage(
         stream_id=reader.u64(),
-        message_id=None if flags & Flag.EPHEMERAL else reader.u64(),
-        event_time=reader.u64() if flags & Flag.EVENT_TIME else None,
-        key=reader.short_bytes() if flags & Flag.KEY else None,
-        payload=None if flags & Flag.BOUNDARY else reader.rest(),
-        is_last=bool(flags & Flag.EOS),
-        is_unstable=bool(flags & Flag.UNSTABLE_REFERENCE),
+        message_id=None if flags & _EPHEMERAL else reader.u64(),
+        event_time=reader.u64() if flags & _EVENT_TIME else None,
+        key=reader.short_bytes() if flags & _KEY else None,
+        payload=None if flags & _BOUNDARY else reader.rest(),
+        is_last=bool(flags & _EOS),
+        is_unstable=bool(flags & _UNSTABLE_REFERENCE),
     )
     if _says_nothing(message):
         raise RemoteProtocolError("a boundary without a message id that ends nothing")
