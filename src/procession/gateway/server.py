@@ -26,6 +26,7 @@ from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
 from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
+from procession.readiness import Readiness
 from procession.storage.durable import write_durably
 from procession.tls import Door
 from procession.wire import columns
@@ -37,32 +38,18 @@ from procession.wire.messages import Messages, Restart
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
 
-COLUMNS_FROM_ROWS = 256
-"""So many messages in one read say that there is enough to do for decoding by columns."""
+COLUMNS_FROM_RECORDS = 100_000
+"""So many records, decoded one by one, have taken about as long as it takes to get ready for decoding by columns."""
 
 log = structlog.get_logger("gateway")
 
 
 class Intake:
-    """What all sessions read with: one buffer, used in turn (what came is taken before the next read), and columns."""
+    """What all sessions read with: one buffer, used in turn, for what came is taken before the next read."""
 
     def __init__(self, read_bytes_max: int) -> None:
         self.buffer = memoryview(bytearray(read_bytes_max))
-        self._is_asked = False
-
-    def took(self, rows: int) -> None:
-        """So many messages were in a read. The first time that they are many, decoding by columns is made ready, in a
-        thread: it takes half a second, and memory, that a gateway with little to do never needs."""
-        if rows >= COLUMNS_FROM_ROWS and not self._is_asked:
-            self._is_asked = True
-            asyncio.get_running_loop().run_in_executor(None, _make_columns_ready)
-
-
-def _make_columns_ready() -> None:
-    try:
-        columns.make_ready()
-    except Exception as error:  # whatever numba dislikes about this machine: we only go on more slowly
-        log.warning("!", reason=f"frames are decoded one by one: {error}")
+        self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_RECORDS)
 
 
 class Session(asyncio.BufferedProtocol):
@@ -99,7 +86,7 @@ class Session(asyncio.BufferedProtocol):
             log.debug("<", session=self._number, frame=told)
             self._gateway.handle(Received(self._number, event))
             if isinstance(event, Messages):
-                self._intake.took(len(event))
+                self._intake.columns.worked(len(event))
 
     def connection_lost(self, error: Exception | None) -> None:
         for timer in self._timers:

@@ -306,9 +306,11 @@ def driver(
 
 @app.command()
 def warm() -> None:
-    """Make Spark start faster on this machine. Done once by `make setup`; never needed."""
+    """Make Spark start faster on this machine, and compile our own loops. Done once by `make setup`; never needed."""
     from procession.spark.warm import warm as make
+    from procession.wire import columns
 
+    columns.make_ready()
     archive = make()
     print(f"classes are shared through {archive}" if archive else "this Java cannot share classes; nothing was made")
 

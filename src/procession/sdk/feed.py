@@ -16,17 +16,23 @@ import numpy as np
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.readiness import Readiness
 from procession.sdk.batch import Batch, Source, Stream
 from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
 from procession.sdk.progress import Progress, Roster
 from procession.sdk.reading import Reading, begin_reading
-from procession.wire import draft
+from procession.wire import columns, draft
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.draft_messages import AnyFrame, DraftMessage
 from procession.wire.messages import Ack, Eos, Error, Hello, Notify, NotifyAck, Ok, Restart
 
 READ_BYTES_MAX = 64 * 1024
+
+ENCODER_FROM_RECORDS = 2_000_000
+"""So many records, encoded by numpy and Arrow, have taken about as long as the compiled encoder takes to get ready."""
+
+_encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
 
 log = structlog.get_logger()
 
@@ -226,6 +232,7 @@ class Feed:
             progress.stream.id, message_ids, piece.event_times, piece.keys, piece.payloads
         )
         self._write(memoryview(data))
+        _encoder.worked(len(piece))
         progress.send(int(piece.message_ids[-1]), len(piece), size_bytes)
 
     async def _allowance(self, wanted: int) -> int:
