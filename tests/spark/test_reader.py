@@ -11,7 +11,7 @@ SEQUENCES = st.integers(0, 2**63)
 
 
 def test_an_empty_range_is_dealt_to_all_so_that_the_first_epoch_starts_the_workers() -> None:
-    assert deal(0, 0, 2) == [Range(0, 0, 0), Range(1, 0, 0)]
+    assert deal(0, 0, 2) == [Range(0, 0, 0, of=2), Range(1, 0, 0, of=2)]
 
 
 @given(start=SEQUENCES, count=st.integers(1, 10_000), parallelism=st.integers(1, 1024))
@@ -21,7 +21,7 @@ def test_ranges_are_contiguous_in_order_complete_and_never_empty(start: int, cou
     edge = start
     for number, dealt in enumerate(ranges):
         assert isinstance(dealt, Range)
-        assert (dealt.number, dealt.first) == (number, edge)
+        assert (dealt.number, dealt.first, dealt.of) == (number, edge, len(ranges))
         assert dealt.last > dealt.first
         edge = dealt.last
     assert edge == start + count
