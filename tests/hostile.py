@@ -26,7 +26,8 @@ Assault = Callable[[Address, bytes, AtHeight], Awaitable[None]]
 AT_ONCE = 100
 DEADLINE_S = 30.0
 NOTIFY = v3.encode(Notify(7, "s", 0))
-CROWD = 40
+CROWD = 100
+FEW = 10
 
 SCANS: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -115,7 +116,7 @@ async def strangers(address: Address, hello: bytes, at_height: AtHeight) -> None
 
 
 async def greeted_twice(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    async with crowd(address, CROWD // 4) as peers:
+    async with crowd(address, FEW) as peers:
         for _, writer in peers:
             writer.write(hello + hello)
         await at_height()
@@ -126,7 +127,7 @@ async def greeted_twice(address: Address, hello: bytes, at_height: AtHeight) -> 
 
 async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> None:
     """Greets, opens a stream, then sends more than was granted, as fast as it goes."""
-    async with crowd(address, CROWD // 4) as peers:
+    async with crowd(address, FEW) as peers:
         for stream_id, (reader, writer) in enumerate(peers, start=100):
             writer.write(hello)
             await reader.readexactly(len(v3.encode(Ok(0))))
@@ -162,12 +163,21 @@ def never_reading(frame: Frame) -> Assault:
     return assault
 
 
+async def staying(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    """A crowd that says nonsense, is told so, and does not go."""
+    async with crowd(address, CROWD) as peers:
+        for _, writer in peers:
+            writer.write(bytes(64))
+        await at_height()
+
+
 async def half_open(address: Address, hello: bytes, at_height: AtHeight) -> None:
     """Peers that end their half before or after the greeting, and never close the other."""
     async with crowd(address, CROWD) as peers:
         for number, (_, writer) in enumerate(peers):
-            writer.write(hello if number % 2 else hello[:5])
-            writer.write_eof()
+            with contextlib.suppress(OSError):  # it may have had to make room already
+                writer.write(hello if number % 2 else hello[:5])
+                writer.write_eof()
         await at_height()
 
 

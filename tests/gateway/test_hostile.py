@@ -131,17 +131,39 @@ def a_newcomer_is_served(gateway: GatewayProcess) -> None:
         newcomer.notify(8)
 
 
-def test_strangers_at_the_side_door_keep_no_driver_out_and_are_sent_away(
-    gateway: GatewayProcess, honest: Honest
-) -> None:
+def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make) -> None:
+    gateway = gateway_process(linger_s=10 * hostile.DEADLINE_S, lingering_max=LINGERING_MAX).start()
+    held = hostile.descriptors(gateway.process.pid)
+
+    async def at_height() -> None:
+        few = await asyncio.to_thread(hostile.until, lambda: hostile.descriptors(pid) <= held + LINGERING_MAX)
+        assert few, "refused connections stay open"
+
+    pid = gateway.process.pid
+    asyncio.run(hostile.staying(parse_address(gateway.listen), HELLO, at_height))
+
+
+def test_strangers_at_the_side_door_keep_no_driver_out(gateway_process: Make) -> None:
+    gateway = gateway_process(controls_max=CONTROLS_MAX, handshake_timeout_s=10 * hostile.DEADLINE_S).start()
     pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
     with ExitStack() as open_doors:
-        for number in range(5 * CONTROLS_MAX):
-            door = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
-            open_doors.enter_context(door)
-            door.sendall(b"{" * number)
-        honest.goes_on()
+        knock(gateway, open_doors)
         with gateway.client() as newcomer:
-            assert newcomer.status()["sessions"] == 1
+            assert newcomer.status()["sessions"] == 0
+            assert hostile.until(lambda: hostile.descriptors(pid) <= held + CONTROLS_MAX), "all of them stay"
+
+
+def test_strangers_at_the_side_door_are_sent_away_and_a_driver_stays(gateway: GatewayProcess, honest: Honest) -> None:
+    pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
+    with ExitStack() as open_doors:
+        knock(gateway, open_doors)
         assert hostile.until(lambda: hostile.descriptors(pid) <= held), "silent connections stay open"
-    honest.goes_on()
+        honest.goes_on()
+
+
+def knock(gateway: GatewayProcess, open_doors: ExitStack) -> None:
+    """Many connections to the control port that say nothing, or nothing whole."""
+    for number in range(5 * CONTROLS_MAX):
+        door = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
+        open_doors.enter_context(door)
+        door.sendall(b"{" * number)
