@@ -211,30 +211,23 @@ class Driver(Process):
             if isinstance(event, ev.SinkConnected):
                 self.checkpoint.check_fence()
             self.site.tell(self.part, "< %s", event)
-            yield from self._do(self._coordinator.handle(event))
+            for action in self._coordinator.handle(event):
+                self.site.tell(self.part, "> %s", action)
+                if (steps := self._perform(action)) is not None:
+                    yield from steps
 
-    def _do(self, actions: Sequence[ev.Action]) -> Steps:
-        for action in actions:
-            self.site.tell(self.part, "> %s", action)
-            yield from self._perform(action)
-
-    def _perform(self, action: ev.Action) -> Steps:
+    def _perform(self, action: ev.Action) -> Steps | None:
+        """Do it, or say in which steps it is done."""
         match action:
             case ev.Emit(sink, _, epoch):
                 payloads = self._epoch.payloads[sink] if self._epoch and self._epoch.number == epoch else ()
                 self.soon(self._links[sink].emit, action, payloads)
             case ev.Phase2(sink, txn, commit):
-                if commit:
-                    self.site.oracle.about_to_commit(sink, txn, f"driver {self.checkpoint.fence}")
-                self._links[sink].phase2(txn, commit)
-                yield
+                return self._phase2(sink, txn, commit)
             case ev.Reconnect(sink, delay_s):
                 self._links[sink].close(delay_s)
             case ev.WriteRecord(record):
-                self.checkpoint.check_fence()
-                yield
-                yield from self.checkpoint.write_round(record)
-                yield from self._do(self._coordinator.handle(ev.RecordWritten(record.epoch)))
+                return self._write_record(record)
             case ev.FinishEpoch(epoch):
                 if self.spark is not None:
                     self.spark.soon(self.spark.finished, epoch)
@@ -249,6 +242,19 @@ class Driver(Process):
                 pass
             case ev.Stop(error):
                 raise error
+        return None
+
+    def _phase2(self, sink: str, txn: str, commit: bool) -> Steps:
+        if commit:
+            self.site.oracle.about_to_commit(sink, txn, f"driver {self.checkpoint.fence}")
+        self._links[sink].phase2(txn, commit)
+        yield
+
+    def _write_record(self, record: Round) -> Steps:
+        self.checkpoint.check_fence()
+        yield
+        yield from self.checkpoint.write_round(record)
+        yield from self.handle(ev.RecordWritten(record.epoch))
 
     def asks_for_vote(self, action: ev.Emit) -> None:
         """Whoever was replaced may have lost its copy of the checkpoint; what it still says decides nothing."""

@@ -143,8 +143,8 @@ class Gateway(Process):
                 raise Breach("I8", f"stream {stream.stream_id} is open in {holders} sessions at once")
 
     def _holders(self, stream_id: int) -> int:
-        connections = [self._sessions[number].connection for number in self._state.sessions if number in self._sessions]
-        return sum(connection.stream_state(stream_id) is OPEN for connection in connections)
+        living = [self._sessions[number] for number in self._state.sessions if number in self._sessions]
+        return [session.connection.stream_state(stream_id) for session in living].count(OPEN)
 
     # Sessions
 

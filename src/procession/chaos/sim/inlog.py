@@ -30,11 +30,13 @@ class InLog:
         self._rows_max = segment_rows_max
         files.make_directory(FOLDER)
         self._ends = self._recover()
+        self._base = max(self._ends, default=0)
         if not self._ends or self.next_sequence < committed_end:
             for base in self._ends:
                 files.remove(FOLDER, str(base))
             files.sync_directory(FOLDER)
             self._ends = {committed_end: committed_end}
+            self._base = committed_end
             files.write_durably(FOLDER, str(committed_end), b"")
         files.sync_directory(FOLDER)
         files.sync(self._path)
@@ -49,10 +51,6 @@ class InLog:
         return min(self._ends)
 
     @property
-    def _base(self) -> int:
-        return max(self._ends)
-
-    @property
     def _path(self) -> str:
         return f"{FOLDER}/{self._base}"
 
@@ -61,7 +59,7 @@ class InLog:
         if first - self._base >= self._rows_max:
             self.sync()
             self._files.write_durably(FOLDER, str(first), b"")
-            self._ends[first] = first
+            self._ends[first] = self._base = first
         length = len(self._files.read(self._path) or b"")
         try:
             self._files.append(self._path, b"".join(encode_entry(batch, first, self.durable_end)))

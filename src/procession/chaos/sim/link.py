@@ -8,9 +8,11 @@ coordinator has settled what was listed. Records go out a few at a time, and oth
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from procession.chaos.sim.network import End
+from procession.chaos.sim.oracle import MEMORY
 from procession.commit.events import Emit, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.errors import RemoteProtocolError
 from procession.wire import twopc
@@ -41,6 +43,9 @@ ANSWER_S = 0.4
 BACKOFF_S = 0.1
 LIST_TAG = 1
 
+read = lru_cache(MEMORY)(twopc.decode)
+wrap = lru_cache(MEMORY)(twopc.wrap)
+
 
 class Link:
     def __init__(self, driver: Driver, sink: str, *, is_authoritative: bool) -> None:
@@ -70,7 +75,7 @@ class Link:
         self._is_ready = self._granted = self._is_hung = False
         self._position = self._listed = None
         hello = Hello(SINK_VERSION, b"", "simulated", self.sink)
-        frames = (hello, Notify(DATA_STREAM, self.sink, 0), twopc.wrap(ListUncommitted(LIST_TAG)))
+        frames = (hello, Notify(DATA_STREAM, self.sink, 0), wrap(ListUncommitted(LIST_TAG)))
         end.write(b"".join(self._connection.send(frame) for frame in frames))
         self._driver.later(ANSWER_S, self._give_up_greeting, end)
 
@@ -82,14 +87,13 @@ class Link:
 
     def heard(self, data: bytes) -> Iterable[object]:
         """The coordinator's events that these bytes mean."""
-        events = _unpacked(self._connection.receive(data))
-        for event in events:
-            if self._is_ready:
-                yield from self._take(event)
-            else:
-                yield from self._greeted(event)
+        for received in self._connection.receive(data):
+            for word in map(read, received.bodies()) if isinstance(received, Messages) else (received,):
+                event = self._take(word) if self._is_ready else self._greeted(word)
+                if event is not None:
+                    yield event
 
-    def _greeted(self, event: object) -> Iterable[object]:
+    def _greeted(self, event: object) -> SinkConnected | None:
         match event:
             case Ok():
                 self._granted = True
@@ -105,22 +109,23 @@ class Link:
                 raise RemoteProtocolError(reason)
         if self._granted and self._position is not None and self._listed is not None:
             self._is_ready = True
-            yield SinkConnected(self.sink, self._listed, self._position if self._is_authoritative else None)
+            return SinkConnected(self.sink, self._listed, self._position if self._is_authoritative else None)
+        return None
 
-    def _take(self, event: object) -> Iterable[object]:
+    def _take(self, event: object) -> Phase2Confirmed | VoteReceived | None:
         match event:
             case Reply(txn_id, commit) if txn_id in self._phase2_sent:
                 self._phase2_sent.discard(txn_id)
-                if commit:
-                    yield Phase2Confirmed(self.sink, txn_id)
+                return Phase2Confirmed(self.sink, txn_id) if commit else None
             case Reply(txn_id, commit):
                 self._deadline += 1
                 self._phase2_sent.clear()
-                yield VoteReceived(self.sink, txn_id, commit)
+                return VoteReceived(self.sink, txn_id, commit)
             case Error(reason):
                 raise RemoteProtocolError(f"the sink says: {reason}")
             case Violation(reason):
                 raise RemoteProtocolError(reason)
+        return None
 
     def lost(self, end: End) -> Iterable[object]:
         """The connection is gone, by whoever closed it; another is opened."""
@@ -162,7 +167,7 @@ class Link:
             self._driver.soon(self._emit, end, connection, action, payloads[count:], position)
             return
         self._driver.asks_for_vote(action)
-        end.write(connection.send(twopc.wrap(Phase1(action.txn, ((DATA_STREAM, action.start, position),)))))
+        end.write(connection.send(wrap(Phase1(action.txn, ((DATA_STREAM, action.start, position),)))))
         if end is self._end:
             self._deadline += 1
             self._driver.later(ANSWER_S, self._give_up, end, self._deadline)
@@ -175,13 +180,4 @@ class Link:
     def phase2(self, txn: str, commit: bool) -> None:
         if self._end is not None and self._is_ready and not self._connection.is_over:
             self._phase2_sent.add(txn)
-            self._end.write(self._connection.send(twopc.wrap(Phase2(txn, commit))))
-
-
-def _unpacked(events: Iterable[object]) -> Iterable[object]:
-    for event in events:
-        if isinstance(event, Messages):
-            for payload in event.bodies():
-                yield twopc.decode(payload)
-        else:
-            yield event
+            self._end.write(self._connection.send(wrap(Phase2(txn, commit))))

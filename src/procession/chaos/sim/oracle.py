@@ -78,20 +78,21 @@ class Oracle:
         if not isinstance(commits, Directory):
             return
         for name, file in commits.durable.items():
-            epoch = int(name) if name.isdigit() else -1
-            if epoch < 0 or not isinstance(file, File) or not file.durable.endswith(b"}"):
+            epoch, record_name = _names(name)
+            if epoch < 0 or type(file) is not File or not file.durable.endswith(b"}"):
                 continue
-            record = rounds.durable.get(f"{epoch:020d}") if isinstance(rounds, Directory) else None
-            if not isinstance(record, File) or not record.durable:
+            record = rounds.durable.get(record_name) if type(rounds) is Directory else None
+            if type(record) is not File or not record.durable:
                 raise Breach("I1", f"commits/{epoch} is durable, but its round record is not")
-            known = self._records.setdefault(epoch, record.durable)
-            if epoch not in self.decided:
-                self._decide(epoch, read_round(known))
+            known = self._records.get(epoch)
+            if known is None:
+                self._decide(epoch, record.durable)
             elif known is not record.durable and known != record.durable:
                 raise Breach("I10", f"epoch {epoch} is decided twice, with two different round records")
 
-    def _decide(self, epoch: int, record: Round) -> None:
-        self.decided[epoch] = record
+    def _decide(self, epoch: int, data: bytes) -> None:
+        self._records[epoch] = data
+        self.decided[epoch] = record = read_round(data)
         for stream, message_id in record.positions.items():
             self._committed[stream] = max(message_id, self._committed.get(stream, -1))
 
@@ -199,6 +200,13 @@ class Oracle:
         """A task read this record at this sequence number."""
         if self._sequences.setdefault(sequence, record) != record:
             raise Breach("I5", f"sequence {sequence} was {self._sequences[sequence]} and is now {record}")
+
+
+@lru_cache(MEMORY)
+def _names(name: str) -> tuple[int, str]:
+    """The epoch of a commit, -1 if it is none, and the name of its round record."""
+    epoch = int(name) if name.isdigit() else -1
+    return epoch, f"{epoch:020d}"
 
 
 def _epoch(txn: str) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
 from procession.chaos.sim.disk import Disk
 from procession.chaos.sim.files import Files
-from procession.chaos.sim.oracle import Oracle
+from procession.chaos.sim.oracle import MEMORY, Oracle
 from procession.errors import StorageError
 from procession.sdk.txnlog import Ledger, Transaction, TxnLog
 from procession.storage.journal import Entry, Journal, encode
@@ -85,7 +86,7 @@ class SimJournal:
             if line[:9] != b"%08x " % zlib.crc32(line[9:-1]):
                 raise StorageError(f"{self.path} is damaged at byte {end}.")
             end += len(line)
-            take(json.loads(line[9:]))
+            take(_entry(line))
         self._files.truncate(self.path, end)
         self._files.sync(self.path)
         self._files.sync_directory(self._folder)
@@ -99,7 +100,7 @@ class SimJournal:
         self._files.write_durably(self._folder, "txnlog", b"".join(map(encode, entries)))
 
     def read(self) -> Iterable[Entry]:
-        return (json.loads(line[9:]) for line in (self._files.read(self.path) or b"").splitlines())
+        return map(_entry, (self._files.read(self.path) or b"").splitlines(keepends=True))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -151,11 +152,18 @@ class SimTxnLog(TxnLog):
         return is_whole and f'"txn":"{txn_id}"'.encode() in entries
 
 
+@lru_cache(MEMORY)
+def _entry(line: bytes) -> Entry:
+    """What a line says: to be read only, for it is remembered."""
+    entry: Entry = json.loads(line[9:])
+    return entry
+
+
 def durable_output(disk: Disk, sink: str) -> bytes:
     """What of the sink's output is committed, and would survive a power cut now."""
     ledger = Ledger()
     for line in (disk.durable_file(f"{sink}/txnlog") or b"").splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break
-        ledger.take(json.loads(line[9:]))
+        ledger.take(_entry(line))
     return (disk.durable_file(f"{sink}/data") or b"")[: ledger.committed_end]

@@ -22,6 +22,9 @@ from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, No
 from procession.wire.v3 import SOURCE_VERSION
 
 HANDSHAKE_S = 0.5
+RETRY_S = 0.05
+"""Whoever was refused asks again when the next ACK has come, and takes its time: where the window is small every NOTIFY
+is paid back by an ACK at once, and the two would do nothing but ask and refuse."""
 
 
 class Producer(Process):
@@ -99,7 +102,8 @@ class Producer(Process):
                     oracle.heard(stream, point, is_opening=False)
                     self._progress.commit(point)
                 if self._was_refused:
-                    self._notify(end)
+                    self._was_refused = False
+                    self.later(RETRY_S * self.site.chance.random(), self._notify, end)
                 self._farewell_if_done(end)
                 if self._is_waiting and self._connection.credit.available:
                     self._is_waiting = False
@@ -114,8 +118,10 @@ class Producer(Process):
                 raise Breach("I7", f"the gateway broke the protocol towards {self.part}: {reason}")
 
     def _notify(self, end: End) -> None:
-        if self._connection.credit.available and not self._connection.is_over:
-            self._was_refused = False
+        if end is self._end and not self._connection.is_over:
+            if not self._connection.credit.available:
+                self._was_refused = True  # the next ACK brings some
+                return
             stream, committed = self._progress.stream, self._progress.committed
             end.write(self._connection.send(Notify(stream.id, stream.name, committed or 0)))
 

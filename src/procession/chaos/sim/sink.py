@@ -12,6 +12,7 @@ from collections import deque
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.files import Files
+from procession.chaos.sim.link import read, wrap
 from procession.chaos.sim.network import End
 from procession.chaos.sim.outputs import FileOutput, SimTxnLog
 from procession.chaos.sim.plan import SinkPlan
@@ -19,7 +20,6 @@ from procession.chaos.sim.process import Process
 from procession.chaos.sim.site import Machine, Site
 from procession.errors import ProcessionError, RemoteProtocolError
 from procession.sdk.outlet import Outlet, Where
-from procession.wire import twopc
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import (
@@ -172,7 +172,7 @@ class Sink(Process):
                 for stream_id, messages in event.by_stream():
                     if stream_id == TWOPC_STREAM:
                         for payload in messages.bodies():
-                            self._decide(session, outlet, twopc.decode(payload))
+                            self._decide(session, outlet, read(payload))
                     else:
                         outlet.append(messages.ids(), messages.bodies())
 
@@ -183,7 +183,7 @@ class Sink(Process):
                 if self.plan.lists_refused and outlet.last_refused is not None:
                     listed += (outlet.last_refused,)
                     outlet.last_refused = None
-                session.send(twopc.wrap(ReplyUncommitted(rtag, listed)))
+                session.send(wrap(ReplyUncommitted(rtag, listed)))
             case Phase1(txn_id, where):
                 outlet.refusals, self.refusals = self.refusals, 0
                 vote = outlet.phase1(txn_id, where)
@@ -192,11 +192,11 @@ class Sink(Process):
                     self.hangs -= 1
                     session.is_deaf = True
                 self.site.oracle.replied(self.part, txn_id, not vote or self._txnlog.is_durable(txn_id))
-                session.send(twopc.wrap(Reply(txn_id, vote)))
+                session.send(wrap(Reply(txn_id, vote)))
             case Phase2(txn_id, commit):
                 outlet.phase2(txn_id, commit)
                 self.site.tell(self.part, "= phase 2 %s of %s, committed %s", commit, txn_id, outlet.committed_end)
                 if self.plan.answers_phase2:
-                    session.send(twopc.wrap(Reply(txn_id, commit)))
+                    session.send(wrap(Reply(txn_id, commit)))
             case ReplyUncommitted() | Reply():
                 raise RemoteProtocolError("a participant's message from the coordinator")

@@ -110,7 +110,7 @@ class World:
 
     @property
     def is_complete(self) -> bool:
-        return all(one.is_done for one in self._producers.values()) and self.site.oracle.is_complete
+        return self.site.oracle.is_complete and all(one.is_done for one in self._producers.values())
 
     def _audit(self) -> None:
         for sink in self._sinks:
