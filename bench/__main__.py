@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from bench import credit_window, epoch_time, memory, recovery
+from bench import credit_window, decode, epoch_time, gateway, memory, recovery
 
 BENCHMARKS = {
     "credits": credit_window.main,
+    "decode": decode.main,
     "epoch-time": epoch_time.main,
+    "gateway": gateway.main,
     "memory": memory.main,
     "recovery": recovery.main,
 }

@@ -1,0 +1,127 @@
+"""How fast a million MESSAGE frames with 50-byte payloads become columns, against the obvious `struct` loop.
+
+Both read the same bytes in the same process, in turn, several rounds: what counts is the median of the ratios. The loop
+gives a tuple per record. Ours gives columns, read by read as a gateway takes them, through `Connection.receive` and all
+that it checks. The encoder is measured likewise: a loop, and what is used until the compiled pass is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from procession.wire import columns, v3
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import Hello, Messages, Notify, NotifyAck, Ok
+
+COMMAND = "python -m bench decode"
+STREAM = 1
+PAYLOAD_BYTES = 50
+READ_BYTES = 1024 * 1024
+WRITE_RECORDS = 8192
+HEADER = struct.Struct(">IBQQqH")
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    payloads = [b"%0*d" % (PAYLOAD_BYTES, number) for number in range(given.frames)]
+    column = pa.array(payloads, pa.binary())
+    data = packed_by_struct(payloads)
+    columns.make_ready()
+    ways = {
+        "decode": {"struct": lambda: unpacked_by_struct(data), "columns": lambda: received(data)},
+        "encode": {
+            "struct": lambda: len(packed_by_struct(payloads)),
+            "numpy": lambda: uncompiled(lambda: sent(column)),
+            "columns": lambda: sent(column),
+        },
+    }
+    figures = {what: measured(way, given.frames, given.rounds) for what, way in ways.items()}
+    command = f"{COMMAND} --frames {given.frames} --rounds {given.rounds}"
+    if given.json:
+        print(json.dumps({**figures, "command": command}))
+        return
+    for what, one in figures.items():
+        shown = ", ".join(f"{name} {one[name]:.1f}" for name in ways[what])
+        print(f"{what}: {shown} ns a frame; columns are {one['ratio']:.0f} times as fast as struct")
+    print(f"({command})")
+
+
+def measured(ways: Mapping[str, Callable[[], int]], frames: int, rounds: int) -> dict[str, float]:
+    """The median nanoseconds a frame of each way, and of how many times as fast columns are as struct."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    expected = {way() for way in ways.values()}
+    assert len(expected) == 1, "all ways come to the same"
+    for _ in range(rounds):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            found[name].append((time.perf_counter() - began) / frames * 1e9)
+    ratio = statistics.median(slow / fast for slow, fast in zip(found["struct"], found["columns"], strict=True))
+    return {**{name: statistics.median(times) for name, times in found.items()}, "ratio": ratio}
+
+
+def unpacked_by_struct(data: bytes) -> int:
+    """The obvious loop."""
+    records = []
+    position = 0
+    while position < len(data):
+        length, _, stream_id, message_id, event_time, key_length = HEADER.unpack_from(data, position)
+        payload_start = position + HEADER.size + key_length
+        position += 4 + length
+        key = data[payload_start - key_length : payload_start]
+        records.append((stream_id, message_id, event_time, key, data[payload_start:position]))
+    return len(records)
+
+
+def packed_by_struct(payloads: Sequence[bytes]) -> bytes:
+    return b"".join(
+        HEADER.pack(HEADER.size - 4 + len(payload), v3.MESSAGE_TAG, STREAM, number, 3 * number, 0) + payload
+        for number, payload in enumerate(payloads)
+    )
+
+
+def received(data: bytes) -> int:
+    """As a gateway takes them, a read at a time."""
+    connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+    connection.receive(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", "")))
+    connection.send(Ok(2**32 - 1))
+    connection.receive(v3.encode(Notify(STREAM, "", 0)))
+    connection.send(NotifyAck(True, STREAM, 0))
+    rows = 0
+    view = memoryview(data)
+    for start in range(0, len(view), READ_BYTES):
+        for event in connection.receive(view[start : start + READ_BYTES]):
+            assert isinstance(event, Messages), event
+            rows += len(event)
+    return rows
+
+
+def sent(payloads: pa.Array) -> int:
+    """As a source encodes them, a write at a time."""
+    size_bytes = 0
+    for start in range(0, len(payloads), WRITE_RECORDS):
+        piece = payloads[start : start + WRITE_RECORDS]
+        ids = np.arange(start, start + len(piece), dtype=np.uint64)
+        size_bytes += v3.encode_messages(STREAM, ids, (3 * ids).astype(np.int64), None, piece).size
+    return size_bytes
+
+
+def uncompiled(call: Callable[[], int]) -> int:
+    kernels, columns._kernels = columns._kernels, None
+    try:
+        return call()
+    finally:
+        columns._kernels = kernels
