@@ -83,6 +83,10 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("connectors.generator", "KEYS_MAX", "different keys of the generator"),
     ("connectors.framing", "RECORD_BYTES_MAX", "one line or frame of a file, a pipe or a socket"),
     ("storage.journal", "ENTRY_BYTES_MAX", "one entry of a transaction log"),
+    ("sdk.txnlog", "ENTRIES_MAX", "entries of a transaction log, before it is replaced by a shorter one"),
+    ("sdk.txnlog", "TRANSACTIONS_KEPT", "of the latest commits that are named in a shorter one"),
+    ("sdk.sink", "INSTANCES_MAX", "instances that a sink serves"),
+    ("connectors.stdout_sink", "PIECE_BYTES_MAX", "output of the stdout sink that a crash may leave in doubt"),
     ("ops.partlog", "LOG_BYTES_MAX", "the log file of one process (and one older file of the same size)"),
     ("ops.epochs", "LOG_BYTES_MAX", "`epochs.jsonl` (and one older file of the same size)"),
 )

@@ -1,7 +1,8 @@
-"""docs/connectors.md, run for real: its source and its scripts against a real gateway, as a reader would."""
+"""docs/connectors.md, run for real: its source and its scripts against a real gateway, its sink through the suite."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 import sqlite3
@@ -14,6 +15,8 @@ from types import ModuleType
 import pytest
 
 from procession.sdk.batch import Stream
+from procession.sdk.conformance import CASES, Conformance, Outcome
+from procession.sdk.trial import Trial
 from tests.sdk.gateways import LivingGateway, living_gateway
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "connectors.md").read_text()
@@ -83,3 +86,22 @@ def test_the_scripts_of_the_page_do_what_it_says(tmp_path: Path, gateway: Living
     for count in (3, 3, 5):
         lines.send_lines(gateway.listen, [f"line {number}" for number in range(count)])
     assert gateway.payloads(Stream.named("lines").id) == [b"line %d" % number for number in range(5)]
+
+
+def rows_of(directory: Path, instance: str) -> bytes:
+    rows = sqlite3.connect(directory / f"{instance}.db")
+    try:
+        return b"".join(payload for (payload,) in rows.execute("SELECT payload FROM records ORDER BY position"))
+    finally:
+        rows.close()
+
+
+def test_the_sink_of_the_page_has_30_lines_and_keeps_every_promise_of_a_sink(tmp_path: Path) -> None:
+    text = example("class TableOutput")
+    assert len([line for line in text.splitlines() if line.strip()]) <= LINES_MAX
+    program = tmp_path / "table_sink.py"
+    program.write_text(text)
+    with Trial([sys.executable, str(program), "{dir}", "{listen}"], tmp_path, rows_of) as trial:
+        conformance = Conformance(trial)
+        findings = {case.name: asyncio.run(conformance.run(case)) for case in CASES}
+    assert {name: found.why for name, found in findings.items() if found.outcome is not Outcome.KEPT} == {}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from procession.chaos.verifier import Outcome
+from procession.commit.rounds import ROUNDS_KEPT
+from procession.connectors.epochs_sink import file_name
 from procession.errors import ConfigError
+from procession.ops.committed import committed_output
 from procession.ops.verify import Question, run_verify, verify
-from procession.sdk.txnlog import Transaction, TxnLog
+from procession.ops.watch import Watch
+from procession.sdk.txnlog import TRANSACTIONS_KEPT, Transaction, TxnLog
 
 GOOD = b"".join(b"record-%d\n" % number for number in range(100))
 
@@ -134,3 +139,73 @@ def test_an_unreadable_input_is_one_sentence(sink: Path, tmp_path: Path) -> None
         verify([tmp_path / "nowhere.txt"], sink)
     with pytest.raises(ConfigError, match="Is a directory"):
         verify([tmp_path], sink)
+
+
+# A directory of epochs
+
+
+def write_epochs(sink: Path, data: bytes, ends: list[int], instance: str = "app-0") -> Path:
+    directory = sink / f"{instance}.epochs"
+    directory.mkdir()
+    log = TxnLog(sink / f"{instance}.txnlog")
+    log.open()
+    for number, (start, end) in enumerate(pairwise([0, *ends])):
+        transaction = Transaction(f"t{number}:c_id={number}", start, end)
+        log.vote(transaction, True)
+        log.decide(transaction.txn_id, True)
+        (directory / file_name(transaction)).write_bytes(data[start:end])
+    log.close()
+    return directory
+
+
+def test_a_directory_of_epochs_is_verified_and_printed_like_a_file(source: Path, sink: Path) -> None:
+    write_epochs(sink, GOOD, [300, 300, 777, len(GOOD)])
+    assert verify([source], sink).is_clean
+    assert b"".join(committed_output(sink, None)) == GOOD
+    watch = Watch(Question([source], sink))
+    assert [output.verdict.committed for output in watch.look().outputs] == [100]
+    watch.close()
+
+
+def test_a_file_of_an_epoch_that_is_gone_changed_or_out_of_place_is_damage(source: Path, sink: Path) -> None:
+    directory = write_epochs(sink, GOOD, [300, 777, len(GOOD)])
+    first, second, third = sorted(directory.iterdir())
+    text = second.read_bytes()
+    second.write_bytes(text.replace(b"4", b"5", 1))
+    assert verify([source], sink).outcome is Outcome.VIOLATED
+    second.write_bytes(text[:-1])
+    (output,) = verify([source], sink).outputs
+    assert "The directory of epochs ends at byte 776" in output.damage
+    second.unlink()
+    (output,) = verify([source], sink).outputs
+    assert "The directory of epochs ends at byte 300, but the transaction log has committed" in output.damage
+    second.write_bytes(text)
+    third.rename(directory / third.name.replace("777", "778", 1))
+    assert verify([source], sink).outcome is Outcome.VIOLATED
+    first.unlink()
+    assert verify([source], sink).outcome is Outcome.VIOLATED
+
+
+def test_what_was_printed_is_not_there_to_be_verified(source: Path, sink: Path) -> None:
+    write(sink, GOOD, [(0, len(GOOD), True)])
+    (sink / "app-0.data").rename(sink / "app-0.printed")
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        verify([source], sink)
+
+
+def test_a_log_that_was_compacted_is_verified_as_before(source: Path, sink: Path) -> None:
+    (sink / "app-0.data").write_bytes(GOOD)
+    log = TxnLog(sink / "app-0.txnlog", entries_max=8, transactions_kept=2)
+    log.open()
+    for number, (start, end) in enumerate(pairwise(range(0, len(GOOD) + 1, 10))):
+        log.vote(Transaction(f"t{number}:c_id={number}", start, end), True)
+        log.decide(f"t{number}:c_id={number}", True)
+        log.compact()
+    log.close()
+    assert b'"base"' in (sink / "app-0.txnlog").read_bytes()
+    assert verify([source], sink).is_clean
+
+
+def test_every_transaction_that_a_round_record_may_name_is_named_in_a_compacted_log() -> None:
+    """Otherwise the base, which has the id of its last transaction and the positions of all, would be undecided."""
+    assert TRANSACTIONS_KEPT >= 2 * ROUNDS_KEPT

@@ -18,11 +18,11 @@ import typer
 
 from procession.errors import ProcessionError
 from procession.ops.cli_chaos import chaos
-from procession.ops.cli_connectors import sink_app
 from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_gateway import gateway
 from procession.ops.cli_simulate import simulate
+from procession.ops.cli_sinks import sink_app
 from procession.ops.cli_sources import CookieFile, source_app
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.logs import keep_logs
@@ -181,7 +181,9 @@ def run(
 @app.command()
 def verify(
     sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="What was sent, a record a line.")],
-    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
+    ],
     instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
     order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
     key_field: Annotated[
@@ -233,10 +235,12 @@ def semantics() -> None:
 
 @app.command()
 def cat(
-    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="The directory of the file sink.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
+    ],
     instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
 ) -> None:
-    """Print what a file sink has committed, and nothing else, also while the pipeline runs."""
+    """Print what a file sink or a sink of epochs has committed, and nothing else, also while the pipeline runs."""
     from procession.ops.committed import committed_output
 
     for piece in committed_output(directory, instance):

@@ -1,4 +1,4 @@
-"""The committed output of a file sink: what its transaction logs say is decided, as bytes.
+"""The committed output of a sink: what its transaction logs say is decided, as bytes.
 
 The one rule: nothing that is not committed comes out, also while the sink is writing. Before it a sink's directory;
 after it `procession cat`.
@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from procession.errors import ConfigError
-from procession.ops.verify import read_ranges
+from procession.ops.stored import is_stored, stored
 from procession.sdk.txnlog import committed_ranges
 
 
 def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
     """The outputs of the directory (or the one named), one after the other in the order of their names."""
-    logs = sorted(directory.glob(f"{instance or '*'}.txnlog"))
+    logs = [log for log in sorted(directory.glob(f"{instance or '*'}.txnlog")) if is_stored(log)]
     if not logs:
         raise ConfigError(
             f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
             next_step="name the directory that the sink was given, and an instance that is there",
         )
     for log in logs:
-        yield from read_ranges(log.with_suffix(".data"), committed_ranges(log))
+        yield from stored(log).read(committed_ranges(log))

@@ -1,9 +1,9 @@
-"""Verify: the inputs of a passthrough against what its file sinks have committed.
+"""Verify: the inputs of a passthrough against what its sinks have committed.
 
-The one rule: what the transaction log does not commit does not exist, and what it commits must be in the data file,
+The one rule: what the transaction log does not commit does not exist, and what it commits must be in the output,
 without a gap, from its first byte; and, if the checkpoint is named, be decided there. Before it an input and a sink's
-directory (`<instance>.data`, `<instance>.txnlog`); after it the verifier's verdict on each instance, as a text or as
-JSON, and the status 0 (all clean) or 1.
+directory (`<instance>.txnlog`, and what `ops/stored` finds beside it); after it the verifier's verdict on each
+instance, as a text or as JSON, and the status 0 (all clean) or 1.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from procession.chaos.verifier import Bounds, compare
 from procession.connectors.file import stream_id_of
 from procession.errors import ConfigError
 from procession.ops.decisions import DecisionReader
+from procession.ops.stored import Ranges, is_stored, read_ranges, stored
 from procession.sdk.acklog import acknowledged
 from procession.sdk.txnlog import Transaction, TxnTail, joined
 
-CHUNK_BYTES = 1024 * 1024
 COUNTS = ("records", "committed", *KINDS)
-
-Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Question:
     def logs(self) -> list[Path]:
         """The transaction logs of the instances that are asked about."""
         logs = sorted(self.directory.glob("*.txnlog"))
-        return [log for log in logs if self.instance is None or log.stem == self.instance]
+        return [log for log in logs if is_stored(log) and (self.instance is None or log.stem == self.instance)]
 
     def of_inputs(self, heard: Mapping[int, int]) -> list[int | None]:
         """For each input, the last message id that its producer saw acknowledged."""
@@ -143,7 +141,7 @@ def judge(question: Question) -> Report:
         what = f"the instance {question.instance}" if question.instance else "any file sink"
         raise ConfigError(
             f"There is nothing to compare: {question.directory} holds no output of {what}.",
-            next_step="name the input files and the directory that the file sink wrote to",
+            next_step="name the input files and the directory that a file sink or a sink of epochs wrote to",
         )
     return Report(tuple(_judge(question, log) for log in logs))
 
@@ -166,14 +164,14 @@ def judge_output(
     question: Question, log: Path, transactions: Sequence[Transaction], heard: Sequence[int | None]
 ) -> Output:
     """Judge one instance by its committed transactions."""
-    data = log.with_suffix(".data")
+    output = stored(log)
     ranges = joined(transactions)
-    size = data.stat().st_size if data.exists() else 0
+    size = output.size()
     end = max((end for _, end in ranges), default=0)
     with disk_shelves() as shelves:
         verdict = compare(
             [partial(read_ranges, path, None) for path in question.inputs],
-            partial(read_ranges, data, ranges),
+            partial(output.read, ranges),
             order=question.order,
             key_of=question.key_of,
             is_complete=question.is_complete,
@@ -188,16 +186,14 @@ def judge_output(
         if transactions and not undecided.named and verdict.is_clean:
             why = "No round record of the checkpoint names any of the visible transactions."
             verdict = replace(verdict, outcome=Outcome.UNKNOWN, why=why)
-    return Output(log.stem, verdict, max(0, size - end), damage(ranges, size))
+    return Output(log.stem, verdict, max(0, size - end), damage(ranges, size, output.what))
 
 
-def damage(ranges: Ranges, size: int) -> str:
-    """What is wrong with an instance's files; nothing if the data file holds all that is committed, without a gap."""
+def damage(ranges: Ranges, size: int, what: str) -> str:
+    """What is wrong with an instance's files; nothing if they hold all that is committed, without a gap."""
     end = max((end for _, end in ranges), default=0)
     if size < end:
-        return (
-            f"The data file ends at byte {size}, but the transaction log has committed {end}: committed output is gone."
-        )
+        return f"The {what} ends at byte {size}, but the transaction log has committed {end}: committed output is gone."
     if ranges and list(ranges) != [(0, end)]:
         return f"The committed ranges do not follow each other from the first byte on: {list(ranges)[:4]}."
     return ""
@@ -211,15 +207,3 @@ def _must_be_readable(path: Path) -> None:
         raise ConfigError(
             f"The input {path} cannot be read: {error.strerror}.", next_step="name a file that can be"
         ) from error
-
-
-def read_ranges(path: Path, ranges: Ranges | None) -> Iterator[bytes]:
-    """A file's bytes, or those of the given ranges of it, in pieces. A file that is not there has none."""
-    if ranges is not None and not path.exists():
-        return
-    with path.open("rb") as file:
-        for start, end in [(0, path.stat().st_size)] if ranges is None else ranges:
-            file.seek(start)
-            while start < end and (piece := file.read(min(CHUNK_BYTES, end - start))):
-                start += len(piece)
-                yield piece

@@ -17,7 +17,8 @@ from procession.chaos.decision import Undecided
 from procession.chaos.prefix import PrefixCheck
 from procession.chaos.verdict import Outcome, Verdict
 from procession.ops.decisions import DecisionReader
-from procession.ops.verify import CHUNK_BYTES, Output, Question, Report, damage, judge_output
+from procession.ops.stored import stored
+from procession.ops.verify import Output, Question, Report, damage, judge_output
 from procession.sdk.acklog import AckTail
 from procession.sdk.txnlog import Transaction, TxnTail, joined
 
@@ -55,7 +56,7 @@ class WatchedOutput:
     def __init__(self, question: Question, log: Path, inputs: list[int]) -> None:
         self._question = question
         self._log = log
-        self._data = log.with_suffix(".data")
+        self._stored = stored(log)
         self._tail = TxnTail(log)
         self._undecided = Undecided()
         self._ranges: list[tuple[int, int]] = []
@@ -72,11 +73,11 @@ class WatchedOutput:
             return self._judged
         new = list(self._tail.look())
         self._ranges = joined([*(Transaction("", *one) for one in self._ranges), *new])
-        size = self._data.stat().st_size if self._data.exists() else 0
+        size = self._stored.size()
         self._take(new)
         if decisions is not None and new:
             self._undecided.take(new, decisions.look(new))
-        output = Output(self._log.stem, self._verdict(), 0, damage(self._ranges, size))
+        output = Output(self._log.stem, self._verdict(), 0, damage(self._ranges, size, self._stored.what))
         if self._check.difference is not None:
             whole = list(TxnTail(self._log).look())
             question = replace(self._question, checkpoint=None)  # what was seen of it is remembered here
@@ -87,14 +88,8 @@ class WatchedOutput:
         return output
 
     def _take(self, new: list[Transaction]) -> None:
-        if not self._data.exists():
-            return
-        with self._data.open("rb") as file:
-            for _, start, end in new:
-                file.seek(start)
-                while start < end and (piece := file.read(min(CHUNK_BYTES, end - start))):
-                    start += len(piece)
-                    self._check.take(piece)
+        for piece in self._stored.read([(start, end) for _, start, end in new]):
+            self._check.take(piece)
 
     def _verdict(self) -> Verdict:
         why = self._check.doubt or ("" if self._check.records else NOTHING)

@@ -12,22 +12,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from procession.sdk.batch import Batch, Forgetful, Source, Stream
     from procession.sdk.gather import GatherLimits
+    from procession.sdk.home import Home, run_sink
     from procession.sdk.options import SourceOptions
+    from procession.sdk.output import Output
+    from procession.sdk.payloads import Payloads
     from procession.sdk.program import run_source
     from procession.sdk.report import Report
     from procession.sdk.sender import Sender, send
+    from procession.sdk.sink import SinkServer
     from procession.sdk.source import SourceClient
+    from procession.sdk.txnlog import Transaction
 
 __all__ = [
     "Batch",
     "Forgetful",
     "GatherLimits",
+    "Home",
+    "Output",
+    "Payloads",
     "Report",
     "Sender",
+    "SinkServer",
     "Source",
     "SourceClient",
     "SourceOptions",
     "Stream",
+    "Transaction",
+    "run_sink",
     "run_source",
     "send",
 ]
@@ -36,12 +47,18 @@ _HOMES = {
     "Batch": "batch",
     "Forgetful": "batch",
     "GatherLimits": "gather",
+    "Home": "home",
+    "Output": "output",
+    "Payloads": "payloads",
     "Report": "report",
     "Sender": "sender",
+    "SinkServer": "sink",
     "Source": "batch",
     "SourceClient": "source",
     "SourceOptions": "options",
     "Stream": "batch",
+    "Transaction": "txnlog",
+    "run_sink": "home",
     "run_source": "program",
     "send": "sender",
 }

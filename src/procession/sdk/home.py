@@ -7,10 +7,14 @@ sink as a program. After it: sdk/sink serves the outlets that are opened here, s
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+
+import structlog
 
 from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError
@@ -45,10 +49,10 @@ class Home:
                 draft.unlink()  # of a replacement that a crash cut short: the file that it was for is whole
 
     def open_outlet(self, instance: str, wait: Wait) -> Outlet:
-        txnlog = self.open_txnlog(instance)
+        # The output first: who finds a log looks for its output beside it.
+        output, txnlog = self._open_output(instance), self.open_txnlog(instance)
         hear = partial(self._heard, instance) if self._tell else None
-        is_idempotent = instance in self._idempotent
-        return Outlet(self._open_output(instance), txnlog, is_idempotent=is_idempotent, wait=wait, hear=hear)
+        return Outlet(output, txnlog, is_idempotent=instance in self._idempotent, wait=wait, hear=hear)
 
     def open_txnlog(self, instance: str) -> TxnLog:
         txnlog = TxnLog(self.directory / f"{instance}.txnlog")
@@ -93,11 +97,21 @@ def run_sink(
     `open_output` makes the Output of an instance by its name, and is called once for each. `directory` is for the
     sink alone; the Output may keep files there, of other names than `*.txnlog` and `*.json`.
     """
+    if not structlog.is_configured():
+        _log_to_stderr()
     home = Home(directory, open_output, idempotent=idempotent, tell=tell)
     try:
         serve(home, listen, cookie, tls)
     finally:
         home.close()
+
+
+def _log_to_stderr() -> None:
+    """Only what somebody should know: structlog's own way is to print everything, and to the standard output."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
 
 
 def serve(home: Home, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:

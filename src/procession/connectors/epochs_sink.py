@@ -1,0 +1,151 @@
+"""A directory of epochs as sink: one file for each committed epoch.
+
+The one rule: a file in the directory is whole and committed, and never changes; it gets its name in one step, when the
+epoch is committed. Names begin with the position of the file's first byte, so they sort in the order of the output.
+What is not committed yet is beside the directory, where readers do not look. Readers may take files away.
+Before it on the walk: sdk/outlet. After it: DIR/<instance>.epochs/<position>-<epoch><suffix>.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from procession import faults
+from procession.connectors.pending import Pending
+from procession.errors import ConfigError, StorageError
+from procession.sdk.home import LISTEN, Tell, run_sink
+from procession.sdk.output import Output
+from procession.sdk.txnlog import Transaction
+from procession.storage.durable import fsync_dir, storage_error
+from procession.tls import ServerTls
+
+SUFFIX = ".data"
+"""What files end with, if nothing else was asked for."""
+SUFFIX_CHARACTERS_MAX = 32
+
+_EPOCH = re.compile(r":c_id=(\d{1,20})$")
+_NAME = re.compile(r"(\d{20})-(\d{20}).*", re.ASCII | re.DOTALL)
+_SUFFIX = re.compile(r"\.[A-Za-z0-9._-]+", re.ASCII)
+
+log = structlog.get_logger()
+
+
+class EpochsOutput(Output):
+    """With `is_empty_kept`, an epoch without output has a file too, without bytes."""
+
+    def __init__(self, base: Path, *, suffix: str = SUFFIX, is_empty_kept: bool = False) -> None:
+        self.directory = epochs_directory(base)
+        self._suffix = suffix
+        self._is_empty_kept = is_empty_kept
+        self._pending = Pending(base.with_name(f"{base.name}.pending"))
+        try:
+            self.directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error(self.directory, "make", error) from error
+        fsync_dir(self.directory.parent)
+
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        if prepared is None or not self._has_file(prepared):
+            self._pending.drop()
+        elif not self._pending.keep(prepared):
+            # Only our own `commit` takes it away: we died before the log knew. A reader may have been quick since.
+            log.info("= committed already", transaction=prepared.txn_id)
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        self._pending.append(position, payloads)
+
+    def prepare(self, transaction: Transaction) -> None:
+        if self._has_file(transaction):
+            self._pending.sync()
+
+    def commit(self, transaction: Transaction) -> None:
+        if not self._has_file(transaction):
+            return
+        path = self.directory / file_name(transaction, self._suffix)
+        self._pending.close()
+        try:
+            if self._pending.path.exists():
+                if path.exists() and transaction.start < transaction.end:
+                    raise StorageError(
+                        f"{path} is there already.",
+                        next_step="Move it away if it is not of this output, then start again.",
+                        path=str(path),
+                    )
+                os.rename(self._pending.path, path)
+                faults.point("sink:epoch-renamed")
+        except OSError as error:
+            raise storage_error(path, "write", error) from error
+        fsync_dir(self.directory)
+
+    def abort(self, transaction: Transaction) -> None:
+        self._pending.drop()
+
+    def close(self) -> None:
+        self._pending.close()
+
+    def _has_file(self, transaction: Transaction) -> bool:
+        return self._is_empty_kept or transaction.start < transaction.end
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFile:
+    """One file of a directory of epochs: bytes [start, end) of the output."""
+
+    path: Path
+    start: int
+    end: int
+
+
+def epochs_directory(base: Path) -> Path:
+    """Where the files of an output are; `base` is the sink's directory and the instance."""
+    return base.with_name(f"{base.name}.epochs")
+
+
+def file_name(transaction: Transaction, suffix: str = SUFFIX) -> str:
+    """The position, and the epoch's number: that of its checkpoint, as transaction ids carry it, or 0."""
+    found = _EPOCH.search(transaction.txn_id)
+    return f"{transaction.start:020d}-{int(found[1]) if found else 0:020d}{suffix}"
+
+
+def epoch_files(directory: Path, after: str = "") -> Iterator[EpochFile]:
+    """The files of a directory of epochs, in the order of the output, as far as their names are greater than `after`.
+    Files of other names are passed over."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise storage_error(directory, "read", error) from error
+    for name in names:
+        if name > after and (found := _NAME.fullmatch(name)):
+            path, start = directory / name, int(found[1])
+            try:
+                yield EpochFile(path, start, start + path.stat().st_size)
+            except FileNotFoundError:
+                continue  # a reader has taken it away
+
+
+def run_epochs_sink(
+    directory: Path,
+    listen: str = LISTEN,
+    *,
+    suffix: str = SUFFIX,
+    is_empty_kept: bool = False,
+    cookie: bytes = b"",
+    tls: ServerTls | None = None,
+    tell: Tell | None = None,
+) -> None:
+    """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
+    if not _SUFFIX.fullmatch(suffix) or len(suffix) > SUFFIX_CHARACTERS_MAX:
+        raise ConfigError(
+            f"{suffix!r} cannot end the name of a file.", next_step="Give letters and digits after a dot, such as .csv."
+        )
+
+    def open_output(instance: str) -> EpochsOutput:
+        return EpochsOutput(directory / instance, suffix=suffix, is_empty_kept=is_empty_kept)
+
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell)

@@ -1,0 +1,91 @@
+"""Where an output's bytes are: in one file, or in a directory of epochs.
+
+The one rule: positions are those of the transaction log, whatever the bytes are kept in; what is not there is not made
+up. Before it a sink's directory; after it `procession cat`, `verify` and the watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from procession.connectors.epochs_sink import epoch_files, epochs_directory
+
+CHUNK_BYTES = 1024 * 1024
+
+Ranges = Sequence[tuple[int, int]]
+
+
+class Stored(Protocol):
+    """The bytes of one instance's output."""
+
+    what: str
+    """As a sentence names it."""
+
+    def size(self) -> int:
+        """Up to here there are bytes, from the first on, without a gap."""
+
+    def read(self, ranges: Ranges) -> Iterator[bytes]:
+        """The bytes of these ranges, in pieces; fewer where some are not there."""
+
+
+class StoredFile:
+    what = "data file"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def read(self, ranges: Ranges) -> Iterator[bytes]:
+        return read_ranges(self._path, ranges) if self._path.exists() else iter(())
+
+
+class StoredEpochs:
+    what = "directory of epochs"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._end = 0
+        self._last = ""
+
+    def size(self) -> int:
+        # What was there once was there: who asks again and again does not pay for all of it again and again.
+        for file in epoch_files(self._directory, self._last):
+            if file.start != self._end:
+                break
+            self._end, self._last = file.end, file.path.name
+        return self._end
+
+    def read(self, ranges: Ranges) -> Iterator[bytes]:
+        if not ranges:
+            return
+        files = list(epoch_files(self._directory))
+        for start, end in ranges:
+            for file in files:
+                if file.start < end and file.end > start:
+                    within = max(start, file.start) - file.start, min(end, file.end) - file.start
+                    yield from read_ranges(file.path, [within])
+
+
+def stored(log: Path) -> Stored:
+    """The output of which this is the transaction log."""
+    epochs = epochs_directory(log.with_suffix(""))
+    return StoredEpochs(epochs) if epochs.is_dir() else StoredFile(log.with_suffix(".data"))
+
+
+def is_stored(log: Path) -> bool:
+    """Whether there is an output to read: a sink that prints keeps none."""
+    return not log.with_suffix(".printed").exists()
+
+
+def read_ranges(path: Path, ranges: Ranges | None) -> Iterator[bytes]:
+    """A file's bytes, or those of the given ranges of it, in pieces."""
+    with path.open("rb") as file:
+        for start, end in [(0, path.stat().st_size)] if ranges is None else ranges:
+            file.seek(start)
+            while start < end and (piece := file.read(min(CHUNK_BYTES, end - start))):
+                start += len(piece)
+                yield piece

@@ -1,0 +1,191 @@
+"""Conformance: what every sink must do, whatever its Output is; with a crash at each step.
+
+The one rule: a case says what a worker does and what must then be true, of the sink's answers and of what a reader
+sees; it knows nothing of the Output. Cases share a program, each has an instance of its own. Before it: `procession
+sink check`, or the tests of whoever writes an Output. After it: sdk/trial.
+
+    with Trial(["python", "my_sink.py", "{dir}", "{listen}"], directory, visible) as trial:
+        conformance = Conformance(trial)
+        for case in CASES:
+            print(case.name, await conformance.run(case))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from procession.sdk import conduct
+from procession.sdk.story import NotReached, Story, expect, reply
+from procession.sdk.testing import Worker
+from procession.sdk.trial import Trial
+from procession.wire import twopc
+from procession.wire.messages import DATA_STREAM, Phase1, Phase2
+
+CASE_TIMEOUT_S = 120.0
+
+BOTH = (True, False)
+POINTS: dict[str, tuple[bool, ...]] = {
+    "sink:after-append": (True,),
+    "sink:before-prepare": (True,),
+    "sink:before-vote": (True,),
+    "sink:after-vote-before-reply": (True,),
+    "sink:before-commit": BOTH,
+    "sink:after-output-commit": (True,),
+    "sink:before-output-abort": (False,),
+    "sink:after-commit": BOTH,
+}
+"""Where a sink made with the SDK can be made to die in a round, and what is to be decided there. Before the vote has
+come that makes no difference: what nobody has voted for is aborted."""
+RECOVERY_POINTS = ("sink:before-recover", "sink:after-recover")
+
+
+class Outcome(enum.StrEnum):
+    """Of a case. A sink that was not made with the SDK has no points to die at."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    outcome: Outcome
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`name` is the sentence that must hold."""
+
+    name: str
+    play: Callable[[Story], Awaitable[None]]
+
+
+class Conformance:
+    """One program on trial, case by case, in any order. A case may leave it dead: the next one starts it again."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._told: list[Story] = []
+
+    async def run(self, case: Case) -> Finding:
+        """Play a case, with an instance of its own."""
+        story = Story(self._trial, f"case-{len(self._told)}", tuple(self._told))
+        try:
+            async with asyncio.timeout(CASE_TIMEOUT_S):
+                await case.play(story)
+        except NotReached:
+            return Finding(Outcome.NOT_REACHED, "it did not come to the point where it was to die")
+        except TimeoutError:
+            return Finding(Outcome.BROKEN, "it did not answer in time")
+        except (AssertionError, ConnectionError) as error:
+            return Finding(Outcome.BROKEN, str(error) or type(error).__name__)
+        finally:
+            self._trial.disarm()
+            story.close()
+            self._told.append(story)
+        story.is_kept = True
+        return Finding(Outcome.KEPT)
+
+
+def dies_at(point: str, commit: bool) -> Case:
+    async def play(story: Story) -> None:
+        worker = await story.greet()
+        await story.round(worker, b"before the crash\n")
+        txn_id, data = story.next_id(), b"one\ntwo\n"
+        story.trial.arm(point)
+        worker.data(story.end, b"one\n", b"two\n")
+        decision = await _as_far_as_it_goes(worker, txn_id, story.end, story.end + len(data), commit)
+        if story.trial.is_armed:
+            raise NotReached
+        await story.trial.died()
+        worker = await story.settle(txn_id, data, decision)
+        if not decision:
+            await story.round(worker, data)
+        await story.goes_on(worker)
+
+    return Case(f"killed at {point} on the way to {'commit' if commit else 'abort'}, it keeps its word", play)
+
+
+async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, commit: bool) -> bool | None:
+    """A round with a sink that dies in it: the decision, or None if there was no vote to decide on."""
+    worker.send(twopc.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
+    vote = await reply(worker)
+    if vote is None:
+        return None
+    expect(vote.commit, f"it voted abort on {txn_id}, though all of its bytes had come")
+    worker.send(twopc.wrap(Phase2(txn_id, commit)))
+    await reply(worker)
+    return commit
+
+
+def dies_in_recovery(point: str, commit: bool) -> Case:
+    async def play(story: Story) -> None:
+        worker = await story.greet()
+        await story.round(worker, b"before the crash\n")
+        txn_id, data = story.next_id(), b"one\ntwo\n"
+        await story.prepare(worker, txn_id, data)
+        story.trial.arm(point)
+        worker = await story.connect()
+        with suppress(AssertionError):
+            await worker.hello(instance=story.instance)
+        if story.trial.is_armed:
+            raise NotReached
+        await story.trial.died()
+        worker = await story.settle(txn_id, data, commit)
+        await story.goes_on(worker)
+
+    return Case(f"killed at {point} it keeps what it voted for until {'commit' if commit else 'abort'}", play)
+
+
+def killed_after_its_vote(commit: bool) -> Case:
+    async def play(story: Story) -> None:
+        worker = await story.greet()
+        await story.round(worker, b"first\n")
+        txn_id, data = story.next_id(), b"second\n"
+        await story.prepare(worker, txn_id, data)
+        for _ in range(2):
+            await story.restart()
+            worker = await story.greet(listed=(txn_id,))
+            story.look()
+        await worker.phase2(txn_id, commit)
+        if commit:
+            story.committed += data
+        story.look()
+        await story.goes_on(worker)
+
+    return Case(
+        f"killed after its vote it lists the transaction, and takes the {'commit' if commit else 'abort'}", play
+    )
+
+
+CASES: tuple[Case, ...] = (
+    Case("it shows what is committed and nothing else", conduct.shows_what_is_committed_and_nothing_else),
+    Case("other bytes may come where some were aborted", conduct.other_bytes_come_where_some_were_aborted),
+    Case("an epoch may be empty", conduct.an_epoch_may_be_empty),
+    Case("bytes are bytes, not lines", conduct.bytes_are_bytes),
+    Case("a transaction may be large", conduct.a_transaction_may_be_large),
+    Case("a gap is voted abort", conduct.a_gap_is_refused),
+    Case("a range that is not what came is voted abort", conduct.a_wrong_range_is_refused),
+    Case("what was voted abort is never committed", conduct.what_it_refused_is_never_committed),
+    Case(
+        "an id below the position ends the session and nothing else",
+        conduct.an_id_below_the_position,
+    ),
+    Case(
+        "data between vote and decision ends the session, not the promise",
+        conduct.no_data_before_the_decision,
+    ),
+    Case("an abort of what is not open changes nothing", conduct.an_abort_of_what_is_not_open_changes_nothing),
+    Case("a newer session of an instance supersedes the older", conduct.a_newer_session_supersedes_the_older),
+    Case("two workers go their own ways, through a crash too", conduct.two_workers_go_their_own_ways),
+    Case("what was not voted on is dropped at a crash and at a new session", conduct.drops_what_was_not_voted_on),
+    *(killed_after_its_vote(commit) for commit in BOTH),
+    *(dies_at(point, commit) for point, decisions in POINTS.items() for commit in decisions),
+    *(dies_in_recovery(point, commit) for point in RECOVERY_POINTS for commit in BOTH),
+    Case("after all that, a restarted sink says and shows of every instance what it did", conduct.all_is_as_it_was),
+)

@@ -1,0 +1,125 @@
+"""A trial: a sink as a program of its own, over several lives, with a worker's double at its door.
+
+The one rule: the program is known by its command alone; it is killed at a named point, or from outside, and started
+again in the same directory. Before it: `sdk/conformance`, which says what must hold. After it: any sink, and whoever
+reads its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from procession import faults
+from procession.address import Address, address_of, listening_socket
+from procession.errors import ConfigError
+from procession.sdk.testing import Worker
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 60.0
+LOOK_S = 0.02
+LAST_WORDS_BYTES = 2000
+
+Visible = Callable[[Path, str], bytes]
+"""What a reader of the output sees: of the sink's directory, and an instance."""
+
+
+class Trial:
+    """`command` has `{dir}` where the sink's directory belongs, and `{listen}` for the address it is to listen at.
+
+    The program's standard output and error are kept in files beside its directory.
+    """
+
+    def __init__(self, command: Sequence[str], directory: Path, visible: Visible | None = None) -> None:
+        self.directory = directory / "sink"
+        self._visible = visible
+        with listening_socket(Address("127.0.0.1", 0)) as listener:
+            self.address = address_of(listener)
+        self._command = [
+            word.replace("{dir}", str(self.directory)).replace("{listen}", str(self.address)) for word in command
+        ]
+        self._fault = directory / "fault"
+        self.stdout = directory / "stdout"
+        self.stderr = directory / "stderr"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.lives = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    async def worker(self) -> Worker:
+        """A connection, before HELLO. The program is started if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        return await self._connected()
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def arm(self, point: str) -> None:
+        """The program is to die when it comes to this fault point."""
+        self._fault.write_text(point)
+
+    @property
+    def is_armed(self) -> bool:
+        return self._fault.exists()
+
+    def disarm(self) -> None:
+        self._fault.unlink(missing_ok=True)
+
+    async def died(self) -> None:
+        """Wait for the end of the program."""
+        assert self._process
+        try:
+            await asyncio.to_thread(self._process.wait, END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+
+    def visible(self, instance: str) -> bytes | None:
+        """What a reader sees; None if nobody said how to look."""
+        return None if self._visible is None else self._visible(self.directory, instance)
+
+    def _start(self) -> None:
+        self.lives += 1
+        with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=os.environ | {faults.FILE_VARIABLE: str(self._fault)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"Cannot start {self._command[0]}: {error.strerror}.",
+                    next_step="Give the sink's command after --, with {dir} and {listen} in it.",
+                ) from error
+
+    async def _connected(self) -> Worker:
+        """That it accepts connections is all that there is to see of a program that is getting ready."""
+        assert self._process
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while self._process.poll() is None:
+                try:
+                    return await Worker.connect(self.address)
+                except ConnectionError:
+                    await asyncio.sleep(LOOK_S)
+        words = self.stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        raise ConfigError(
+            f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {words}",
+            next_step="Start it by hand with the same words; --listen must be {listen}, its directory {dir}.",
+        )

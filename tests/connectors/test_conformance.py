@@ -1,0 +1,68 @@
+"""Every sink that we ship, as the program that it is, through every case of the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from procession.connectors.epochs_sink import epoch_files, epochs_directory
+from procession.ops.committed import committed_output
+from procession.sdk.conformance import CASES, Case, Conformance, Outcome
+from procession.sdk.trial import Trial, Visible
+
+
+def of_files(directory: Path, instance: str) -> bytes:
+    return b"".join(committed_output(directory, instance))
+
+
+def of_epochs(directory: Path, instance: str) -> bytes:
+    return b"".join(file.path.read_bytes() for file in epoch_files(epochs_directory(directory / instance)))
+
+
+def of_stdout(directory: Path, instance: str) -> bytes:
+    """As a reader does who remembers where the last object ended: what comes again is passed over."""
+    data = b""
+    for line in (directory.parent / "stdout").read_bytes().splitlines():
+        piece = json.loads(line)
+        if piece["instance"] == instance and piece["start"] == len(data):
+            data += piece["text"].encode() if "text" in piece else base64.b64decode(piece["base64"])
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    name: str
+    words: tuple[str, ...]
+    visible: Visible
+
+
+SHIPPED = (
+    Shipped("file", ("file",), of_files),
+    Shipped("epochs", ("epochs",), of_epochs),
+    pytest.param(
+        Shipped("epochs --empty", ("epochs", "--empty", "--suffix", ".csv"), of_epochs), marks=pytest.mark.slow
+    ),
+    Shipped("stdout --json", ("stdout", "--json"), of_stdout),
+)
+
+
+@pytest.fixture(scope="module", params=SHIPPED, ids=lambda shipped: shipped.name)
+def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
+    shipped: Shipped = request.param
+    kind, *options = shipped.words
+    command = [sys.executable, "-m", "procession", "sink", kind, "{dir}", "--listen", "{listen}", *options]
+    with Trial(command, tmp_path_factory.mktemp("sink"), shipped.visible) as trial:
+        yield Conformance(trial)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_sink_of_ours_conforms(conformance: Conformance, case: Case) -> None:
+    finding = asyncio.run(conformance.run(case))
+    assert finding.outcome is Outcome.KEPT, finding.why

@@ -1,0 +1,245 @@
+"""The standard output as a sink: what a pipe can promise, with readers that are slow, gone, or good at remembering."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession import faults
+from procession.address import parse_address
+from procession.connectors.stdout_sink import PIECE_BYTES_MAX, json_line, pieces
+from procession.sdk.testing import Worker
+from procession.sdk.trial import Trial
+from procession.wire import twopc
+from procession.wire.messages import Phase2, Reply
+from tests.sdk.loops import on_a_loop
+
+COMMAND = [sys.executable, "-m", "procession", "sink", "stdout"]
+
+
+@contextmanager
+def trial_of(directory: Path, *options: str) -> Iterator[Trial]:
+    with Trial([*COMMAND, "{dir}", "--listen", "{listen}", *options], directory) as trial:
+        yield trial
+
+
+async def committed(worker: Worker, txn_id: str, start: int, data: bytes) -> None:
+    worker.data(start, data)
+    assert await worker.phase1(txn_id, start, start + len(data))
+    await worker.phase2(txn_id, commit=True)
+
+
+@on_a_loop
+async def test_it_prints_what_is_committed_and_once_whatever_is_restarted(tmp_path: Path) -> None:
+    with trial_of(tmp_path) as trial:
+        worker = await trial.worker()
+        await worker.hello()
+        await committed(worker, "t1", 0, b"one\n")
+        worker.data(4, b"never\n")
+        assert await worker.phase1("t2", 4, 10)
+        assert trial.stdout.read_bytes() == b"one\n", "a vote shows nothing"
+        trial.kill()
+        worker = await trial.worker()
+        assert await worker.hello() == (4, ("t2",))
+        await worker.phase2("t2", commit=False)
+        await committed(worker, "t3", 4, b"two\n")
+        trial.kill()
+        worker = await trial.worker()
+        assert await worker.hello() == (8, ())
+        await committed(worker, "t4", 8, b"three\n")
+    assert trial.stdout.read_bytes() == b"one\ntwo\nthree\n"
+
+
+LINES = b"".join(b"%06d %s\n" % (number, b"x" * 90) for number in range(400))
+
+
+@pytest.mark.parametrize("in_doubt", ["repeat", "skip"])
+@pytest.mark.parametrize("point", ["sink:before-print", "sink:after-print"])
+@on_a_loop
+async def test_killed_while_it_prints_one_piece_is_in_doubt_and_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, in_doubt: str
+) -> None:
+    cut = list(pieces(iter([LINES]), PIECE_BYTES_MAX))
+    assert len(cut) > 8
+    with trial_of(tmp_path, "--in-doubt", in_doubt) as trial:
+        monkeypatch.setenv(faults.VARIABLE, f"{point}@4")
+        worker = await trial.worker()
+        await worker.hello()
+        worker.data(0, LINES)
+        assert await worker.phase1("t1", 0, len(LINES))
+        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        await trial.died()
+        out = 3 if point == "sink:before-print" else 4
+        assert trial.stdout.read_bytes() == b"".join(cut[:out])
+        monkeypatch.delenv(faults.VARIABLE)
+        worker = await trial.worker()
+        assert await worker.hello() == (0, ("t1",))
+        await worker.phase2("t1", commit=True)
+        again = 3 if in_doubt == "repeat" else 4
+        assert trial.stdout.read_bytes() == b"".join([*cut[:out], *cut[again:]])
+        await committed(worker, "t2", len(LINES), b"and on\n")
+        assert trial.stdout.read_bytes().endswith(b"\nand on\n")
+        told = trial.stderr.read_text()
+        assert ("printed again" if in_doubt == "repeat" else "left out") in told
+
+
+@on_a_loop
+async def test_an_aborted_print_note_does_not_reach_into_the_next_transaction(tmp_path: Path) -> None:
+    """The note of how far it is printed is older than the transaction that comes after a restart."""
+    with trial_of(tmp_path) as trial:
+        worker = await trial.worker()
+        await worker.hello()
+        await committed(worker, "t1", 0, b"a" * 100 + b"\n")
+        trial.arm("sink:after-output-commit")
+        worker.data(101, b"b\n")
+        assert await worker.phase1("t2", 101, 103)
+        worker.send(twopc.wrap(Phase2("t2", commit=True)))
+        await trial.died()
+        worker = await trial.worker()
+        assert await worker.hello() == (101, ("t2",))
+        await worker.phase2("t2", commit=True)
+        await committed(worker, "t3", 103, b"c\n")
+    assert trial.stdout.read_bytes() == b"a" * 100 + b"\nb\nc\n"
+
+
+class Piped:
+    """The sink with a pipe behind it, which a test reads or does not read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.process = subprocess.Popen(
+            [*COMMAND, str(directory), "--listen", "127.0.0.1:0"],
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdout
+        self.pipe = self.process.stdout
+
+    async def worker(self) -> Worker:
+        while True:
+            assert self.process.poll() is None
+            try:
+                said = json.loads((self._directory / "sink.json").read_bytes())
+                if said["pid"] == self.process.pid:
+                    return await Worker.connect(parse_address(said["listen"]))
+            except FileNotFoundError:
+                pass
+            await asyncio.sleep(0.02)  # a file's appearance is all that there is to see
+
+    async def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (more := await asyncio.to_thread(self.pipe.read, size - len(data))):
+            data += more
+        return data
+
+
+@contextmanager
+def piped(directory: Path) -> Iterator[Piped]:
+    sink = Piped(directory)
+    try:
+        yield sink
+    finally:
+        sink.process.kill()
+        sink.process.communicate()
+
+
+@on_a_loop
+async def test_a_slow_reader_holds_up_the_commit_and_a_sink_that_stops_waits_for_nobody(tmp_path: Path) -> None:
+    large = LINES * 20  # more than a pipe holds
+    with piped(tmp_path) as sink:
+        worker = await sink.worker()
+        await worker.hello()
+        worker.data(0, large)
+        assert await worker.phase1("t1", 0, len(large))
+        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        first = await sink.read(1000)
+        assert first == large[:1000]
+        sink.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(sink.process.wait) == 0, "though nobody reads"
+        rest, words = sink.process.communicate()
+        assert b"error" not in words.lower()
+    printed = first + rest
+    assert large.startswith(printed)
+    assert len(printed) < len(large)
+    with piped(tmp_path) as sink:
+        worker = await sink.worker()
+        assert await worker.hello() == (0, ("t1",))
+        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        assert printed + await sink.read(len(large) - len(printed)) == large, "it goes on where it was"
+        assert await worker.answer() == Reply("t1", commit=True)
+
+
+@on_a_loop
+async def test_when_its_reader_is_gone_it_says_so_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    with piped(tmp_path) as sink:
+        worker = await sink.worker()
+        await worker.hello()
+        sink.pipe.close()
+        worker.data(0, b"one\n")
+        assert await worker.phase1("t1", 0, 4)
+        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        assert sink.process.stderr
+        words = await asyncio.to_thread(sink.process.stderr.read)
+        assert await asyncio.to_thread(sink.process.wait) == 3
+        assert b"error: Nobody reads what this sink prints any more.\n  Next: Start it again with a reader" in words
+    with piped(tmp_path) as sink:
+        worker = await sink.worker()
+        assert await worker.hello() == (0, ("t1",))
+        await worker.phase2("t1", commit=True)
+        assert await sink.read(4) == b"one\n"
+
+
+@on_a_loop
+async def test_outputs_of_several_workers_are_printed_transaction_by_transaction(tmp_path: Path) -> None:
+    large = LINES * 5
+    with piped(tmp_path) as sink:
+        workers = [await sink.worker() for _ in range(3)]
+        for number, worker in enumerate(workers):
+            await worker.hello(instance=f"w{number}")
+            worker.data(0, large)
+            assert await worker.phase1("t1", 0, len(large))
+        for worker in workers:
+            worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        assert await sink.read(3 * len(large)) == large * 3
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(1, 12))
+def test_pieces_are_the_same_bytes_and_cut_after_newlines_where_they_can_be(data: list[bytes], size: int) -> None:
+    cut = list(pieces(iter(data), size))
+    assert b"".join(cut) == b"".join(data)
+    assert all(0 < len(piece) <= size for piece in cut)
+    for piece, following in pairwise(cut):
+        assert piece.endswith(b"\n") or b"\n" not in (piece + following)[:size]
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=127), max_size=2048) | st.binary(max_size=2048))
+def test_a_line_of_json_has_the_bytes_and_their_place_and_fits_into_one_piece(data: str | bytes) -> None:
+    raw = data.encode() if isinstance(data, str) else data
+    line = json_line("i" * 200, 2**63, raw)
+    said = json.loads(line)
+    assert len(line) <= PIECE_BYTES_MAX
+    assert line.count(b"\n") == 1
+    assert (said["instance"], said["start"], said["end"]) == ("i" * 200, 2**63, 2**63 + len(raw))
+    assert (said["text"].encode() if "text" in said else base64.b64decode(said["base64"])) == raw
+
+
+def test_what_cannot_be_decided_is_refused_with_the_choices(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, str(tmp_path), "--in-doubt", "guess"], capture_output=True, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 2
+    assert b"repeat, skip" in done.stderr

@@ -1,0 +1,198 @@
+"""The conformance suite itself: an Output with a bug is found out, and one without passes; as a command, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from procession.sdk.conformance import CASES, POINTS, RECOVERY_POINTS, Case, Conformance, Outcome
+from procession.sdk.story import Story, reply
+from procession.sdk.trial import Trial
+from procession.sdk.txnlog import committed_ranges
+from procession.wire import twopc
+from procession.wire.messages import Phase2
+
+SINK = """
+import sys
+from pathlib import Path
+from procession.sdk import Output, run_sink
+
+DIRECTORY, LISTEN, BUG = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+
+class Plain(Output):
+    def __init__(self, instance):
+        self.draft, self.visible = DIRECTORY / f"{instance}.tmp", DIRECTORY / f"{instance}.out"
+        self.draft.touch()
+        self.visible.touch()
+        self.is_shown = False
+
+    def recover(self, committed_end, prepared):
+        self.is_shown = False
+        if BUG == "what was voted for is dropped" or not prepared and BUG != "what was not voted on stays":
+            self.draft.write_bytes(b"")
+
+    def append(self, position, payloads):
+        if self.is_shown:
+            self.draft.write_bytes(b"")
+            self.is_shown = False
+        with self.draft.open("ab") as file:
+            file.write(b"".join(payloads))
+        if BUG == "what came is visible at once":
+            self.show(position)
+
+    def prepare(self, transaction):
+        if BUG == "what was voted for is visible":
+            self.show(transaction.start)
+
+    def commit(self, transaction):
+        if BUG == "a commit that comes again is done again":
+            with self.visible.open("ab") as file:
+                file.write(self.draft.read_bytes())
+        elif transaction.start < transaction.end:
+            self.show(transaction.start)
+        self.is_shown = True
+
+    def abort(self, transaction):
+        if BUG != "what was aborted stays":
+            self.draft.write_bytes(b"")
+
+    def show(self, position):
+        with self.visible.open("r+b") as file:
+            file.seek(position)
+            file.write(self.draft.read_bytes())
+
+
+run_sink(Plain, DIRECTORY, LISTEN)
+"""
+
+BUGS = {
+    "what was voted for is dropped": "killed after its vote it lists the transaction, and takes the commit",
+    "what was not voted on stays": "what was not voted on is dropped at a crash and at a new session",
+    "what came is visible at once": "what was not voted on is dropped at a crash and at a new session",
+    "what was voted for is visible": "it shows what is committed and nothing else",
+    "what was aborted stays": "other bytes may come where some were aborted",
+    "a commit that comes again is done again": (
+        "killed at sink:after-output-commit on the way to commit, it keeps its word"
+    ),
+}
+
+
+def command(bug: str) -> list[str]:
+    return [sys.executable, "-c", SINK, "{dir}", "{listen}", bug]
+
+
+def shown(directory: Path, instance: str) -> bytes:
+    return (directory / f"{instance}.out").read_bytes()
+
+
+@pytest.mark.parametrize(("bug", "name"), BUGS.items())
+def test_a_planted_bug_is_found(tmp_path: Path, bug: str, name: str) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    with Trial(command(bug), tmp_path, shown) as trial:
+        finding = asyncio.run(Conformance(trial).run(case))
+    assert finding.outcome is Outcome.BROKEN
+    assert finding.why
+
+
+def test_where_no_bug_is_planted_none_is_found(tmp_path: Path) -> None:
+    cases = [case for case in CASES if case.name in BUGS.values()]
+    assert len(cases) == len(set(BUGS.values()))
+    with Trial(command(""), tmp_path, shown) as trial:
+        conformance = Conformance(trial)
+        for case in [*cases, CASES[-1]]:
+            finding = asyncio.run(conformance.run(case))
+            assert finding.outcome is Outcome.KEPT, f"{case.name}: {finding.why}"
+
+
+def test_every_fault_point_of_a_round_has_its_case() -> None:
+    from procession.sdk import outlet
+
+    named = {line.split('"')[1] for line in Path(outlet.__file__).read_text().splitlines() if "faults.point(" in line}
+    assert named == set(POINTS) | set(RECOVERY_POINTS)
+
+
+TINY_LOG = """
+import sys
+from pathlib import Path
+from procession.connectors.file_sink import opener
+from procession.sdk.home import Home, serve
+from procession.sdk.txnlog import TxnLog
+
+DIRECTORY = Path(sys.argv[1])
+
+
+class TinyHome(Home):
+    def open_txnlog(self, instance):
+        txnlog = TxnLog(DIRECTORY / f"{instance}.txnlog", entries_max=8, transactions_kept=2)
+        txnlog.open()
+        return txnlog
+
+
+serve(TinyHome(DIRECTORY, opener(DIRECTORY)), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("point", ["sink:before-compact", "sink:after-compact"])
+def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: Path, point: str) -> None:
+    def committed(directory: Path, instance: str) -> bytes:
+        data = (directory / f"{instance}.data").read_bytes()
+        return b"".join(data[start:end] for start, end in committed_ranges(directory / f"{instance}.txnlog"))
+
+    async def play(story: Story) -> None:
+        for _ in range(2):
+            worker = await story.greet()
+            story.trial.arm(point)
+            while True:
+                txn_id, data = story.next_id(), b"<%d>" % story.end
+                await story.prepare(worker, txn_id, data)
+                worker.send(twopc.wrap(Phase2(txn_id, commit=True)))
+                if await reply(worker) is None:
+                    break
+                story.committed += data
+            await story.trial.died()
+            await story.goes_on(await story.settle(txn_id, data, True))
+
+    with Trial([sys.executable, "-c", TINY_LOG, "{dir}", "{listen}"], tmp_path, committed) as trial:
+        finding = asyncio.run(Conformance(trial).run(Case("it compacts", play)))
+        assert finding.outcome is Outcome.KEPT, finding.why
+        assert trial.lives == 3
+
+
+def check(tmp_path: Path, bug: str, *options: str) -> subprocess.CompletedProcess[str]:
+    show = f"{sys.executable} -c 'import sys; sys.stdout.write(open(sys.argv[1]).read())' {{dir}}/{{instance}}.out"
+    words = ["sink", "check", "--visible", show, "--only", "a gap", "--only", "empty", *options, "--", *command(bug)]
+    return subprocess.run([sys.executable, "-m", "procession", *words], capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_what_is_kept_and_what_is_broken(tmp_path: Path) -> None:
+    done = check(tmp_path, "")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 kept, 0 broken, 0 not reached"), done.stderr
+    done = check(tmp_path, "what was voted for is visible", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["outcome"]) == (1, "broken")
+    assert {one["outcome"] for one in told["cases"]} == {"broken"}
+    assert "are visible" in told["cases"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "prog", "{dir}"], "The sink's command has no {listen}."),
+        (["--only", "no such case", "--", "prog", "{dir}", "{listen}"], "No case has that in its name."),
+        (["--", "no-such-program", "{dir}", "{listen}"], "Cannot start no-such-program: No such file or directory."),
+        (["--", "false", "{dir}", "{listen}"], "The sink ended with status 1 before it listened"),
+    ],
+)
+def test_a_command_that_cannot_be_tried_is_explained(words: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "procession", "sink", "check", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert said in done.stderr
+    assert "Next: " in done.stderr
