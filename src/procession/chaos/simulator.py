@@ -30,8 +30,8 @@ from procession.chaos.tally import Tally
 SCHEDULE = 0x5EED
 """Plan and schedule of a seed draw from two sources, so that a plan can be made smaller and keep its schedule."""
 BLOCK_RUNS = 100
-"""So many seeds a process takes at once. Garbage is collected after each block: a world is full of circles, and small.
-An interrupt waits for the blocks that are being run."""
+"""So many seeds a process takes at once. Garbage is collected after each block: a run leaves little of it. An interrupt
+waits for the blocks that are being run."""
 PROGRESS_S = 10.0
 
 Say = Callable[[str], None]
@@ -42,7 +42,10 @@ def plan_of(seed: int) -> Plan:
 
 
 def run_plan(plan: Plan, *, is_told: bool = False, is_blind: bool = False) -> Outcome:
-    return World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=is_told, is_blind=is_blind).run()
+    world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=is_told, is_blind=is_blind)
+    outcome = world.run()
+    world.dismantle()
+    return outcome
 
 
 def cores() -> int:

@@ -23,6 +23,10 @@ class Clock:
         self._count = count = self._count + 1
         heappush(self._due, (self.now + delay_s, count, call, args))
 
+    def stop(self) -> None:
+        """Nothing happens any more."""
+        self._due.clear()
+
     def advance(self) -> bool:
         """Let the next thing happen; false if nothing is due any more."""
         if not self._due:

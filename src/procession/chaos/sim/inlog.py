@@ -17,7 +17,7 @@ from procession.errors import StorageError
 from procession.storage.segment import batch_at, encode_entry, entry_at, is_intact
 
 FOLDER = "gateway/log"
-MEMORY = 1024
+MEMORY = 8_192
 """So many entries are remembered, over all runs: runs are small, and much alike."""
 
 Row = tuple[int, int, int, bytes]

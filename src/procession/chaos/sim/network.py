@@ -45,7 +45,7 @@ class End:
         self.owner = owner
         self.other: End
         self.tag: Any = None
-        self.number = site.network.count()
+        self.number = site.network.number(self)
         self._clock = site.clock
         self._random = site.chance.random
         self._latency_s = latency_s
@@ -171,12 +171,17 @@ class Network:
         self.listeners: dict[str, Process] = {}
         self.loss = 0.0
         """How likely a request, or its answer, is lost; as likely it comes twice."""
-        self._ends = 0
+        self._ends: list[End] = []
 
-    def count(self) -> int:
+    def number(self, end: End) -> int:
         """A number for a new end: sets of ends have no order that a replay could rely on."""
-        self._ends += 1
-        return self._ends
+        self._ends.append(end)
+        return len(self._ends)
+
+    def dismantle(self) -> None:
+        """Nothing leads from any end to anything any more."""
+        for end in self._ends:
+            del end.other, end.owner, end.tag
 
     def connect(self, owner: Process, address: str, connected: Callable[[End | None], Any]) -> None:
         """`connected` gets our end, or None if nobody listens."""

@@ -18,7 +18,7 @@ from procession.commit.transaction import Transaction
 from procession.wire.messages import NOTHING_COMMITTED
 
 CHECKPOINT = "checkpoint"
-MEMORY = 4096
+MEMORY = 16_384
 """So many names and records are remembered, over all runs: runs are small, and much alike."""
 
 Record = tuple[int, int]

@@ -47,6 +47,7 @@ class Process:
         self._busy: Steps | None = None
         self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         machine.processes.append(self)
+        site.everyone.append(self)
 
     # What parts override
 

@@ -63,6 +63,8 @@ class Site:
         self.strike: Callable[[Fault, Process], None]
         self.gone: Callable[[Process], None]
         """Told of every process that dies."""
+        self.everyone: list[Process] = []
+        """All processes that ever were."""
         self.struck: list[Fault] = []
         self.story: list[str] | None = [] if is_told else None
         """What happened, in words; only kept where somebody will read it."""

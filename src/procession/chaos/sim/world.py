@@ -108,6 +108,13 @@ class World:
             tuple(self.site.story or ()),
         )
 
+    def dismantle(self) -> None:
+        """The run is over. A world is full of circles; taken apart it is gone at once, with little left to collect."""
+        self.site.clock.stop()
+        self.site.network.dismantle()
+        for process in self.site.everyone:
+            vars(process).clear()
+
     @property
     def is_complete(self) -> bool:
         return self.site.oracle.is_complete and all(one.is_done for one in self._producers.values())
