@@ -15,11 +15,11 @@ setup: ## install what is missing and leave the command at .venv/bin/procession
 run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --crash")
 	@$(BIN)/procession demo $(ARGS)
 
-test: setup ## all tests (ARGS="tests/wire -x")
-	@$(BIN)/pytest $(ARGS)
+test: setup ## all tests, file by file on two workers (ARGS="tests/wire -x")
+	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 test-all: setup ## all tests, and those that take long
-	@$(BIN)/pytest -m "slow or not slow" $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 check: setup ## format, lint, types, house rules
 	@$(BIN)/ruff format --check --quiet
