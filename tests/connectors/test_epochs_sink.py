@@ -129,6 +129,15 @@ def test_what_was_voted_for_and_is_too_short_now_stops_the_sink(place: Place) ->
         place.open()
 
 
+def test_what_is_behind_the_bytes_that_were_voted_for_is_cut_off(place: Place) -> None:
+    outlet = place.open()
+    txn = prepare(outlet, 0, 0, b"one\n")
+    with place.pending.open("ab") as file:
+        file.write(b"torn")
+    place.open().phase2(txn, True)
+    assert place.shown() == {EPOCH_0: b"one\n"}
+
+
 def test_files_of_other_names_are_passed_over(place: Place) -> None:
     outlet = place.open()
     commit(outlet, 0, 0, b"one\n")

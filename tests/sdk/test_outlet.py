@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.errors import RemoteProtocolError
+from procession.sdk import output
 from procession.sdk.outlet import Outlet
 from procession.sdk.testing import MemoryOutput
 from procession.sdk.txnlog import TxnLog, committed_ranges
+
+
+def test_the_example_of_an_output_is_one() -> None:
+    results = doctest.testmod(output)
+    assert results.attempted
+    assert not results.failed
 
 
 class Life:

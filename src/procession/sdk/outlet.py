@@ -73,8 +73,7 @@ class Outlet:
         faults.point("sink:before-recover")
         self._done(self._output.recover(self.committed_end, prepared))
         faults.point("sink:after-recover")
-        self._end = prepared.end if prepared else self.committed_end
-        self._start = self.committed_end
+        self._start = self._end = self.committed_end
         self._has_gap = False
         self._participant = Participant(self.uncommitted)
 

@@ -45,6 +45,8 @@ class Output(Protocol):
     ...
     ...     def abort(self, transaction):
     ...         self.draft.clear()
+    >>> Lines().visible
+    []
     """
 
     @abstractmethod

@@ -23,11 +23,12 @@ import structlog
 
 from procession.address import notice_silence
 from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.readiness import Readiness
 from procession.sdk.outlet import Outlet
 from procession.sdk.output import Wait
 from procession.sdk.payloads import Payloads
 from procession.tls import Door, ServerTls
-from procession.wire import twopc
+from procession.wire import columns, twopc
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
@@ -59,6 +60,8 @@ INSTANCES_MAX = 128
 HANDSHAKE_TIMEOUT_S = 10.0
 LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
+COLUMNS_FROM_MESSAGES = 100_000
+"""After so many it pays to decode by columns."""
 WRITE_BYTES_MAX = 64 * 1024
 # Sinks leave the flow to TCP: this only has to be enough for peers that count.
 CREDITS = 2**31 - 1
@@ -107,6 +110,7 @@ class SinkServer:
         self._instances_max = instances_max
         self._sessions: dict[Session, None] = {}  # the oldest first
         self._instances: dict[str, Instance] = {}
+        self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_MESSAGES)
         self._threads = ThreadPoolExecutor(instances_max, "sink")
         self._loop: asyncio.AbstractEventLoop
         self._failure: asyncio.Future[None] | None = None
@@ -336,6 +340,7 @@ class Session:
             case Notify(stream_id):
                 self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
             case Messages():
+                self._server.columns.worked(len(event))
                 answers: list[TwoPhase] = []
                 try:
                     await self._server.in_thread(_talk, outlet, event, answers)
