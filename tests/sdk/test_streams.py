@@ -279,6 +279,9 @@ async def test_reports_say_how_far_it_is() -> None:
             peer.send(Ack(100, ((ONE.id, 3),)))
             ending = await until("waiting for commits")
             assert (ending.sent, ending.acknowledged, ending.streams_ended) == (10, 4, 1)
+            # All of it, the end too: closing on bytes that nobody has read resets the connection.
+            await taken(peer, 10)
+            assert await peer.receive() == Eos(ONE.id)
             peer.send(Ack(0, ((ONE.id, 9),)))
             peer.close()
             await client
