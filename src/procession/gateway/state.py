@@ -85,10 +85,10 @@ class GatewayState:
         """What follows from an event. Time matters only to a window that adapts."""
         self.now = max(now, self.now)
         match event:
-            case Received(session, what):
-                return self._received(session, what)
-            case Appended(end_sequence):
-                return self._appended(end_sequence)
+            case Received():
+                return self._received(event.session, event.what)
+            case Appended():
+                return self._appended(event.end_sequence)
             case SessionOpened(session):
                 return self._opened(session)
             case SessionClosed(session):

@@ -219,11 +219,12 @@ class Driver(Process):
     def _perform(self, action: ev.Action) -> Steps | None:
         """Do it, or say in which steps it is done."""
         match action:
-            case ev.Emit(sink, _, epoch):
-                payloads = self._epoch.payloads[sink] if self._epoch and self._epoch.number == epoch else ()
-                self.soon(self._links[sink].emit, action, payloads)
-            case ev.Phase2(sink, txn, commit):
-                return self._phase2(sink, txn, commit)
+            case ev.Emit():
+                is_here = self._epoch is not None and self._epoch.number == action.epoch
+                payloads = self._epoch.payloads[action.sink] if self._epoch is not None and is_here else ()
+                self.soon(self._links[action.sink].emit, action, payloads)
+            case ev.Phase2():
+                return self._phase2(action.sink, action.txn, action.commit)
             case ev.Reconnect(sink, delay_s):
                 self._links[sink].close(delay_s)
             case ev.WriteRecord(record):

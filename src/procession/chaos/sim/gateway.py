@@ -182,18 +182,18 @@ class Gateway(Process):
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Append(batch=batch):
-                self._waiting.append(batch)
+            case Append():
+                self._waiting.append(action.batch)
                 if not self._is_flushing:
                     self._is_flushing = True
                     self.later(APPEND_DELAY_S, self._flush)
-            case Send(number, frame):
-                self._send(number, frame)
-            case Close(number, reason):
-                self._close(number, reason)
-            case Trim(before_sequence):
-                self.site.oracle.trimmed(before_sequence, self._durable_snapshot().end_sequence)
-                self._log.trim(before_sequence)
+            case Send():
+                self._send(action.session, action.frame)
+            case Close():
+                self._close(action.session, action.reason)
+            case Trim():
+                self.site.oracle.trimmed(action.before_sequence, self._durable_snapshot().end_sequence)
+                self._log.trim(action.before_sequence)
             case WriteSnapshot():
                 raise Breach("I4", "a snapshot is asked for by something that does not wait for it")
 
@@ -206,10 +206,10 @@ class Gateway(Process):
 
     def _check_told(self, frame: AnyFrame) -> None:
         match frame:
-            case Ack(_, positions):
-                told = positions
-            case NotifyAck(True, stream_id, point) if point != NOTHING_COMMITTED:
-                told = ((stream_id, point),)
+            case Ack():
+                told = frame.positions
+            case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
+                told = ((frame.stream_id, frame.point_of_reference),)
             case _:
                 return
         for stream_id, point in told:

@@ -97,12 +97,13 @@ class Link:
         match event:
             case Ok():
                 self._granted = True
-            case NotifyAck(success=True, point_of_reference=point):
+            case NotifyAck() if event.success:
+                point = event.point_of_reference
                 self._position = 0 if point == NOTHING_COMMITTED else point
             case NotifyAck():
                 raise RemoteProtocolError("the sink refuses the stream")
-            case ReplyUncommitted(_, listed):
-                self._listed = listed
+            case ReplyUncommitted():
+                self._listed = event.txn_ids
             case Error(reason):
                 raise RemoteProtocolError(f"the sink says: {reason}")
             case Violation(reason):
@@ -114,13 +115,13 @@ class Link:
 
     def _take(self, event: object) -> Phase2Confirmed | VoteReceived | None:
         match event:
-            case Reply(txn_id, commit) if txn_id in self._phase2_sent:
-                self._phase2_sent.discard(txn_id)
-                return Phase2Confirmed(self.sink, txn_id) if commit else None
-            case Reply(txn_id, commit):
+            case Reply() if event.txn_id in self._phase2_sent:
+                self._phase2_sent.discard(event.txn_id)
+                return Phase2Confirmed(self.sink, event.txn_id) if event.commit else None
+            case Reply():
                 self._deadline += 1
                 self._phase2_sent.clear()
-                return VoteReceived(self.sink, txn_id, commit)
+                return VoteReceived(self.sink, event.txn_id, event.commit)
             case Error(reason):
                 raise RemoteProtocolError(f"the sink says: {reason}")
             case Violation(reason):

@@ -90,15 +90,15 @@ class Producer(Process):
         match event:
             case Ok():
                 self._notify(end)
-            case NotifyAck(True, _, point):
-                oracle.heard(stream, point, is_opening=True)
-                self._progress.commit(point)
+            case NotifyAck() if event.success:
+                oracle.heard(stream, event.point_of_reference, is_opening=True)
+                self._progress.commit(event.point_of_reference)
                 self._progress.begin()
                 self._open(end)
             case NotifyAck():
                 self._was_refused = True
-            case Ack(_, positions):
-                for _, point in positions:
+            case Ack():
+                for _, point in event.positions:
                     oracle.heard(stream, point, is_opening=False)
                     self._progress.commit(point)
                 if self._was_refused:
