@@ -192,7 +192,7 @@ class Driver:
         from procession.spark.chains import Task
         from procession.spark.query import ship_by_value, start_query
 
-        config, graph = self._config, self._app.graph
+        config = self._config
         spark = self._spark or _open_spark(config, self._app)
         self._heed_signals()  # Spark has just taken SIGINT for itself
         ship_by_value(self._app.module)
