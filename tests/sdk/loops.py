@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec
 
-TEST_TIMEOUT_S = 30.0
+TEST_TIMEOUT_S = 120.0
 
 Parameters = ParamSpec("Parameters")
 

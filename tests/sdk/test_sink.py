@@ -317,7 +317,7 @@ async def test_a_new_hello_of_the_same_instance_ends_the_older_session(sink: Sin
 async def test_no_phase_2_is_taken_from_a_superseded_session(sink: Sink) -> None:
     """The older worker's word is on its way while the newer one greets: whatever comes first, it is heard once."""
     async with sink.serving():
-        for turn in range(50):
+        for turn in range(20):
             async with await sink.worker() as older, await sink.worker() as newer:
                 start, listed = await older.hello()
                 assert listed == ()
