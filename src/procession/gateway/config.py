@@ -54,8 +54,6 @@ class GatewayConfig:
     segment_bytes_max: int = 64 * MIB
     append_bytes_max: int = MIB
     """Received records are written together: when they are this many bytes, or after `append_delay_s`."""
-    waiting_bytes_max: int = 4 * MIB
-    """So many bytes may wait while others are written; then nothing more is read until they are."""
     append_delay_s: float = 0.002
     write_bytes_max: int = 4 * MIB
     """A peer that leaves this much unread is dropped."""

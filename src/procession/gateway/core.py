@@ -12,6 +12,8 @@ import itertools
 import time
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from procession import faults
 from procession.errors import StorageError
 from procession.gateway import snapshot as snapshots
@@ -32,7 +34,6 @@ from procession.gateway.events import (
 from procession.gateway.identity import identity
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
-from procession.gateway.writer import Writer
 from procession.storage.log import IngressLog
 from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
@@ -50,7 +51,7 @@ class Peer(Protocol):
 
 
 class Gateway:
-    """One gateway, recovered from its directory. Lives in one event loop; only what waits for the disk leaves it."""
+    """One gateway, recovered from its directory. Lives in one event loop; only fsyncs leave it."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -66,14 +67,9 @@ class Gateway:
         """Done when the gateway cannot go on: a disk that is full, or broken."""
         self._peers: dict[int, Peer] = {}
         self._numbers = itertools.count(1)
-        self._writer = Writer(
-            self.log,
-            entry_bytes=config.append_bytes_max,
-            waiting_bytes_max=config.waiting_bytes_max,
-            delay_s=config.append_delay_s,
-            appended=lambda end: self.handle(Appended(end)),
-            failed=self._fail,
-        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._commit_lock = asyncio.Lock()
 
     # Sessions
@@ -94,7 +90,7 @@ class Gateway:
     def _perform(self, action: Action) -> None:
         match action:
             case Append(batch=batch, size_bytes=size_bytes):
-                self._writer.add(batch, size_bytes)
+                self._append(batch, size_bytes)
             case Send(session, frame):
                 if session in self._peers:
                     self._peers[session].send(frame)
@@ -106,19 +102,42 @@ class Gateway:
             case WriteSnapshot():
                 raise AssertionError("only a commit writes a snapshot, and it waits for it")
 
-    # The disk
+    # The log
 
-    def _fail(self, error: Exception) -> None:
-        """A disk that does not take the rows ends the gateway: nothing of them was acknowledged."""
-        if not self.failure.done():
+    def _append(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+        """Rows wait for others, so that many are one entry of the log; never long, and never many bytes."""
+        self._waiting.append(batch)
+        self._waiting_bytes += size_bytes
+        if self._waiting_bytes >= self.config.append_bytes_max:
+            self.flush()
+        elif self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(self.config.append_delay_s, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits. A disk that does not take it ends the gateway: nothing of it was acknowledged."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if not self._waiting or self.failure.done():
+            return
+        batch = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        faults.point("gateway:before-append")
+        try:
+            self.log.append(batch)
+        except StorageError as error:
             self.failure.set_exception(error)
+            return
+        faults.point("gateway:after-append")
+        self.handle(Appended(self.log.next_sequence))
 
     async def _durably(self, *call: Any) -> None:
         """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
         try:
             await asyncio.get_running_loop().run_in_executor(None, *call)
         except StorageError as error:
-            self._fail(error)
+            if not self.failure.done():
+                self.failure.set_exception(error)
             raise
 
     # What the driver asks for
@@ -127,7 +146,7 @@ class Gateway:
         """The end of what the driver may read from `start` on: on disk, and within its limits."""
         async with self._commit_lock:
             await self._raise_to(fence)
-        await self._writer.flushed()
+        self.flush()
         await self._durably(self.log.sync)
         if start > self.log.next_sequence:
             raise StorageError(
@@ -205,8 +224,7 @@ class Gateway:
     async def close(self) -> None:
         """Put on disk what is here, and let go of the files."""
         try:
-            await self._writer.flushed()
+            self.flush()
             await self._durably(self.log.sync)
         finally:
-            self._writer.close()
             self.log.close()

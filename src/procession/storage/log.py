@@ -100,8 +100,7 @@ class LogReader:
 
 
 class IngressLog:
-    """The one writer of a log. `append` may run in a thread of its own and `sync` in another; all else belongs to one
-    thread."""
+    """The one writer of a log. `sync` may run in a thread beside the others; all else belongs to one thread."""
 
     def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX, committed_end: int = 0) -> None:
         """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there."""
@@ -109,8 +108,6 @@ class IngressLog:
         self.segment_bytes_max = segment_bytes_max
         self._lock = lock_directory(directory)
         self._sync_lock = threading.Lock()
-        self._index_lock = threading.Lock()
-        """Held while segments and their indexes change, or are looked at; never while the disk is waited for."""
         self._failure: StorageError | None = None
         self._reader = LogReader(directory)
         try:
@@ -162,8 +159,7 @@ class IngressLog:
                 os.ftruncate(self._descriptor, last.position_end)
             raise storage_error(path, "write", error) from error
         position_end = last.position_end + size_bytes
-        with self._index_lock:
-            last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
+        last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
         return first
 
     def sync(self) -> int:
@@ -196,8 +192,7 @@ class IngressLog:
             return start
         reach, bytes_left = start, bytes_max
         while reach < end:
-            with self._index_lock:
-                following, cost = self._segment_of(reach).whole_within(reach, bytes_left)
+            following, cost = self._segment_of(reach).whole_within(reach, bytes_left)
             if following == reach:
                 following, cost = self._rows_within(reach, bytes_left)
             if following == reach:
@@ -222,8 +217,7 @@ class IngressLog:
         """Delete the segments that hold only sequences below `before_sequence`; never the last one."""
         gone = [segment for segment in self._segments[:-1] if segment.end <= before_sequence]
         self._remove(gone)
-        with self._index_lock:
-            del self._segments[: len(gone)]
+        self._segments = self._segments[len(gone) :]
         self._reader.refresh()
 
     def close(self) -> None:
@@ -284,8 +278,7 @@ class IngressLog:
         following = self._create(self.next_sequence)
         with self._sync_lock:
             os.close(self._descriptor)
-            with self._index_lock:
-                self._segments.append(following)
+            self._segments.append(following)
             self._descriptor = self._open_last()
 
     def _remove(self, segments: list[SegmentIndex]) -> None:
