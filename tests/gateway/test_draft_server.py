@@ -118,7 +118,14 @@ def test_an_offer_cuts_no_group(gateway_process: Make) -> None:
         assert [control.offer(1, 0, limit, ALL).end for limit in (1, 9, 10, 11, 25, 30)] == [10, 10, 10, 10, 20, 30]
 
 
-@pytest.mark.parametrize("fault", ["gateway:after-append@2", "gateway:before-ack@2", "gateway:after-ack-before-trim@2"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "gateway:after-append@2",
+        "gateway:before-ack@2",
+        pytest.param("gateway:after-ack-before-trim@2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gateway_killed_anywhere_comes_back_without_loss_or_duplicate_of_any_group(
     gateway_process: Make, fault: str
 ) -> None:

@@ -112,7 +112,7 @@ class Link:
             if self._refusals == REFUSALS_MAX:
                 raise ConfigError(
                     f"{sink} refuses us again and again: {why}",
-                    next_step="look into that sink's log; both sides need the same cookie and certificates that fit",
+                    next_step="see that sink's log; both sides need the same cookie file and fitting certificates",
                     sink=options.name,
                 ) from error
         if self._failures == 0 or self._failures % 10 == 0:
