@@ -31,8 +31,8 @@ format: setup ## format the code and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
-bench: setup ## measure: throughput, epoch time, recovery
-	@$(BIN)/python -m bench $(ARGS)
+bench: setup ## measure: all there is, or one of it (ARGS="listing1 --json"; ARGS=--help lists them)
+	@$(BIN)/procession bench $(ARGS)
 
 chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge what comes out
 	@$(BIN)/procession chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -129,7 +129,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 def check_command(line: str) -> None:
     program, *words = shlex.split(line, comments=True)
     if program == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[0] in targets
         if words[0] == "run" and len(words) > 1:
             command, rest = command_of(["demo", *shlex.split(words[1].removeprefix("ARGS="))])
@@ -155,7 +155,7 @@ def test_every_command_that_is_named_in_passing_exists() -> None:
     known = {words[1:] for words, _ in writer_of_docs().every_command(get_command(app))}
     starts = {words[:length] for words in known for length in range(len(words) + 1)}
     for page, text in TEXTS.items():
-        for named in re.findall(r"`procession ([a-z][a-z -]*)", text):
+        for named in re.findall(r"`procession ([a-z][a-z0-9 -]*)", text):
             words = tuple(named.split())
             assert words in starts or any(words[: len(command)] == command for command in known), f"{page}: {named}"
 

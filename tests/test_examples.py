@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ import pytest
 from procession.sdk.txnlog import committed_ranges
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-LINES_MAX = 20
+LINES_MAX = 60
 RUN_TIMEOUT_S = 240
 
 NUMBERS = [str(number) for number in range(-50, 450)]
@@ -48,12 +49,113 @@ def with_owners(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+MOVES = [
+    f"account{number * number % 11} {('deposit', 'withdraw', 'deposit', 'scale')[number % 4]} {number % 13 / 8}"
+    for number in range(500)
+]
+
+
+def balances(lines: Iterable[str]) -> list[str]:
+    held: dict[str, float] = {}
+    told = []
+    for line in lines:
+        account, what, amount = line.split()
+        balance, change = held.get(account, 0.0), float(amount)
+        changed = {"deposit": balance + change, "withdraw": max(0.0, balance - change), "scale": balance * change}
+        held[account] = changed[what]
+        told.append(f"{account} {held[account]:.2f}")
+    return told
+
+
+def _event(number: int) -> dict[str, object]:
+    chance = random.Random(number)
+    kind = chance.choice(["trade", "trade", "cancel", "cancel", "cancel"])
+    trade = {"trader": chance.choice("AB"), "side": chance.choice(["buy", "sell"]), "price": chance.choice([10, 11])}
+    return {"id": number, "kind": kind, "symbol": chance.choice(["X", "Y", "Z"]), "quantity": 5, **trade}
+
+
+EVENTS = [json.dumps(_event(number)) for number in range(500)]
+
+
+def alerts(lines: Iterable[str]) -> list[str]:
+    events = [json.loads(line) for line in lines]
+    told = []
+    for place, event in enumerate(events):
+        if event["kind"] != "trade":
+            continue
+        other = "sell" if event["side"] == "buy" else "buy"
+        before = [one for one in events[:place] if one["symbol"] == event["symbol"]]
+        trades = [one for one in before if one["kind"] == "trade"]
+        named = {"id": event["id"], "symbol": event["symbol"], "trader": event["trader"]}
+        if any(
+            (one["trader"], one["side"], one["price"]) == (event["trader"], other, event["price"])
+            for one in trades[-20:]
+        ):
+            told.append({"alert": "wash trade", **named})
+        # What was cancelled on the other side since this trader last traded on this one.
+        own = [one for one in before if one["trader"] == event["trader"]]
+        last = max(
+            (i for i, one in enumerate(own) if (one["kind"], one["side"]) == ("trade", event["side"])), default=-1
+        )
+        if sum((one["kind"], one["side"]) == ("cancel", other) for one in own[last + 1 :]) >= 3:
+            told.append({"alert": "layering", **named})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
+CLICKS = [
+    json.dumps(
+        {
+            "user": f"u{(number // 12 + number % 3) % 7}",
+            "at": number * 3 - (number % 5 == 3) * 4,
+            "page": f"/{number % 9}",
+        }
+    )
+    for number in range(500)
+]
+
+
+def visits(lines: Iterable[str]) -> list[str]:
+    """Sessions by hand: told when a click of anybody is 35 seconds behind the last, to an eighth of 30 s."""
+    opened: dict[str, list[dict[str, object]]] = {}
+    told: list[dict[str, object]] = []
+    watermark = float("-inf")
+    for line in lines:
+        click = json.loads(line)
+        watermark = max(watermark, (click["at"] - 5) // 3.75 * 3.75)
+        ended = [(max(one["at"] for one in seen) + 30, user) for user, seen in opened.items()]  # type: ignore[type-var, operator]
+        for end, user in sorted(one for one in ended if one[0] <= watermark):
+            seen = opened.pop(user)
+            first = min(seen, key=lambda one: one["at"])  # type: ignore[arg-type, return-value]
+            value = {"clicks": len(seen), "first": first}
+            one = {"key": user, "start": first["at"], "end": end, "count": len(seen), "value": value, "fired": "end"}
+            told.append(one)
+        opened.setdefault(click["user"], []).append(click)
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
+ORDERS = [
+    json.dumps({"id": number, "item": ("apple", "pear", "plum", "fig")[number * 7 % 4], "count": number % 5})
+    for number in range(500)
+]
+
+
+def priced(lines: Iterable[str]) -> list[str]:
+    cents = {"apple": 40, "pear": 55, "plum": 20}
+    told = [json.loads(line) for line in lines]
+    told = [{**one, "cents": cents[one["item"]] * one["count"] if one["item"] in cents else None} for one in told]
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
     "doubler": ("doubler-output-0", NUMBERS, doubled),
     "words_per_line": ("words-per-line-output-0", TEXT, counted),
     "long_words": ("long-words-words-0", TEXT, long_words),
+    "running_balances": ("running-balances-balances-0", MOVES, balances),
+    "trade_surveillance": ("trade-surveillance-alerts-0", EVENTS, alerts),
+    "visits": ("visits-visits-0", CLICKS, visits),
+    "enrichment": ("enrichment-priced-0", ORDERS, priced),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 

@@ -14,7 +14,7 @@ import socket
 from contextlib import suppress
 from typing import NamedTuple
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
 
 SILENCE_S = 30
 PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
@@ -35,7 +35,7 @@ def parse_address(text: str) -> Address:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address.", next_step="Write it as HOST:PORT, such as 127.0.0.1:7100.")
+        raise UsageError(f"{text!r} is not an address.", next_step="Write it as HOST:PORT, such as 127.0.0.1:7100.")
     return Address(host, int(port))
 
 

@@ -43,8 +43,8 @@ class ProcessionError(Exception):
     @staticmethod
     def from_dict(told: Mapping[str, Any]) -> ProcessionError:
         """The error again. A kind that is not known is the root."""
-        kinds = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
-        kind = kinds.get(told["kind"], ProcessionError)
+        kinds: dict[str, type[ProcessionError]] = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
+        kind = (kinds | {"UsageError": UsageError}).get(told["kind"], ProcessionError)
         return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
 
 
@@ -73,6 +73,10 @@ class StorageError(ProcessionError):
 
 class ConfigError(ProcessionError):
     """The settings cannot work: the operator acts."""
+
+
+class UsageError(ConfigError):
+    """A command or a call says what nothing can be made of: whoever wrote it acts."""
 
 
 class PlanError(ProcessionError):

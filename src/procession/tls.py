@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HANDSHAKES_MAX = 64
@@ -72,7 +72,7 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
     """TLS of a server, if its options ask for it; ConfigError if they cannot work."""
     if cert is None or key is None:
         if cert or key or client_ca:
-            raise ConfigError("TLS needs a certificate and its key", next_step="give both --tls-cert and --tls-key")
+            raise UsageError("TLS needs a certificate and its key", next_step="give both --tls-cert and --tls-key")
         return None
     tls = ServerTls(cert, key, client_ca)
     tls.context()
@@ -82,10 +82,10 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
 def client_tls(ca: Path | None, cert: Path | None, key: Path | None, name: str | None = None) -> ClientTls | None:
     """TLS of a client, if its options ask for it; ConfigError if they cannot work."""
     if bool(cert) != bool(key):
-        raise ConfigError("a certificate needs its key", next_step="give both --tls-cert and --tls-key")
+        raise UsageError("a certificate needs its key", next_step="give both --tls-cert and --tls-key")
     if ca is None:
         if cert or name:
-            raise ConfigError(
+            raise UsageError(
                 "TLS needs to know whom to trust", next_step="give --tls-ca, the authority of the other side"
             )
         return None

@@ -1,6 +1,6 @@
 """Scenarios on one living cluster of real processes; and a harness that finds what is planted.
 
-A short selection by a fixed seed; `CHAOS=all` in the environment runs every scenario, and `make chaos` the real thing.
+Each scenario briefly, by a fixed seed: three in every test run, all in `make test-all`; `make chaos` is the real thing.
 What is planted comes last: after it the cluster is good for nothing.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from procession.chaos.catalogue import BY_NAME
 from procession.chaos.chronicle import Chronicle
@@ -22,8 +23,6 @@ from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, St
 from procession.chaos.verdict import Outcome
 from procession.ops.chaos import ChaosCluster
 
-pytestmark = pytest.mark.slow
-
 SEED = 3
 STEPS_MAX = 3
 SECONDS_MAX = 1.5
@@ -32,27 +31,20 @@ DEADLINE_S = 120.0
 """Other tests and builds may run on the same machine; a stall is looked for with a deadline of its own."""
 
 
-def selection() -> list[str]:
-    """One of each family, by the seed; those that restart a driver take long, so one of them."""
-    if os.environ.get("CHAOS") == "all":
-        return list(BY_NAME)
-    chance = random.Random(SEED)
-    families = [
-        ["crash-gateway", "crash-sink", "crash-several", "crash-while-recovering"],
-        ["crash-sink-in-a-round", "crash-gateway-in-a-round", "lost-phase-2"],
-        ["sink-aborts-once", "sink-aborts-on-content", "sink-closes"],
-        ["producer-replays", "producer-repeats", "producer-fights", "producer-reopens"],
-        ["network-cut", "network-truncates", "network-reorders", "network-corrupts"],
-        ["crash-driver", "crash-driver-somewhere-in-a-round"],
-    ]
-    return [chance.choice(family) for family in families]
+SHORT = ("crash-sink-in-a-round", "network-truncates", "producer-repeats")
+"""What every test run does. A driver takes long to come back: those that kill it are left to `make test-all`."""
+
+
+def scenarios() -> list[ParameterSet]:
+    """Every scenario there is; the short selection first, so that a test run starts one cluster and ends soon."""
+    names = [*SHORT, *(name for name in BY_NAME if name not in SHORT)]
+    return [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in names]
 
 
 def brief(name: str) -> Run:
-    """The first steps of a scenario, none of them long. A driver once is enough."""
+    """The first steps of a scenario, none of them long."""
     steps = schedule(BY_NAME[name], random.Random(SEED))
-    count = 1 if "driver" in name and os.environ.get("CHAOS") != "all" else STEPS_MAX
-    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in steps[:count]))
+    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in steps[:STEPS_MAX]))
 
 
 class World:
@@ -77,7 +69,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(cluster)
 
 
-@pytest.mark.parametrize("name", selection())
+@pytest.mark.parametrize("name", scenarios())
 def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
     chronicle = world.harness().run([brief(name)])
     assert chronicle.outcome is Outcome.CLEAN, f"{chronicle.sentence()}\n{[one.story for one in chronicle.failures]}"
@@ -104,6 +96,7 @@ def test_a_death_that_nobody_brought_about_is_a_failure(world: World) -> None:
     world.send_nothing_more()
 
 
+@pytest.mark.slow
 def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None:
     world.cluster.stage.hold(LEFT)
     chronicle = world.harness(deadline_s=5.0).run([NOTHING])
@@ -117,6 +110,7 @@ def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None
         assert f"--- {part}.log" in failure.story
 
 
+@pytest.mark.slow
 def test_a_planted_double_is_a_violation(world: World) -> None:
     chronicle = world.harness().run([Run("planted", (Step(Do.BEHAVE, RIGHT, detail="double=1", seconds=600.0),))])
     assert chronicle.outcome is Outcome.VIOLATED

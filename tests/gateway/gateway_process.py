@@ -8,10 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from procession.errors import RoundError
 from procession.gateway.client import ControlClient
+
+PATIENCE_S = 60.0
+
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
 
 PROGRAM = """
 import sys
@@ -44,7 +51,7 @@ class GatewayProcess:
         # Into a file: a pipe that nobody reads fills up, and then the gateway waits for it.
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while self._document().get("pid") != self.process.pid:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the gateway did not start"
@@ -59,6 +66,15 @@ class GatewayProcess:
     def client(self, timeout_s: float = 10.0) -> ControlClient:
         return ControlClient(self.directory, self.settings.get("limits", {}).get("cookie", b""), timeout_s)
 
+    def answer(self, ask: Callable[Parameters, Answer], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Answer:
+        """What the gateway says to a client's call, however long it takes; RoundError only if it is dead."""
+        while True:
+            try:
+                return ask(*args, **kwargs)
+            except RoundError:
+                if self.process.poll() is not None:
+                    raise
+
     def kill(self) -> None:
         self.process.kill()
         self.wait()
@@ -68,7 +84,7 @@ class GatewayProcess:
         return self.wait()[0]
 
     def wait(self) -> tuple[int, str]:
-        return self.process.wait(timeout=20), self.log.read_text()
+        return self.process.wait(PATIENCE_S), self.log.read_text()
 
     @property
     def memory_bytes(self) -> int:

@@ -31,7 +31,8 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[bytes]:
 def paths(draw: st.DrawFn) -> tuple[int, list[list[Key]], list[list[pa.RecordBatch]]]:
     """Keys dealt to paths in stretches of any length, each path cut into batches, some of them empty."""
     length = draw(st.integers(1, 3))
-    keys = sorted(draw(st.sets(st.tuples(*[st.integers(0, 9)] * length), max_size=60)))
+    numbers = st.integers(0, 9) | st.sampled_from([-(2**63), 2**63 - 1])
+    keys = sorted(draw(st.sets(st.tuples(*[numbers] * length), max_size=60)))
     count = draw(st.integers(1, 5))
     owners: list[list[Key]] = [[] for _ in range(count)]
     owner = 0

@@ -17,7 +17,8 @@ import pytest
 from procession.ops import sweep
 from procession.ops.part import Part
 from procession.ops.restarts import RestartPolicy
-from procession.ops.supervise import EXIT_FATAL, PartFailed, Supervisor
+from procession.ops.status import Status
+from procession.ops.supervise import PartFailed, Supervisor
 
 PATIENCE_S = 30.0
 QUICK = RestartPolicy(delay_first_s=0.01, delay_max_s=0.02, deaths_max=3)
@@ -94,7 +95,7 @@ def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(superviso
 
 def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supervisor) -> None:
     words = "error: The port is in use.\n  Next: choose another."
-    supervisor.start(part("gateway", f"import sys; print('noise'); print({words!r}); sys.exit({EXIT_FATAL})"))
+    supervisor.start(part("gateway", f"import sys; print('noise'); print({words!r}); sys.exit({int(Status.ACT)})"))
     with pytest.raises(PartFailed) as failure:
         watch_until(supervisor, lambda: False)
     assert failure.value.explain() == "The port is in use.\n  Next: choose another."

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from procession import Pipeline, Stage
+from procession import Pipeline, Stage, aggregates
 
 EXCHANGES_MAX = 3
 STREAMS = 3
@@ -54,6 +54,31 @@ def key(value: bytes) -> bytes:
     return value[:1]
 
 
+def counted(state: int, value: bytes) -> tuple[int, bytes]:
+    """Errs on every fifth record of a key, and has counted it."""
+    if state % 5 == 4 and value[-1:] == b"!":
+        raise ValueError(f"enough of {value!r}")
+    return state + 1, value + b"#%d" % state
+
+
+def remembered(state: dict[str, Any], value: bytes) -> tuple[dict[str, Any] | None, list[bytes]]:
+    """Changes its state in place, forgets a key that has come four times, and errs with its state half changed."""
+    state["seen"].append(value)
+    if value[:2] == b"ab":
+        raise KeyError(value)
+    if len(state["seen"]) == 4:
+        return None, state["seen"]
+    return state, [b"%d" % len(state["seen"])] * (len(value) % 3)
+
+
+def is_new(state: bytes | None, value: bytes) -> tuple[bytes, bool]:
+    return value, state != value
+
+
+def together(whole: bytes, value: bytes) -> bytes:
+    return (whole + value)[-8:]
+
+
 NARROW: dict[str, Callable[[Stage], Stage]] = {
     "map": lambda stage: stage.map(louder),
     "filter": lambda stage: stage.filter(is_short),
@@ -66,6 +91,14 @@ NARROW: dict[str, Callable[[Stage], Stage]] = {
 EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     "rebalance": lambda stage, tasks: stage.rebalance(parallelism=tasks),
     "by_key": lambda stage, tasks: stage.rebalance(key, parallelism=tasks),
+    "map_stateful": lambda stage, tasks: stage.map_stateful(counted, key=key, initial=0, parallelism=tasks),
+    "filter_stateful": lambda stage, tasks: stage.filter_stateful(is_new, key=key, parallelism=tasks),
+    "flat_map_stateful": lambda stage, tasks: stage.flat_map_stateful(
+        remembered, key=key, initial={"seen": []}, parallelism=tasks
+    ),
+    "reduce": lambda stage, tasks: stage.reduce(together, key=key, parallelism=tasks),
+    "rolling": lambda stage, tasks: stage.rolling(aggregates.collect(), key=key, parallelism=tasks).map(b"".join),
+    "distinct": lambda stage, tasks: stage.distinct(key, parallelism=tasks),
 }
 
 

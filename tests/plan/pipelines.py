@@ -125,6 +125,13 @@ def sql() -> Pipeline:
     return pipeline
 
 
+def cells() -> Pipeline:
+    """Records that change their task inside Spark's shuffle."""
+    pipeline = Pipeline("cells", exchange="spark")
+    pipeline.source().filter(keep).rebalance(parallelism=4).map(same).sink("out", to="file:out")
+    return pipeline
+
+
 PIPELINES: dict[str, Callable[[], Pipeline]] = {
     make.__name__: make
     for make in (
@@ -141,5 +148,6 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
         nothing_to_rebalance,
         two_sources,
         sql,
+        cells,
     )
 }

@@ -12,8 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from procession.plan.buckets import as_key
+from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
 from procession.plan.graph import Framing, Graph, Kind
+from procession.plan.keyed import own, thawed
+from procession.plan.windows import Late, nanoseconds, seconds
 from procession.storage.segment import INGRESS_SCHEMA
 
 Record = dict[str, Any]
@@ -39,11 +43,19 @@ class Sequential:
     by_row: dict[str, Callable[[bytes], Any]] = field(default_factory=dict)
     outputs: dict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    states: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """What each keyed stage has of each key: as bytes, so that nothing is shared with what went out."""
+
+    windows: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    time: int = 0
+    """The event time of the record at hand."""
 
     def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
         with self.loop:
             for record in batch.to_pylist():
                 letters: list[tuple[int, bytes]] = []
+                self.time = record["event_time"]
                 self._walk(self._source_of(record), record["payload"], record, letters)
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
@@ -81,7 +93,7 @@ class Sequential:
             case Kind.FILTER:
                 if function(value):
                     yield value
-            case Kind.FLAT_MAP:
+            case Kind.FLAT_MAP | Kind.HASH_JOIN:
                 yield from function(value)
             case Kind.MAP_BATCHES:
                 yield self.by_row[node.name](value.encode() if isinstance(value, str) else value)
@@ -96,6 +108,93 @@ class Sequential:
                 yield value
             case Kind.MERGE:
                 yield value
+            case Kind.DISTINCT:
+                place = index, as_key(node.key(value))  # type: ignore[misc]
+                if place not in self.states:
+                    self.states[place] = b""
+                    yield value
+            case Kind.WINDOW | Kind.WINDOW_BY_KEY:
+                yield from self._windows(index, value)
+            case _:
+                yield from self._stateful(index, value)
+
+    def _windows(self, index: int, value: Any) -> Iterator[Any]:
+        """Every open window of every key in one dictionary, looked through for each record."""
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        stage = node.stateful.windowing
+        assert stage is not None
+        key = as_key(node.key(value)) if node.key is not None else b""
+        time = nanoseconds(node.time(value)) if node.time is not None else self.time
+        opened = self.windows.setdefault(index, {})
+
+        def told(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
+            named = {"key": whose.decode()} if node.key is not None else {}
+            result = stage.aggregate.of(values)
+            return named | {"start": seconds(start), "end": seconds(end), "count": count, "value": result, "fired": why}
+
+        by = stage.windows
+        if by.count:
+            held = opened.setdefault((key, 0), [])
+            held.append(value)
+            if len(held) == by.count:
+                del opened[key, 0]
+                yield told(0, 0, len(held), held, key, "end")
+            elif stage.early_records and len(held) % stage.early_records == 0:
+                yield told(0, 0, len(held), held, key, "early")
+            return
+        moved = (time - stage.lateness) // by.step * by.step
+        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
+        for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
+            start, values = opened.pop((whose, end))
+            yield told(start, end, len(values), values, whose, "end")
+        near = [end for whose, end in opened if whose == key and time < end and time + by.size > opened[whose, end][0]]
+        if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
+            if stage.late is Late.FIRE:
+                for end in by.ends(time):
+                    yield told(end - by.size, end, 1, [value], key, "late")
+            if stage.late is not Late.OLDEST:
+                return
+            time = watermark
+            near = [e for whose, e in opened if whose == key and time < e and time + by.size > opened[whose, e][0]]
+        if by.is_session:
+            parts = [opened.pop((key, end)) for end in sorted(near)]
+            start = min([time, *(start for start, _ in parts)])
+            end = max([time + by.size, *near])
+            opened[key, end] = start, [*(one for _, values in parts for one in values), value]
+            ends = [end]
+        else:
+            ends = [end for end in by.ends(time) if end > watermark]
+            for end in ends:
+                opened.setdefault((key, end), (end - by.size, []))[1].append(value)
+        for end in ends:
+            start, values = opened[key, end]
+            if stage.early_records and len(values) % stage.early_records == 0:
+                yield told(start, end, len(values), values, key, "early")
+
+    def _stateful(self, index: int, value: Any) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        assert node.stateful.step is not None
+        place = index, as_key(node.key(value))  # type: ignore[misc]
+        state = thawed(self.states[place]) if place in self.states else node.stateful.initial()
+        is_known = place in self.states
+        try:
+            state, result = node.stateful.step(state, value)
+            results = list(result) if node.kind is Kind.FLAT_MAP_STATEFUL else [result]
+        except Exception:
+            # What a step has done to its state before it raised stays done.
+            if is_known:
+                self.states[place] = packed(state)
+            raise
+        if node.kind is Kind.FILTER_STATEFUL:
+            results = [value] if result else []
+        results = [own(one) for one in results]
+        if state is None:
+            self.states.pop(place, None)
+        else:
+            self.states[place] = packed(state)
+        yield from results
 
 
 def letter_of(record: Record, stage: str, error: Exception) -> bytes:

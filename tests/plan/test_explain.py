@@ -24,6 +24,7 @@ FORMS: dict[str, Callable[[Plan], str]] = {
     "diamond.json": as_json,
     "diamond.dot": as_dot,
     "diamond.svg": as_svg,
+    "cells.json": as_json,
 }
 
 

@@ -74,6 +74,7 @@ def test_what_is_not_committed_can_be_read_again_from_any_record_on(
             for message_id, *_ in found:
                 assert read_all(backlog, message_id) == [one for one in found if one[0] > message_id]
             assert bool(backlog.size_bytes) == bool(kept)
+            assert backlog.records == len(kept)
         backlog.close()
 
 
@@ -110,6 +111,23 @@ def test_what_is_in_a_spool_outlives_its_process(tmp_path: Path) -> None:
     again.sync()
     assert [payload for *_, payload in read_all(again, 0)] == [b"b", b"c"]
     again.close()
+
+
+def test_a_damaged_spool_is_called_a_spool_and_its_owner_is_told_what_to_do(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", segment_bytes_max=1)
+    for _ in range(2):
+        spool.append(batch_of([b"a"]))
+        spool.sync()
+    spool.close()
+    first = min((tmp_path / "spool").glob("*.segment"))
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    with pytest.raises(StorageError, match="The source's spool is damaged") as caught:
+        Spool(tmp_path / "spool")
+    assert "--spool" in caught.value.next_step
+    assert str(first) in caught.value.next_step
+    first.unlink()
+    min((tmp_path / "spool").glob("*.segment")).unlink()
+    Spool(tmp_path / "spool").close()
 
 
 def test_what_is_not_synced_is_not_read(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
             await story.goes_on(await story.settle(txn_id, data, True))
 
     with Trial([sys.executable, "-c", TINY_LOG, "{dir}", "{listen}"], tmp_path, committed) as trial:
-        finding = asyncio.run(Conformance(trial).run(Case("it compacts", play)))
+        finding = asyncio.run(Conformance(trial).run(Case("compacts", "it compacts", play)))
         assert finding.outcome is Outcome.KEPT, finding.why
         assert trial.lives == 3
 
@@ -181,18 +181,18 @@ def test_the_command_says_what_is_kept_and_what_is_broken(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "status", "said"),
     [
-        (["--", "prog", "{dir}"], "The sink's command has no {listen}."),
-        (["--only", "no such case", "--", "prog", "{dir}", "{listen}"], "No case has that in its name."),
-        (["--", "no-such-program", "{dir}", "{listen}"], "Cannot start no-such-program: No such file or directory."),
-        (["--", "false", "{dir}", "{listen}"], "The sink ended with status 1 before it listened"),
+        (["--", "prog", "{dir}"], 2, "The sink's command has no {listen}."),
+        (["--only", "no such case", "--", "prog", "{dir}", "{listen}"], 2, "No case is called 'no such case'"),
+        (["--", "no-such-program", "{dir}", "{listen}"], 3, "Cannot start no-such-program: No such file or directory."),
+        (["--", "false", "{dir}", "{listen}"], 3, "The sink ended with status 1 before it listened"),
     ],
 )
-def test_a_command_that_cannot_be_tried_is_explained(words: list[str], said: str) -> None:
+def test_a_command_that_cannot_be_tried_is_explained(words: list[str], status: int, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "procession", "sink", "check", *words], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 3
+    assert done.returncode == status
     assert said in done.stderr
     assert "Next: " in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,11 +12,15 @@ from hypothesis import strategies as st
 from procession.sdk import progress as progress_module
 from procession.sdk import report as report_module
 from procession.sdk.batch import Stream
-from procession.sdk.progress import Progress
+from procession.sdk.progress import Ids, Progress
 from procession.sdk.report import Report, Teller
 from procession.wire.messages import NOTHING_COMMITTED
 
 ONE = Stream(1, "one")
+
+
+def piece(first: int, end: int) -> Ids:
+    return np.arange(first, end, dtype=np.uint64)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=60), st.integers(2, 9))
@@ -27,7 +32,7 @@ def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
         progress, ids = Progress(ONE), 0
         for count, is_acknowledged in steps:
             ids += count
-            progress.send(ids - 1, count, 10 * count)
+            progress.send(piece(ids - count, ids), 10 * count)
             assert len(progress._pieces) <= pieces_max
             if is_acknowledged:
                 progress.commit(max(0, ids - 1 - count // 2))
@@ -40,17 +45,29 @@ def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
 
 def test_what_is_sent_again_after_a_lost_session_is_committed_once() -> None:
     progress = Progress(ONE)
-    progress.send(9, 10, 0)
-    progress.send(19, 10, 0)
-    progress.send(29, 10, 0)
+    progress.send(piece(0, 10), 0)
+    progress.send(piece(10, 20), 0)
+    progress.send(piece(20, 30), 0)
     progress.commit(9)
     progress.begin()
     assert progress.last == 9
     progress.commit(19)  # its ACK was lost with the session; the next one is opened with it
     progress.accept()
-    progress.send(29, 10, 0)
+    progress.send(piece(20, 30), 0)
     progress.commit(29)
     assert (progress.sent, progress.acknowledged) == (40, 30)
+
+
+def test_a_session_that_ends_in_the_middle_of_a_piece_has_committed_its_first_part() -> None:
+    progress = Progress(ONE)
+    progress.send(piece(0, 10), 0)
+    progress.send(piece(10, 20), 0)
+    progress.begin()
+    progress.commit(13)
+    progress.accept()
+    progress.send(piece(14, 20), 0)
+    progress.commit(19)
+    assert (progress.acknowledged, progress.unacknowledged) == (20, 0)
 
 
 def test_a_stream_is_done_when_its_end_is_sent_and_its_last_record_is_acknowledged() -> None:
@@ -59,7 +76,7 @@ def test_a_stream_is_done_when_its_end_is_sent_and_its_last_record_is_acknowledg
     progress.end()
     assert progress.is_done, "it had no records"
     progress.begin()
-    progress.send(5, 1, 0)
+    progress.send(piece(5, 6), 0)
     progress.end()
     assert not progress.is_done
     progress.commit(5)
@@ -72,8 +89,8 @@ def test_reports_are_lines_for_people_and_objects_for_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report_module, "LINE_INTERVAL_S", 0.0)
-    going = Report("waiting for credits", 2, 1, 1234, 99, 1000, 0, 5.5, 1)
-    done = Report("done", 2, 2, 1234, 99, 1234, 0, 0.0, 1)
+    going = Report("waiting for credits", 2, 1, 1234, 99, 1000, 234, 0, 5.5, 1)
+    done = Report("done", 2, 2, 1234, 99, 1234, 0, 0, 0.0, 1)
     tell = Teller()
     tell(going)
     tell(done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,34 @@ import pyarrow as pa
 
 from procession.commit.emitter import payloads
 from procession.plan.blueprint import Plan
+from procession.plan.continuity import keyed_stages
 from procession.spark.chains import Attempt, Task
 from procession.spark.exchange import Hop
-from procession.spark.parcels import Parcel, addressed, manifests, sent, slots
+from procession.spark.parcels import Parcel, addressed, from_rows, loaded, manifests, sent, slots
 from procession.spark.reader import deal
 from procession.storage.log import IngressLog
 from procession.storage.runs import Manifest, RunStore
+from procession.storage.states import Version
+
+
+@dataclass
+class Remembered:
+    """The versions of states that epochs have committed, as the round records would have them."""
+
+    versions: dict[int, dict[str, Version]] = field(default_factory=dict)
+
+    def states(self, epoch: int) -> dict[str, Version]:
+        return self.versions[epoch]
+
+    def add(self, plan: Plan, told: list[Manifest]) -> None:
+        self.versions[told[0].epoch] = versions_of(plan, told)
+
+
+def versions_of(plan: Plan, told: list[Manifest]) -> dict[str, Version]:
+    return {
+        name: Version(tuple(one.states or () for one in told if one.stage == chain), kind)
+        for chain, (name, kind) in keyed_stages(plan).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -55,11 +77,12 @@ def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Rando
     chance.shuffle(ranges)
     for one in ranges:
         for attempt in range(chance.randint(1, 2)):
-            manifest = task.run_range(Attempt(epoch, one.number, attempt), one.first, one.last)
-        parcels += sent(plan, manifest, one.of)
+            store = task.store()
+            manifest = task.run_range(Attempt(epoch, one.number, attempt), one.first, one.last, store)
+        parcels += loaded(sent(plan, manifest, one.of), store)
     for level in range(1, plan.levels):
         parcels = list(_hop(task, epoch, level, parcels, chance))
-    return manifests(plan, parcels)
+    return manifests(plan, parcels, RunStore(task.runs_directory))
 
 
 def _hop(task: Task, epoch: int, level: int, parcels: list[Parcel], chance: random.Random) -> Any:
@@ -70,7 +93,7 @@ def _hop(task: Task, epoch: int, level: int, parcels: list[Parcel], chance: rand
         chance.shuffle(mine)
         for attempt in range(chance.randint(1, 2)):
             out = list(Hop(task, level).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
-        yield from (Parcel.from_json(text) for batch in out for text in batch.column("parcel").to_pylist())
+        yield from (parcel for batch in out for parcel in from_rows(batch))
 
 
 def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, bytes]:

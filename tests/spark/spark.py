@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from procession.commit.rounds import Round, Rounds
 from procession.plan.blueprint import Plan
 from procession.spark.chains import Task
+from procession.spark.keeping import Keeping
 from procession.spark.query import ship_by_value, start_query
-from procession.spark.session import open_session
+from procession.spark.session import Session, open_session
 from procession.storage.runs import Manifest
 
-from .cluster import write_log
+from .cluster import versions_of, write_log
 
 DEADLINE_S = 240
 
@@ -32,24 +35,36 @@ class Cuts:
         return next((end for end in self.ends if end > start), start)
 
 
-def run_on_spark(
-    master: str, plan: Plan, batch: pa.RecordBatch, cuts: list[int], work: Path, module: str
-) -> list[list[Manifest]]:
-    """The manifests of all epochs. `module` has the functions of the plan."""
-    write_log(work / "log", batch)
-    ship_by_value(sys.modules[module])
+@contextmanager
+def session(master: str) -> Iterator[Session]:
     spark = open_session("rows", 4, master=master)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def run_on_spark(
+    spark: Session, plan: Plan, batch: pa.RecordBatch, cuts: list[int], work: Path, module: str
+) -> list[list[Manifest]]:
+    """The manifests of all epochs, up to one that failed. `module` has the functions of the plan."""
+    write_log(work / "log", batch)
+    for name in (module, __name__):  # executors of their own cannot import tests
+        ship_by_value(sys.modules[name])
     told: list[list[Manifest]] = []
     is_over = threading.Event()
+    rounds = Rounds(work / "rounds")
+    (work / "state").mkdir(exist_ok=True)
 
     def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
         told.append(manifests)
+        rounds.write(Round(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
         if any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests):
             is_over.set()
 
     query = start_query(
         spark,
-        Task(plan, work / "log", work / "runs"),
+        Task(plan, work / "log", work / "runs", Keeping(work / "state", rounds, 1)),
         Cuts((*cuts, batch.num_rows)),
         checkpoint=work / "cp",
         interval_s=0,
@@ -59,9 +74,12 @@ def run_on_spark(
     assert is_over.wait(DEADLINE_S)
     error = query.exception()
     query.stop()
-    spark.stop()
     assert error is None, error
     return told
+
+
+def failures(epochs: list[list[Manifest]]) -> list[dict[str, Any]]:
+    return [dict(manifest.failure) for told in epochs for manifest in told if manifest.failure]
 
 
 def _ended(query: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,43 @@ from hypothesis import strategies as st
 
 from procession import Pipeline
 from procession.plan import chain as chain_module
-from procession.plan.graph import Graph
+from procession.plan.graph import Exchange, Graph
 from procession.plan.planner import check_runnable, make_plan
 from procession.spark.chains import Task
+from procession.spark.keeping import Keeping
 
 from ..plan.chance import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
 from ..plan.reference import Sequential, batch_of
-from .cluster import run_epoch, write_log, written
+from .cluster import Remembered, run_epoch, write_log, written
 
 
-def ran(graph: Graph, payloads: list[bytes], cuts: set[int], seed: int, slice_records: int = 1000) -> dict[str, bytes]:
+def ran(
+    graph: Graph,
+    payloads: list[bytes],
+    cuts: set[int],
+    seed: int,
+    slice_records: int = 1000,
+    keys_max: int = 1000,
+    exchange: Exchange = Exchange.RUNS,
+) -> dict[str, bytes]:
     """What the plan of this graph writes, in epochs that are cut here."""
-    plan = make_plan(graph)
+    plan = make_plan(replace(graph, exchange=exchange))
     check_runnable(plan)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_module, "CHAIN_RECORDS_MAX", slice_records)
+        patch.setattr(chain_module, "BLOCK_RECORDS", 1 + slice_records // 3)
         work = Path(folder)
         write_log(work / "log", batch_of(payloads, FIRST_STREAM, STREAMS))
-        task = Task(plan, work / "log", work / "runs")
+        (work / "state").mkdir()
+        committed = Remembered()
+        keeping = Keeping(work / "state", committed, 1, keys_max)
+        task = Task(plan, work / "log", work / "runs", keeping)
         chance = random.Random(seed)
         edges = [0, *sorted(cut for cut in cuts if cut < len(payloads)), len(payloads)]
-        epochs = [run_epoch(task, epoch, *edge, chance) for epoch, edge in enumerate(pairwise(edges))]
+        epochs = []
+        for epoch, edge in enumerate(pairwise(edges)):
+            epochs.append(run_epoch(task, epoch, *edge, chance))
+            committed.add(plan, epochs[-1])
         assert [manifest.failure for told in epochs for manifest in told if manifest.failure] == []
         return written(plan, work / "runs", epochs)
 
@@ -53,13 +70,22 @@ def expected(graph: Graph, payloads: list[bytes]) -> dict[str, bytes]:
     cuts=st.sets(st.integers(1, 30), max_size=2),
     seed=st.integers(0, 99),
     slice_records=st.sampled_from([1, 3, 1000]),
+    keys_max=st.sampled_from([1, 1000]),
+    exchange=st.sampled_from(Exchange),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_i6_any_plan_writes_what_the_sequential_run_would_have_written(
-    pipeline: Pipeline, payloads: list[bytes], cuts: set[int], seed: int, slice_records: int
+    pipeline: Pipeline,
+    payloads: list[bytes],
+    cuts: set[int],
+    seed: int,
+    slice_records: int,
+    keys_max: int,
+    exchange: Exchange,
 ) -> None:
     graph = pipeline.graph()
-    assert ran(graph, payloads, cuts, seed, slice_records) == expected(graph, payloads), pipeline.explain()
+    got = ran(graph, payloads, cuts, seed, slice_records, keys_max, exchange)
+    assert got == expected(graph, payloads), pipeline.explain()
 
 
 # What chance finds too rarely, or not at all
@@ -69,7 +95,8 @@ def check(pipeline: Pipeline, payloads: list[bytes], **options: int) -> dict[str
     graph = pipeline.graph()
     wanted = expected(graph, payloads)
     for seed in range(4):
-        assert ran(graph, payloads, {17, 40}, seed, **options) == wanted, pipeline.explain()
+        exchange = list(Exchange)[seed % 2]
+        assert ran(graph, payloads, {17, 40}, seed, exchange=exchange, **options) == wanted, pipeline.explain()
     return wanted
 
 
@@ -231,3 +258,37 @@ def test_map_batches_that_loses_its_rows_places_where_they_are_needed_is_told_ho
     stage.map_batches(lambda batch: batch.column("payload")[1:]).sink("out", to="file:out")
     got = ran(pipeline.graph(), RECORDS[:6], set(), 1)
     assert "give back a RecordBatch with the column 'row'" in json.loads(got["dead-letter"].splitlines()[0])["error"]
+
+
+def test_letters_of_branches_that_end_in_no_sink_keep_their_order() -> None:
+    async def marked(value: bytes) -> bytes:
+        return b"marked " + value
+
+    pipeline = Pipeline("p", dead_letter="file:dead", parallelism=3)
+    source = pipeline.source()
+    source.merge(source.map_async(marked)).map(errs)
+    source.map(errs).sink("out", to="file:out")
+    assert check(pipeline, RECORDS, slice_records=7)["dead-letter"].count(b"\n") == 180
+
+
+def test_letters_of_branches_that_end_in_no_sink_and_meet_over_an_exchange_keep_their_order() -> None:
+    pipeline = Pipeline("p", dead_letter="file:dead", parallelism=3)
+    source = pipeline.source()
+    spread = source.rebalance(parallelism=2)
+    spread.map(lambda value: b"spread " + value).merge(source, spread).map(errs)
+    source.sink("out", to="file:out")
+    assert check(pipeline, RECORDS)["dead-letter"].count(b"\n") == 180
+
+
+@pytest.mark.parametrize(("order", "order_of_sink"), [("none", None), ("total", "none")])
+def test_letters_are_all_there_where_a_sink_takes_records_as_they_come(order: Any, order_of_sink: Any) -> None:
+    pipeline = Pipeline("p", order=order, dead_letter="file:dead", parallelism=3)
+    children = pipeline.source().flat_map(lambda value: [value, value + b"x"])
+    children.rebalance(parallelism=4).map(errs).sink("out", to="file:out", order=order_of_sink)
+    graph = pipeline.graph()
+    letters, wanted = (told(graph, RECORDS)["dead-letter"].splitlines() for told in (written_by, expected))
+    assert (letters if order == "total" else sorted(letters)) == (wanted if order == "total" else sorted(wanted))
+
+
+def written_by(graph: Graph, payloads: list[bytes]) -> dict[str, bytes]:
+    return ran(graph, payloads, {17}, seed=0)

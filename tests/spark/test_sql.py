@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+import pytest
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
 
-from procession import Pipeline
+from procession import Pipeline, PlanError
+from procession.errors import ProcessionError
+from procession.plan.graph import Exchange
 from procession.plan.planner import make_plan
-from procession.spark.sql import placed
+from procession.spark.chains import Attempt, Task
+from procession.spark.parcels import Parcel, sent
+from procession.spark.query import ship_by_value
+from procession.spark.reader import BATCH_PROPERTY
+from procession.spark.sql import placed, through_sql
 
 from ..plan.reference import Sequential, batch_of
-from .cluster import written
-from .spark import run_on_spark
+from .cluster import write_log, written
+from .spark import Session, failures, run_on_spark, session
 
 RECORDS = [b"%04d" % number for number in range(1_200)]
 FIRST_STREAM, STREAMS = 2**63 + 5, 2
@@ -45,10 +54,6 @@ def three_of(payload: bytes) -> list[bytes]:
     return [payload + suffix for suffix in (b"c", b"a", b"b")]
 
 
-def without_key(records: DataFrame) -> DataFrame:
-    return records.select("payload")
-
-
 def first_four(value: Any) -> Any:
     return value[:4]
 
@@ -73,11 +78,36 @@ def sql() -> Pipeline:
     return pipeline
 
 
-def test_rows_of_spark_sql_are_put_where_the_sequential_run_has_them(tmp_path: Path) -> None:
-    plan = make_plan(sql().graph())
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Session]:
+    with session("local[4,2]") as spark:
+        yield spark
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("local[4,2]", Exchange.RUNS),
+        ("local[4,2]", Exchange.SPARK),
+        pytest.param(("local-cluster[2,2,1024]", Exchange.RUNS), marks=pytest.mark.slow),
+        pytest.param(("local-cluster[2,2,1024]", Exchange.SPARK), marks=pytest.mark.slow),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def ways(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Exchange]]:
+    master, exchange = request.param
+    with session(master) as spark:
+        yield spark, exchange
+
+
+def test_rows_of_spark_sql_are_put_where_the_sequential_run_has_them(
+    ways: tuple[Session, Exchange], tmp_path: Path
+) -> None:
+    spark, exchange = ways
+    plan = make_plan(replace(sql().graph(), exchange=exchange))
     batch = batch_of(RECORDS, FIRST_STREAM, STREAMS)
-    epochs = run_on_spark("local[4,2]", plan, batch, [1, 700], tmp_path, __name__)
-    assert [manifest.failure for told in epochs for manifest in told if manifest.failure] == []
+    epochs = run_on_spark(spark, plan, batch, [1, 700], tmp_path, __name__)
+    assert failures(epochs) == []
     got = written(plan, tmp_path / "runs", epochs)
     graph = plan.graph
     (shown,) = (node.name for node in graph.nodes if node.function is with_id)
@@ -91,15 +121,182 @@ def test_rows_of_spark_sql_are_put_where_the_sequential_run_has_them(tmp_path: P
     assert got == wanted
 
 
-def test_a_transform_that_loses_the_key_is_told_to_carry_it(tmp_path: Path) -> None:
-    pipeline = Pipeline("lost")
-    pipeline.source().transform(without_key, name="mine").sink("out", to="file:out")
+# What a function may not do, found out before a record has left the driver
+
+
+def without_key(records: DataFrame) -> DataFrame:
+    return records.select("payload")
+
+
+def counted(records: DataFrame) -> DataFrame:
+    return records.groupBy("payload").agg(F.min("order_0").alias("order_0"))
+
+
+def with_rank(records: DataFrame) -> DataFrame:
+    rank = F.row_number().over(Window.orderBy("order_0")).cast("string")
+    return records.withColumn("payload", rank)
+
+
+def first_few(records: DataFrame) -> DataFrame:
+    return records.limit(3)
+
+
+def with_one_another(records: DataFrame) -> DataFrame:
+    others = records.select(F.col("payload").alias("other"))
+    return records.join(others, F.col("other") > F.col("payload"))
+
+
+def with_largest(records: DataFrame) -> DataFrame:
+    records.createOrReplaceTempView("records")
+    return records.sparkSession.sql("select *, (select max(payload) from records) as largest from records").withColumn(
+        "payload", F.concat("payload", "largest")
+    )
+
+
+def from_elsewhere(records: DataFrame) -> DataFrame:
+    return records.sparkSession.sql("select 'x' as payload, cast(0 as bigint) as order_0")
+
+
+def as_number(records: DataFrame) -> DataFrame:
+    return records.withColumn("payload", F.length("payload"))
+
+
+def adaptive(records: DataFrame) -> DataFrame:
+    records.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+    return records.repartition(3)
+
+
+def outer(records: DataFrame) -> DataFrame:
+    others = records.sparkSession.createDataFrame([("0001",), ("none",)], "name string")
+    both = records.join(others, F.col("name") == F.col("payload").cast("string"), "right")
+    return both.withColumn("payload", F.coalesce("payload", F.lit(b"nobody")))
+
+
+def strange_cast(records: DataFrame) -> DataFrame:
+    return records.withColumn("payload", F.concat("payload", F.lit("x")).cast("int").cast("string"))
+
+
+def misspelt(records: DataFrame) -> DataFrame:
+    return records.select("paylaod")
+
+
+def none_at_all(records: DataFrame) -> Any:
+    return None
+
+
+REFUSED: list[tuple[Callable[[Any], Any], str]] = [
+    (without_key, "gave back a DataFrame without order_0"),
+    (counted, "makes one answer of many records (`HashAggregate`)"),
+    (with_rank, "makes one answer of many records (`Window`)"),
+    (first_few, "makes one answer of many records (`GlobalLimit`)"),
+    (with_one_another, "(`CartesianProduct`)"),
+    (with_largest, "Aggregate`)"),
+    (from_elsewhere, "rows that were not made of its records"),
+    (as_number, "gave back the column payload as int"),
+    (adaptive, "(AdaptiveSparkPlan)"),
+    (outer, "gave back a row without order_0: it is null"),
+    (strange_cast, "failed: NumberFormatException"),
+    (misspelt, "failed: AnalysisException"),
+    (none_at_all, "gave back NoneType"),
+]
+
+
+def through(spark: Session, work: Path, function: Callable[[Any], Any], *, strict: bool = False) -> list[Parcel]:
+    """A transform alone, on the records of one epoch."""
+    pipeline = Pipeline("alone", strict=strict)
+    pipeline.source().transform(function, name="mine").sink("out", to="file:out")
+    ship_by_value(sys.modules[__name__])
+    write_log(work / "log", batch_of(RECORDS[:10]))
+    task = Task(make_plan(pipeline.graph()), work / "log", work / "runs")
+    manifest = task.run_range(Attempt(0, 0, 1), 0, 10)
+    spark.sparkContext.setLocalProperty(BATCH_PROPERTY, "0")
+    return through_sql(spark, task, 1, sent(task.plan, manifest, 1))
+
+
+@pytest.mark.parametrize(("function", "why"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_transform_whose_rows_would_lose_their_places_is_refused_by_name_with_a_way_out(
+    spark: Session, tmp_path: Path, function: Callable[[Any], Any], why: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        through(spark, tmp_path, function)
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    assert "transform 'mine'" in caught.value.sentence
+    assert why in caught.value.sentence
+    assert caught.value.next_step
+    assert isinstance(ProcessionError.from_dict(caught.value.as_dict()), PlanError)
+
+
+# Shuffles that a function smuggles in: sorted behind it, and with `strict` refused
+
+
+def dealt_anew(records: DataFrame) -> DataFrame:
+    return records.repartition(3)
+
+
+def turned_round(records: DataFrame) -> DataFrame:
+    return records.orderBy(F.desc("payload"))
+
+
+def named(records: DataFrame) -> DataFrame:
+    return records.sparkSession.createDataFrame(
+        [(number, f"n{number}") for number in range(10)], "digit int, name string"
+    )
+
+
+def joined(records: DataFrame) -> DataFrame:
+    """By a sort of both sides: neither is sent to all."""
+    digit = F.substring(F.col("payload").cast("string"), 4, 1).cast("int")
+    both = records.withColumn("digit", digit).join(named(records).hint("merge"), "digit")
+    return both.withColumn("payload", F.concat(F.col("payload").cast("string"), F.lit("\n+- "), "name"))
+
+
+def sent_to_all(records: DataFrame) -> DataFrame:
+    digit = F.substring(F.col("payload").cast("string"), 4, 1).cast("int")
+    return records.withColumn("digit", digit).join(F.broadcast(named(records).where("digit % 2 = 0")), "digit")
+
+
+def in_one(records: DataFrame) -> DataFrame:
+    return records.coalesce(1)
+
+
+SMUGGLED: dict[Callable[[Any], Any], Callable[[bytes], list[bytes]]] = {
+    dealt_anew: lambda payload: [payload],
+    turned_round: lambda payload: [payload],
+    joined: lambda payload: [payload + b"\n+- n" + payload[3:4]],
+    sent_to_all: lambda payload: [payload] if int(payload) % 2 == 0 else [],
+    in_one: lambda payload: [payload],
+}
+
+
+def test_whatever_a_transform_does_with_its_rows_they_come_out_in_order(spark: Session, tmp_path: Path) -> None:
+    pipeline = Pipeline("smuggled", parallelism=4)
+    source = pipeline.source()
+    for function in SMUGGLED:
+        source.transform(function, name=function.__name__).sink(f"{function.__name__}-out", to="file:out")
     plan = make_plan(pipeline.graph())
-    epochs = run_on_spark("local[4,2]", plan, batch_of(RECORDS[:10]), [], tmp_path, __name__)
-    (failure,) = [manifest.failure for told in epochs for manifest in told if manifest.failure]
+    batch = batch_of(RECORDS[:400])
+    epochs = run_on_spark(spark, plan, batch, [1, 250], tmp_path, __name__)
+    assert failures(epochs) == []
+    by_row = {function.__name__: one for function, one in SMUGGLED.items()}
+    assert written(plan, tmp_path / "runs", epochs) == Sequential(plan.graph, by_row).run(batch)
+
+
+@pytest.mark.parametrize("function", [dealt_anew, turned_round, joined, in_one])
+def test_with_strict_a_transform_that_smuggles_in_a_shuffle_is_refused(
+    spark: Session, tmp_path: Path, function: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(PlanError, match="'mine' lets Spark deal its records out anew") as caught:
+        through(spark, tmp_path, function, strict=True)
+    assert "strict=True away" in caught.value.next_step
+
+
+def test_what_is_refused_is_refused_before_a_record_has_left_the_driver(spark: Session, tmp_path: Path) -> None:
+    pipeline = Pipeline("strict", strict=True)
+    pipeline.source().transform(turned_round, name="mine").sink("out", to="file:out")
+    epochs = run_on_spark(spark, make_plan(pipeline.graph()), batch_of(RECORDS[:10]), [], tmp_path, __name__)
+    (failure,) = failures(epochs)
     assert failure["kind"] == "PlanError"
-    assert "'mine' gave back a DataFrame without order_0" in failure["sentence"]
-    assert failure["next_step"]
+    assert len(epochs) == 1, "the first, which is empty"
 
 
 def rows(*places: tuple[int, bytes, int]) -> pa.RecordBatch:

@@ -66,6 +66,10 @@ class Cluster:
 
     # Doing
 
+    def numbered(self, count: int) -> list[bytes]:
+        """So many lines for the next input: no two of all inputs are alike."""
+        return [b"input %d record %d" % (len(self.inputs), number) for number in range(count)]
+
     def send(self, lines: list[bytes], rate: float | None = None) -> str:
         """Start a source for these lines; gives the name of the part, which ends when all of them are committed."""
         number = len(self.inputs)

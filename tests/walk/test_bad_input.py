@@ -17,7 +17,7 @@ import pytest
 from procession.commit.checkpoint import Checkpoint
 from procession.connectors.file import stream_id_of
 from procession.ops.app import load_app
-from procession.ops.supervise import EXIT_FATAL
+from procession.ops.status import Status
 from procession.sdk.txnlog import uncommitted
 
 from .cluster import committed, read_json, wait_for
@@ -63,7 +63,7 @@ def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(app: Path
     text, sentence, is_users_code = APPS[what]
     app.write_bytes(text.encode(errors="surrogateescape"))
     done = run("run", "app.py", "--input", "input.txt", cwd=app.parent)
-    assert done.returncode == EXIT_FATAL
+    assert done.returncode == Status.ACT
     assert re.search(sentence, told(done.stderr, is_users_code=is_users_code)), done.stderr
     assert not is_users_code or f'File "{app}", line 1' in done.stderr, "the line that did it"
     assert not (app.parent / ".procession").exists()
@@ -88,13 +88,14 @@ WORDS = {
     ),
     "nothing to verify": (["verify", "input.txt", "."], "There is nothing to compare"),
 }
+MISUSES = {"an input named twice", "a sink's address that is none"}
 
 
 @pytest.mark.parametrize("what", WORDS)
 def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str) -> None:
     words, sentence = WORDS[what]
     done = run(*words, cwd=app.parent)
-    assert done.returncode == EXIT_FATAL
+    assert done.returncode == (Status.USAGE if what in MISUSES else Status.ACT)
     assert sentence in told(done.stderr)
     assert done.stdout == ""
 
@@ -111,7 +112,7 @@ def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str
 )
 def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None:
     done = run(*words, taken, cwd=app.parent)
-    assert done.returncode == EXIT_FATAL
+    assert done.returncode == Status.ACT
     assert told(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
 
 
@@ -130,7 +131,7 @@ def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
     owner = Checkpoint.claim(app.parent / "state" / "checkpoint", name="good", fingerprint=graph.fingerprint())
     app.write_text(APP.replace(old, new))
     done = run("run", "app.py", "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0", cwd=app.parent)
-    assert done.returncode == EXIT_FATAL
+    assert done.returncode == Status.ACT
     assert sentence in told(done.stderr)
     owner.check_fence()
 
@@ -145,11 +146,11 @@ def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> No
         wait_for(address.exists, "the gateway", lambda: gate.said)
         to = ("--to", str(read_json(address)["listen"]))
         done = run("source", "file", "input.txt", *to, "--cookie-file", "wrong", cwd=place)
-        assert done.returncode == EXIT_FATAL
+        assert done.returncode == Status.ACT
         assert "cookie" in told(done.stderr)
         driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
         done = run(*driver, "--cookie-file", "wrong", cwd=place)
-        assert done.returncode == EXIT_FATAL
+        assert done.returncode == Status.ACT
         assert told(done.stderr) == "The gateway was asked with a wrong cookie, or none."
         for text in (done.stderr, gate.said):
             assert "secret" not in text
@@ -185,7 +186,7 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
     instance = tmp_path / "output" / "strict-output-0"
 
     done = run(*words, cwd=tmp_path)
-    assert done.returncode == EXIT_FATAL
+    assert done.returncode == Status.ACT
     stream = stream_id_of(tmp_path / "input.txt")
     sentence = told(done.stderr, is_users_code=True)
     assert f"tage 'map-1' raised on message {before} of stream {stream}" in sentence
@@ -205,7 +206,7 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
         )
         limit = 150_000
         resource.prlimit(read_json(tmp_path / "output" / "sink.json")["pid"], resource.RLIMIT_FSIZE, (limit, limit))
-        assert second.wait() == EXIT_FATAL
+        assert second.wait() == Status.ACT
         assert f"Cannot write {instance}.data: File too large." in told(second.said)
         assert living(second.mark) == []
     assert expected.startswith(committed(instance))

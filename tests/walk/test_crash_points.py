@@ -57,13 +57,9 @@ SINKS = ("plain", "one", "two")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("walk"), APP, SETTINGS) as cluster:
         assert cluster.local.start()
-        cluster.until_done(cluster.send(numbered(cluster)))
+        cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
         yield cluster
         everything_is_there_once_and_in_order(cluster)
-
-
-def numbered(cluster: Cluster, count: int = RECORDS) -> list[bytes]:
-    return [b"input %d record %d" % (len(cluster.inputs), number) for number in range(count)]
 
 
 def everything_is_there_once_and_in_order(cluster: Cluster) -> None:
@@ -105,7 +101,7 @@ def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_success
     before, fence, restarts = cluster.log().committed, cluster.fence, cluster.restarts(DRIVER)
     size = sum(path.stat().st_size for path in cluster.inputs)
     cluster.arm(point)
-    source = cluster.send(numbered(cluster))
+    source = cluster.send(cluster.numbered(RECORDS))
     cluster.until_dead(DRIVER)
 
     epoch = before + 1
@@ -140,7 +136,7 @@ def acknowledged(cluster: Cluster, path: Path) -> int | None:
 def test_a_sink_that_dies_comes_back_and_gets_everything_once(cluster: Cluster, point: str) -> None:
     before = {part: cluster.restarts(part) for part in ("sink-0", "sink-1", DRIVER)}
     cluster.arm(point)
-    cluster.until_done(cluster.send(numbered(cluster)))
+    cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
     after = {part: cluster.restarts(part) for part in before}
     assert not cluster.fault.exists()
     assert sum(after.values()) == sum(before.values()) + 1
@@ -161,7 +157,7 @@ def test_a_sink_that_dies_comes_back_and_gets_everything_once(cluster: Cluster, 
 def test_a_gateway_that_dies_comes_back_and_its_producers_send_again_what_it_lost(cluster: Cluster, point: str) -> None:
     before = {part: cluster.restarts(part) for part in ("gateway", DRIVER)}
     cluster.arm(point)
-    cluster.until_done(cluster.send(numbered(cluster)))
+    cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
     assert not cluster.fault.exists()
     assert {part: cluster.restarts(part) for part in before} == {
         "gateway": before["gateway"] + 1,
@@ -175,7 +171,7 @@ def test_a_process_that_is_killed_during_tasks_changes_nothing(cluster: Cluster,
     restarts = cluster.restarts(DRIVER)
     order = cluster.directory / f"kill-{victim}"
     order.write_text(str(cluster.supervisor.pid(DRIVER)) if victim == "driver" else "")
-    lines = numbered(cluster)
+    lines = cluster.numbered(RECORDS)
     lines.insert(150, b"kill by " + bytes(order))
     cluster.until_done(cluster.send(lines))
     assert not order.exists()
@@ -192,7 +188,7 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(clus
     size = sum(path.stat().st_size for path in cluster.inputs)
     java = cluster.java()
     with stopped(sinks[0]):  # type: ignore[arg-type]
-        source = cluster.send(numbered(cluster))
+        source = cluster.send(cluster.numbered(RECORDS))
         cluster.until(lambda: len(cluster.prepared()["one"]) == 1, "the vote of the sink that goes on")
         os.kill(java, signal.SIGSTOP)
     try:
@@ -235,7 +231,7 @@ NONSENSE = {
 
 def test_i7_no_nonsense_at_any_port_ends_a_process_or_disturbs_the_pipeline(cluster: Cluster) -> None:
     restarts = dict(cluster.supervisor.restarts)
-    source = cluster.send(numbered(cluster, 2_000), rate=2_000)
+    source = cluster.send(cluster.numbered(2_000), rate=2_000)
     gateway = read_json(cluster.directory / "gateway" / "gateway.json")
     sinks = [read_json(place / "sink.json")["listen"] for place in cluster.local.sink_parts]
     for address in (gateway["listen"], gateway["control"], *sinks):

@@ -18,7 +18,7 @@ import pytest
 
 from procession.ops.config import Settings
 from procession.ops.local import COMMAND
-from procession.ops.supervise import EXIT_FATAL
+from procession.ops.status import Status
 
 from .cluster import Cluster, java_of, read_json, session_of, state_of, stopped, wait_for
 
@@ -82,7 +82,7 @@ class Drivers(Cluster):
         sink = self.supervisor.pid("sink-0")
         assert sink is not None
         with stopped(sink):
-            source = self.send([b"input %d record %d" % (len(self.inputs), number) for number in range(RECORDS)])
+            source = self.send(self.numbered(RECORDS))
             self.until(lambda: len(self.prepared()["right"]) == 1, "the vote of the sink that goes on")
             os.kill(java, signal.SIGSTOP)
             wait_for(lambda: state_of(java) == "T", "the JVM to stop")
@@ -145,7 +145,7 @@ def test_i10_a_driver_that_was_stopped_replaced_and_woken_ends_and_nothing_of_it
     for pid in (java, old.pid):
         os.kill(pid, signal.SIGCONT)
     cluster.until(lambda: old.poll() is not None, "the old driver to end")
-    assert old.returncode == EXIT_FATAL
+    assert old.returncode == Status.ACT
     assert f"river {fence} was replaced by driver {fence + 1} and stops" in cluster.words(old)
     assert "Traceback" not in cluster.words(old)
     # It had the record, and its JVM could write the commit: in its own copy, which decides nothing.

@@ -42,6 +42,7 @@ from procession.commit.link import Link, SinkOptions
 from procession.commit.rounds import Round
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.runs import Manifest, RunStore
+from procession.storage.states import StateStore, Version
 
 RETRY_S = 0.2
 
@@ -76,15 +77,25 @@ class OpenEpoch:
 
 
 class Conductor:
-    """One per driver. All methods run in its loop."""
+    """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
+    stage, with its name and kind."""
 
     def __init__(
-        self, coordinator: Coordinator, checkpoint: Checkpoint, runs: RunStore, sinks: Sequence[SinkOptions], rim: Rim
+        self,
+        coordinator: Coordinator,
+        checkpoint: Checkpoint,
+        runs: RunStore,
+        sinks: Sequence[SinkOptions],
+        rim: Rim,
+        states: StateStore | None = None,
+        keyed: Mapping[int, tuple[str, str]] | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
         self._runs = runs
         self._rim = rim
+        self._states = states
+        self._keyed = keyed or {}
         self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
         self._epoch: OpenEpoch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,7 +149,15 @@ class Conductor:
                 records_in=sum(manifest.records for manifest in manifests),
                 records_out=sum(run.count for run in runs),
             ),
+            states=self._versions(manifests),
         )
+
+    def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
+        """What the tasks of each keyed stage have left, by partition."""
+        return {
+            name: Version(tuple(one.states for one in manifests if one.stage == chain and one.states is not None), kind)
+            for chain, (name, kind) in self._keyed.items()
+        }
 
     async def query_ended(self) -> None:
         """Spark writes no more commits: look the open round up, and tell the sinks."""
@@ -249,6 +268,7 @@ class Conductor:
 
     def _committed(self, record: Round) -> None:
         faults.point("driver:before-ack")
+        self._drop_states(record)
         self._tell(record)
         if self._epoch is not None:
             seconds = time.monotonic() - self._epoch.started
@@ -256,6 +276,13 @@ class Conductor:
         self._epoch = None
         self._idle.set()
         faults.point("driver:idle")
+
+    def _drop_states(self, record: Round) -> None:
+        """Forget the files that this epoch was the last to need."""
+        before = self._coordinator.rounds.get(record.epoch - 1)
+        if before is not None and self._states is not None:
+            needed = {name for version in record.states.values() for name in version.names}
+            self._states.drop({name for version in before.states.values() for name in version.names} - needed)
 
     def _tell(self, record: Round) -> None:
         if self._unacknowledged.full():

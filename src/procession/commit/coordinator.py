@@ -310,6 +310,7 @@ class Coordinator:
             parts=dict(parts),
             positions=ready.positions,
             counters=ready.counters,
+            states=ready.states,
         )
 
     def _abort_all(self, delay_s: float = 0.0) -> list[Action]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from procession.commit.rounds import Round
 from procession.errors import ProcessionError
+from procession.storage.states import Version
 
 # Events: what has happened
 
@@ -40,6 +41,8 @@ class EpochReady:
     last: int = 0
     positions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, Version] = field(default_factory=dict)
+    """The files that hold the states of keyed stages after the epoch."""
 
 
 @dataclass(frozen=True)

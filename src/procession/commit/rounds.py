@@ -15,6 +15,7 @@ from typing import Any
 
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, write_durably
+from procession.storage.states import Version
 
 ROUNDS_KEPT = 100
 """As many as Spark keeps of its own commits."""
@@ -43,16 +44,20 @@ class Round:
     parts: Mapping[str, Part]
     positions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, Version] = field(default_factory=dict)
+    """The version of each keyed stage's states that the epoch commits."""
 
     def to_json(self) -> bytes:
         # The fields in their order, as `asdict` has them, without its copies of everything.
         parts = {sink: part.__dict__ for sink, part in self.parts.items()}
-        return _ENCODER.encode({**self.__dict__, "parts": parts}).encode()
+        states = {stage: version.__dict__ for stage, version in self.states.items()}
+        return _ENCODER.encode({**self.__dict__, "parts": parts, "states": states}).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Round:
         fields: dict[str, Any] = json.loads(data)
         fields["parts"] = {sink: Part(**part) for sink, part in fields["parts"].items()}
+        fields["states"] = {stage: Version.from_json(told) for stage, told in fields.get("states", {}).items()}
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         return cls(**fields)
 
@@ -83,6 +88,16 @@ class Rounds:
                 f" {epoch} cannot be decided",
                 path=str(path),
             ) from error
+
+    def states(self, epoch: int) -> Mapping[str, Version]:
+        """What the epoch has left of the keyed stages' states. Raises StorageError if there is no record of it."""
+        record = self.read(epoch)
+        if record is None:
+            raise StorageError(
+                f"there is no round record of epoch {epoch}, which names the states that the next one begins with",
+                next_step="restore the checkpoint directory from a copy",
+            )
+        return record.states
 
     def read_all(self) -> dict[int, Round]:
         epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())

@@ -18,7 +18,7 @@ import structlog
 
 from procession import faults
 from procession.connectors.pending import Pending
-from procession.errors import ConfigError, StorageError
+from procession.errors import StorageError, UsageError
 from procession.sdk.home import LISTEN, Tell, run_sink
 from procession.sdk.output import Output
 from procession.sdk.txnlog import Transaction
@@ -141,7 +141,7 @@ def run_epochs_sink(
 ) -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
     if not _SUFFIX.fullmatch(suffix) or len(suffix) > SUFFIX_CHARACTERS_MAX:
-        raise ConfigError(
+        raise UsageError(
             f"{suffix!r} cannot end the name of a file.", next_step="Give letters and digits after a dot, such as .csv."
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from procession.connectors.framing import RECORD_BYTES_MAX, Framing, Lines
-from procession.errors import ConfigError, StorageError
+from procession.errors import ConfigError, StorageError, UsageError
 from procession.sdk.batch import Batch, Stream, Streams, stream_id
 from procession.storage.durable import storage_error
 
@@ -53,7 +53,7 @@ class FileSource:
                 raise ConfigError(f"No file is named like {name}.", next_step="Check the pattern, or add --follow.")
             for path in found:
                 if self._paths.setdefault(stream_id_of(path), path) is not path:
-                    raise ConfigError(f"{path} is named twice.", next_step="Name each file once.")
+                    raise UsageError(f"{path} is named twice.", next_step="Name each file once.")
 
     def streams(self) -> Streams:
         found = [Stream(number, str(path)) for number, path in self._paths.items()]

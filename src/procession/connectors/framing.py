@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from procession.errors import ConfigError
+from procession.errors import UsageError
 from procession.sdk.batch import PAYLOAD_BYTES_MAX
 
 RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX
@@ -133,11 +133,11 @@ def parse_framing(text: str) -> Framing:
     if kind == "fixed" and number.isascii() and number.isdigit() and 0 < int(number) <= RECORD_BYTES_MAX:
         return Fixed(int(number))
     if kind == "fixed":
-        raise ConfigError(
+        raise UsageError(
             f"{text!r} says no size of a record.",
             next_step=f"Write fixed:N with N from 1 to {RECORD_BYTES_MAX}, such as fixed:64.",
         )
-    raise ConfigError(f"{text!r} is no framing.", next_step="Choose one of lines, fixed:N, framed.")
+    raise UsageError(f"{text!r} is no framing.", next_step="Choose one of lines, fixed:N, framed.")
 
 
 def _nothing() -> Cut:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.connectors.framing import RECORD_BYTES_MAX
-from procession.errors import ConfigError
+from procession.errors import UsageError
 from procession.sdk.batch import Batch, Stream, stream_id
 
 BATCH_RECORDS_MAX = 8192
@@ -57,7 +57,7 @@ class Recipe:
             ("streams", self.streams, 1, STREAMS_MAX),
         ):
             if not low <= value <= high:
-                raise ConfigError(f"{value} {what} cannot be made.", next_step=f"Give a number from {low} to {high}.")
+                raise UsageError(f"{value} {what} cannot be made.", next_step=f"Give a number from {low} to {high}.")
 
 
 class GeneratorSource:

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from procession.errors import ConfigError
+from procession.errors import UsageError
 from procession.sdk.backlog import Buffer, Spool
 from procession.sdk.batch import Stream
 from procession.sdk.inlet import BYTES_MAX, Inlet
@@ -41,12 +41,12 @@ class Keeping:
 
     def inlet(self, stream: str, medium: str) -> Inlet:
         if self.spool is None and not self.is_best_effort:
-            raise ConfigError(
+            raise UsageError(
                 f"{medium} cannot be read twice: what is on its way when this program dies would be lost.",
                 next_step="Give --spool DIR, to keep records on disk until they are committed; or --best-effort.",
             )
         if self.spool is not None and self.is_best_effort:
-            raise ConfigError(
+            raise UsageError(
                 "--spool loses nothing and --best-effort may.", next_step="Give one of --spool DIR and --best-effort."
             )
         if self.spool is not None:
@@ -57,16 +57,18 @@ class Keeping:
 def run_pushed(inlet: Inlet, medium: Medium, to: str, options: SourceOptions, *, is_json: bool = False) -> bool:
     """Send what a medium brings, until it ends and all is committed (True), or a signal comes first (False).
 
-    Without a spool, the first signal only ends the taking in; the second one gives up what is not committed. What the
-    medium raises is raised when all that came before is committed.
+    Without a spool, the first signal only ends the taking in; the second one, or the end of `stop_wait_s`, gives up
+    what is not committed. What the medium raises is raised when all that came before is committed.
     """
     taking = Taking(inlet, medium)
     try:
         on_stop = None if inlet.is_durable else taking.stop
         is_done = run_source(inlet, to, options, is_json=is_json, on_stop=on_stop, beside=taking.run)
     finally:
-        if inlet.pending_bytes and not inlet.is_durable:
-            log.error("what was taken in and not committed is lost", bytes=inlet.pending_bytes)
+        if inlet.records and not inlet.is_durable:
+            log.error("what was taken in and not committed is lost", records=inlet.records)
+        elif inlet.records:
+            log.info("what is not committed is kept in the spool", records=inlet.records)
         inlet.close()
     if taking.error:
         raise taking.error

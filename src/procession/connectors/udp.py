@@ -20,6 +20,7 @@ import structlog
 from procession.address import Address
 from procession.errors import ConfigError
 from procession.sdk.batch import Batch, Stream
+from procession.sdk.report import Report
 
 BYTES_MAX = 16 * 1024 * 1024
 """Datagrams that wait to be sent."""
@@ -38,6 +39,7 @@ class UdpSource(asyncio.DatagramProtocol):
     def __init__(self, door: socket.socket, stream: str, *, bytes_max: int = BYTES_MAX) -> None:
         self.received = 0
         self.dropped = 0
+        self.sent = 0
         self._door = door
         self._stream = Stream.named(stream, is_ephemeral=True)
         self._bytes_max = bytes_max
@@ -61,8 +63,14 @@ class UdpSource(asyncio.DatagramProtocol):
         self._is_stopped = True
         self._news.set()
 
+    def hear(self, report: Report) -> None:
+        """How many were sent: the client tells."""
+        self.sent = report.ephemeral
+
     def close(self) -> None:
         """Say what became of what came."""
+        if unsent := self.received - self.dropped - self.sent:
+            log.error("! datagrams were taken in and not sent: they are lost", lost=unsent, received=self.received)
         if self.dropped:
             log.warning("! datagrams were dropped, for want of room", dropped=self.dropped, received=self.received)
 

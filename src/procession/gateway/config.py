@@ -21,7 +21,10 @@ class Limits:
     cookie: bytes = field(default=b"", repr=False)
     credits: Literal["fixed", "adaptive"] = "fixed"
     """Whether credits come back as soon as records are appended, or as the pipeline commits."""
-    credits_max: int = 16384
+    credits_max: int = 65536
+    """With fewer, a fast producer of short records waits for credits before it has filled one read."""
+    window_first: int = 16384
+    """What an adaptive window begins with, before it knows how fast the pipeline commits; `credits_max` at most."""
     credits_min: int = 256
     """An adaptive window leaves a session no fewer credits, as long as it leaves any."""
     latency_target_s: float = 1.0

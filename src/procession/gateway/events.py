@@ -65,7 +65,40 @@ class SnapshotWritten:
     snapshot: Snapshot
 
 
-Event = SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRaised | Committed | SnapshotWritten
+@dataclass(frozen=True, slots=True)
+class LeaderFound:
+    """The leader has heard what we hold; it may be asked for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLost:
+    """What the leader was asked or told last, it may have heard or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The stream is ours. The leader knows `committed` as the last committed id of it."""
+
+    stream_id: int
+    committed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relinquished:
+    """The leader has heard that we gave the stream up."""
+
+    stream_id: int
+
+
+OfLeader = LeaderFound | LeaderLost | Granted | Refused | Relinquished
+Event = (
+    SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRaised | Committed | SnapshotWritten | OfLeader
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +136,19 @@ class Trim:
     before_sequence: int
 
 
-Action = Send | Close | Append | WriteSnapshot | Trim
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the leader for this stream; `Granted`, `Refused` or `LeaderLost` follows."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relinquish:
+    """Tell the leader that all we took of this stream is committed; `Relinquished` or `LeaderLost` follows."""
+
+    stream_id: int
+    committed: int | None
+
+
+Action = Send | Close | Append | WriteSnapshot | Trim | Ask | Relinquish

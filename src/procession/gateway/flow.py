@@ -35,9 +35,8 @@ class Flow:
         self._unappended: deque[Unappended] = deque()
         self.window: Window | None = None
         if limits.credits == "adaptive":
-            self.window = Window(
-                Bounds(limits.latency_target_s, limits.credits_max, limits.credits_min, limits.backlog_max)
-            )
+            first = min(limits.window_first, limits.credits_max)
+            self.window = Window(Bounds(limits.latency_target_s, first, limits.credits_min, limits.backlog_max))
 
     @property
     def buffered(self) -> int:

@@ -110,11 +110,13 @@ class Registry:
     def get_or_add(self, stream_id: int) -> Stream:
         return self._streams.setdefault(stream_id, Stream(stream_id))
 
-    def leave(self, session: int) -> None:
-        """A session is gone: its streams are free, but for those whose end waits for a commit."""
-        for stream in [stream for stream in self if stream.session == session]:
+    def leave(self, session: int) -> list[int]:
+        """A session is gone: its streams are free, but for those whose end waits for a commit. Gives their ids."""
+        left = [stream for stream in self if stream.session == session]
+        for stream in left:
             stream.session = None
             self._forget_unused(stream)
+        return [stream.stream_id for stream in left]
 
     def positions(self, changes: Mapping[int, int]) -> dict[int, Position]:
         """What a snapshot says once `changes` are committed."""

@@ -14,16 +14,24 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import FencedError, RemoteProtocolError, StorageError
+from procession.gateway.claims import Claims, Verdict
 from procession.gateway.config import Limits
 from procession.gateway.events import (
     Action,
     Append,
     Appended,
+    Ask,
     Close,
     Committed,
     Event,
     FenceRaised,
+    Granted,
+    LeaderFound,
+    LeaderLost,
     Received,
+    Refused,
+    Relinquish,
+    Relinquished,
     Send,
     SessionClosed,
     SessionOpened,
@@ -36,7 +44,7 @@ from procession.gateway.flow import Flow, Unappended
 from procession.gateway.fresh import fresh
 from procession.gateway.groups import Groups
 from procession.gateway.registry import Registry
-from procession.gateway.rows import batch_of, eos_row, read_tail, record_rows
+from procession.gateway.rows import batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.sessions import Session
 from procession.gateway.snapshot import Snapshot
 from procession.wire import connection, draft, v3
@@ -65,11 +73,17 @@ class GatewayState:
         tail: Iterable[pa.RecordBatch] = (),
         next_sequence: int = 0,
         lag_bytes: int = 0,
+        *,
+        is_leading: bool | None = None,
     ) -> None:
+        """`is_leading` says whether the leader of several gateways is this one; None: there are no others to ask."""
         self.limits = limits
         self.snapshot = snapshot or Snapshot()
         found = read_tail(self.snapshot.end_sequence, tail)
         self.registry = Registry(self.snapshot.streams, found)
+        self.claims: Claims | None = None
+        if is_leading is not None:
+            self.claims = Claims({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
         self.next_sequence = next_sequence
         self.groups_end = found.groups_end
         """Beyond it there are no rows of a group, which an epoch must not cut."""
@@ -92,9 +106,7 @@ class GatewayState:
             case SessionOpened(session):
                 return self._opened(session)
             case SessionClosed(session):
-                self.sessions.pop(session, None)
-                self.registry.leave(session)
-                return []
+                return self._left(session)
             case Ticked():
                 return self._ticked()
             case FenceRaised(fence):
@@ -103,6 +115,12 @@ class GatewayState:
                 return self._committed(event)
             case SnapshotWritten(snapshot):
                 return self._snapshot_written(snapshot)
+            case Granted(stream_id, committed):
+                return self._granted(stream_id, committed)
+            case Refused(stream_id):
+                return self._refused(stream_id)
+            case Relinquished() | LeaderFound() | LeaderLost():
+                return self._told_by_leader(event)
 
     # Sessions
 
@@ -113,6 +131,15 @@ class GatewayState:
             silent = (number for number, one in self.sessions.items() if not one.is_streaming)
             return self._close(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
+
+    def _left(self, session: int) -> list[Action]:
+        self.sessions.pop(session, None)
+        left = self.registry.leave(session)
+        if self.claims is None:
+            return []
+        self.claims.leave(session)
+        self.claims.close(left, self.next_sequence)
+        return self._relinquish()
 
     def _received(self, session: int, what: connection.Event) -> list[Action]:
         if session not in self.sessions:
@@ -148,6 +175,8 @@ class GatewayState:
         asked_for = draft.VERSIONS.get(hello.version)
         if asked_for is None and hello.version not in v3.VERSIONS:
             raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
+        if asked_for is not None and self.claims is not None and not self.claims.is_leading:
+            raise RemoteProtocolError("the draft is spoken by the first gateway of several only")
         for extension in asked_for or ():
             if extension not in self.limits.extensions:
                 raise RemoteProtocolError(f"the draft's extension {extension.value!r} is not allowed here")
@@ -167,22 +196,36 @@ class GatewayState:
     # Streams
 
     def _notify(self, session: int, notify: Notify) -> list[Action]:
-        if notify.stream_id not in self.registry and len(self.registry) >= self.limits.streams_max:
+        is_known, claims = notify.stream_id in self.registry, self.claims
+        if (
+            not is_known
+            and len(self.registry) + (claims.asking if claims is not None else 0) >= self.limits.streams_max
+        ):
             raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
+        stream = self.registry[notify.stream_id] if is_known else None
+        is_draft = self.sessions[session].groups is not None
+        # In the draft, whoever ended a stream may go on with it: nobody else can have taken it meanwhile.
+        if stream is not None and not stream.is_free and not (is_draft and stream.session == session):
+            return [*self._refuse(session, notify), *self._give_back(session, 1)]
+        verdict = claims.notify(session, notify) if claims is not None else Verdict.OURS
+        if verdict is Verdict.ASK:
+            return [Ask(notify.stream_id), *self._give_back(session, 1)]
+        answer = self._open if verdict is Verdict.OURS else self._refuse
+        return [*answer(session, notify), *self._give_back(session, 1)]
+
+    def _open(self, session: int, notify: Notify) -> list[Action]:
         stream = self.registry.get_or_add(notify.stream_id)
+        stream.open(session, notify.stream_name)
         groups = self.sessions[session].groups
-        if groups is not None:
-            # No ACK can refuse it. Whoever ended a stream may go on with it: nobody else can have taken it meanwhile.
-            if not stream.is_free and stream.session != session:
-                raise RemoteProtocolError(f"{draft.IN_USE}: {notify.stream_id}")
-            stream.open(session, notify.stream_name)
-            groups.open(notify.stream_id)
-            return self._give_back(session, 1)
-        answer = NotifyAck(False, notify.stream_id, notify.point_of_reference)
-        if stream.is_free:
-            stream.open(session, notify.stream_name)
-            answer = NotifyAck(True, notify.stream_id, stream.point_of_reference)
-        return [Send(session, answer), *self._give_back(session, 1)]
+        if groups is None:
+            return [Send(session, NotifyAck(True, notify.stream_id, stream.point_of_reference))]
+        groups.open(notify.stream_id)
+        return []
+
+    def _refuse(self, session: int, notify: Notify) -> list[Action]:
+        if self.sessions[session].groups is None:
+            return [Send(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
+        return self._close(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
     def _messages(self, session: int, messages: Messages) -> list[Action]:
         """The hot path: no step is taken per record. If one of them is an error, those before it count."""
@@ -201,7 +244,16 @@ class GatewayState:
     def _ended(self, session: int, stream_id: int) -> list[Action]:
         stream = self.registry[stream_id]
         stream.eos_sequence = self.next_sequence
-        return self._append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
+        actions = self._append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
+        self._closing([stream_id])
+        return actions
+
+    def _closing(self, stream_ids: Iterable[int]) -> None:
+        """Of these streams, those that have ended are closing."""
+        if self.claims is not None:
+            known = [self.registry[one] for one in stream_ids if one in self.registry]
+            ended = [stream.stream_id for stream in known if stream.eos_sequence is not None]
+            self.claims.close(ended, self.next_sequence)
 
     def _drafted(self, session: int, run: DraftMessages) -> list[Action]:
         """Messages of the draft, one by one. If one of them is an error, those before it count."""
@@ -214,14 +266,52 @@ class GatewayState:
         self.groups_end = max(self.groups_end, taken.groups_end)
         rows, frames = taken.rows, len(run)
         actions = self._append(session, batch_of(rows), frames) if rows else self._give_back(session, frames)
+        self._closing({message.stream_id for message in run.messages})
         return actions if taken.error is None else [*actions, *self._close(session, taken.error)]
+
+    # The leader of several gateways
+
+    def _granted(self, stream_id: int, committed: int | None) -> list[Action]:
+        assert self.claims is not None, "only who has a leader is answered"
+        asked = self.claims.answered(stream_id, is_granted=True)
+        if asked is None:
+            return self._relinquish()  # its session is gone
+        session, notify = asked
+        if committed is not None:
+            self.registry.get_or_add(stream_id).commit(committed)
+        return self._open(session, notify)
+
+    def _refused(self, stream_id: int) -> list[Action]:
+        assert self.claims is not None, "only who has a leader is answered"
+        asked = self.claims.answered(stream_id, is_granted=False)
+        return self._refuse(*asked) if asked is not None else []
+
+    def _told_by_leader(self, event: LeaderFound | LeaderLost | Relinquished) -> list[Action]:
+        assert self.claims is not None, "only who has a leader hears of it"
+        match event:
+            case Relinquished(stream_id):
+                self.claims.relinquished(stream_id)
+                return []
+            case LeaderFound():
+                self.claims.has_leader = True
+                return self._relinquish()
+            case LeaderLost():
+                return [action for asked in self.claims.lose_leader() for action in self._refuse(*asked)]
+
+    def _relinquish(self) -> list[Action]:
+        """Give up the streams that nobody sends on, if all that came of them is committed."""
+        if self.claims is None:
+            return []
+        settled = self.claims.settle(self.snapshot.end_sequence)
+        known = {one: self.registry[one].committed for one in settled if one in self.registry}
+        return [Relinquish(stream_id, known.get(stream_id)) for stream_id in settled]
 
     # The log, and credits
 
     def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[Action]:
         first = self.next_sequence
         self.next_sequence += batch.num_rows
-        size_bytes = batch.nbytes
+        size_bytes = size_of(batch)
         self.flow.receive(self.now, Unappended(self.next_sequence, size_bytes, session, frames))
         return [Append(first, batch, size_bytes)]
 
@@ -307,4 +397,4 @@ class GatewayState:
         actions: list[Action] = []
         for session, positions in news.items():
             actions += self._ack(session, positions)
-        return [*actions, Trim(snapshot.end_sequence)]
+        return [*actions, Trim(snapshot.end_sequence), *self._relinquish()]

@@ -90,8 +90,9 @@ def _rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
     """How many rows, from the first on, have a key that is not above this one."""
     low, high = 0, len(keys[0])
     for column, value in zip(keys, bound, strict=True):
-        found = low + np.searchsorted(column[low:high], [value, value + 1])
-        low, high = int(found[0]), int(found[1])
+        # Not by `value + 1`: a number may be the greatest that there is.
+        stretch, bound_here = column[low:high], np.int64(value)
+        low, high = low + int(stretch.searchsorted(bound_here)), low + int(stretch.searchsorted(bound_here, "right"))
     return high
 
 

@@ -2,7 +2,7 @@
 
 The one rule: a command here parses and prints; what it does lives in the module that it calls, imported only when it is
 called, because the command starts hundreds of times an hour in a crash run. An error is one sentence, a next step and a
-status: 1 (the run was not clean), 2 (the command was not understood), 3 (somebody must act before it can work).
+status (`ops/status`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from procession.errors import ProcessionError
+from procession.ops.cli_bench import bench_app
 from procession.ops.cli_chaos import chaos
 from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
@@ -27,7 +28,8 @@ from procession.ops.cli_sources import CookieFile, source_app
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
-from procession.ops.supervise import EXIT_FATAL, PartFailed
+from procession.ops.status import Status, status_of
+from procession.ops.supervise import PartFailed
 
 app = typer.Typer(
     help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
@@ -38,6 +40,7 @@ app = typer.Typer(
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
+app.add_typer(bench_app, name="bench")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
@@ -57,7 +60,7 @@ LagBytes = Annotated[
     int | None,
     typer.Option(show_default="1073741824", help="Producers wait while more bytes than this are not committed."),
 ]
-Credits = Annotated[int | None, typer.Option(show_default="16384", help="Frames a producer may send ahead.")]
+Credits = Annotated[int | None, typer.Option(show_default="65536", help="Frames a producer may send ahead.")]
 CreditsKind = Annotated[
     Literal["fixed", "adaptive"] | None,
     typer.Option(
@@ -67,6 +70,9 @@ CreditsKind = Annotated[
 LatencyTarget = Annotated[
     float | None,
     typer.Option(show_default="1.0", help="With adaptive credits: seconds that a record should wait for its commit."),
+]
+StateKeys = Annotated[
+    int | None, typer.Option(show_default="1000000", help="Keys whose states a task holds in memory; others are read.")
 ]
 Runs = Annotated[
     Path | None,
@@ -120,7 +126,7 @@ def demo(
     if figures["outcome"] != "clean":
         if not as_json:
             print(f"verdict: {figures['outcome']}")
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @app.command()
@@ -145,6 +151,7 @@ def run(
     credits_max: Credits = None,
     credits_kind: CreditsKind = None,
     latency_target_s: LatencyTarget = None,
+    state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
     spare_driver: SpareDriver = None,
@@ -163,6 +170,7 @@ def run(
         credits_max=credits_max,
         credits=credits_kind,
         latency_target_s=latency_target_s,
+        state_keys_max=state_keys_max,
         runs=runs,
         master=master,
         spare_driver=spare_driver,
@@ -175,7 +183,7 @@ def run(
         epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
         print(f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}")
     if inputs and not figures["is_done"]:
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @app.command()
@@ -261,6 +269,7 @@ def driver(
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
     answer_timeout_s: AnswerTimeout = None,
+    state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
     cookie_file: CookieFile = None,
@@ -281,6 +290,7 @@ def driver(
         epoch_records_max=epoch_records_max,
         epoch_bytes_max=epoch_bytes_max,
         answer_timeout_s=answer_timeout_s,
+        state_keys_max=state_keys_max,
         runs=runs,
         master=master,
         cookie_file=cookie_file,
@@ -299,6 +309,7 @@ def driver(
         epoch_records_max=settings.epoch_records_max,
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,
+        state_keys_max=settings.state_keys_max,
         runs=settings.runs,
         master=settings.master,
         cookie=settings.cookie,
@@ -350,13 +361,13 @@ def main() -> NoReturn:
         app()
     except ProcessionError as error:
         _tell(error)
-        sys.exit(EXIT_FATAL if error.next_step or isinstance(error, PartFailed) else 1)
+        sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
     except BrokenPipeError:
-        sys.exit(1)
+        sys.exit(Status.UNCLEAN)
     except Exception:  # ours or a library's: the whole trace, for whoever looks after it
         traceback.print_exc()
-        sys.exit(1)
-    sys.exit(0)
+        sys.exit(Status.UNCLEAN)
+    sys.exit(Status.DONE)
 
 
 def _tell(error: ProcessionError) -> None:

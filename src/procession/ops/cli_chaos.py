@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
+from procession.ops.status import Status
 
 if TYPE_CHECKING:
     from procession.chaos.scenario import Run
@@ -61,7 +62,7 @@ def chaos(
         print(json.dumps(told) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in told.items()))
         return
     if unknown := [name for name in scenario or [] if name not in BY_NAME]:
-        raise ConfigError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
+        raise UsageError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
     chosen = secrets.randbelow(10_000) if seed is None else seed
     recorded = None
     if replay is not None:
@@ -89,7 +90,7 @@ def chaos(
     if not as_json:
         print(f"again: procession chaos --replay {place / SCHEDULE}; the report: {place / REPORT}")
     if chronicle.outcome != "clean":
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)
 
 
 def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]:

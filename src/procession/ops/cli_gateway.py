@@ -19,7 +19,7 @@ def gateway(
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
     control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
     lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
-    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 16_384,
+    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 65_536,
     credits_kind: Annotated[
         Literal["fixed", "adaptive"],
         typer.Option("--credits", help="Give them back as records are appended, or as they are committed."),

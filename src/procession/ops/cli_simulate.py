@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
+from procession.ops.status import Status
 
 
 def simulate(
@@ -41,4 +41,4 @@ def simulate(
         )
     print(json.dumps(report.as_dict()) if as_json else "\n".join(report.lines()), flush=True)
     if report.verdict != "clean":
-        raise typer.Exit(INTERRUPTED if report.is_stopped and report.failure is None else 1)
+        raise typer.Exit(Status.INTERRUPTED if report.is_stopped and report.failure is None else Status.UNCLEAN)

@@ -14,6 +14,7 @@ import typer
 
 from procession.ops.cli_sources import CookieFile
 from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey
+from procession.ops.status import Status
 
 sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
 
@@ -128,23 +129,30 @@ def sink_stdout(
 @sink_app.command("check")
 def sink_check(
     command: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="COMMAND...", help="The sink's command after --, with {dir} and {listen} in it."),
-    ],
+    ] = None,
     visible: Annotated[
         str | None,
         typer.Option(help="A command, with {dir} and {instance} in it, that prints what a reader of the output sees."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only the cases that have this text in their names (repeatable).")
+        list[str] | None,
+        typer.Option(metavar="CASE", help="Only the case of this name, or those with it in theirs (repeatable)."),
     ] = None,
+    is_listing: Annotated[bool, typer.Option("--list", help="Print the cases and their short names, and end.")] = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", show_default="a temporary directory", help="Work here and keep everything.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Put a sink to the test: rounds, gaps, two workers, a crash at each step. Status 0 if it keeps all promises."""
-    from procession.ops.sinkcheck import check_sink
+    from procession.ops.sinkcheck import check_sink, list_cases
 
+    if is_listing:
+        list_cases(as_json=as_json)
+        return
+    if not command:
+        raise typer.BadParameter("give the sink's command, after --", param_hint="COMMAND...")
     if not check_sink(command, visible, only or (), directory, as_json=as_json):
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)

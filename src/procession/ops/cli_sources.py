@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.ops.status import Status
 
 if TYPE_CHECKING:
     from procession.sdk.options import SourceOptions
@@ -24,6 +25,10 @@ Stamp = Annotated[bool, typer.Option("--stamp", help="Event time is the time of 
 Acks = Annotated[Path | None, typer.Option(help="Note down in this file what is acknowledged, and when.")]
 Patience = Annotated[
     float | None, typer.Option(show_default="for ever", help="Give up when no gateway is there for so many seconds.")
+]
+StopWait = Annotated[
+    float,
+    typer.Option(min=0, help="After the first signal, wait so many seconds for what was taken in; inf is for ever."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Tell progress and the end of it as JSON objects, one a line.")]
 FramingName = Annotated[
@@ -43,6 +48,7 @@ KeptBytes = Annotated[
 ]
 
 GATEWAY = "127.0.0.1:7100"
+STOP_WAIT_S = 30.0
 
 
 def _options(
@@ -54,7 +60,7 @@ def _options(
     rate: float | None,
     stamp: bool,
     acks: Path | None,
-    patience_s: float | None,
+    waits: tuple[float | None, float],
 ) -> SourceOptions:
     from procession.ops.cookie import read_cookie
     from procession.sdk.options import SourceOptions
@@ -68,7 +74,8 @@ def _options(
         rate=rate,
         is_stamping=stamp,
         acks=acks,
-        patience_s=patience_s,
+        patience_s=waits[0],
+        stop_wait_s=waits[1],
     )
 
 
@@ -108,13 +115,12 @@ def source_file(
 
     source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s)
     tls = tls_ca, tls_cert, tls_key, tls_name
-    options = _options(
-        "file", Path(paths[0]).name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s
-    )
+    waits = patience_s, STOP_WAIT_S
+    options = _options("file", Path(paths[0]).name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
     if not run_source(source, to, options, is_json=as_json):
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @source_app.command("stdin")
@@ -129,6 +135,7 @@ def source_stdin(
     stamp: Stamp = False,
     acks: Acks = None,
     patience_s: Patience = None,
+    stop_wait_s: StopWait = STOP_WAIT_S,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -148,10 +155,11 @@ def source_stdin(
 
     shape = parse_framing(framing)
     tls = tls_ca, tls_cert, tls_key, tls_name
-    options = _options("stdin", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    waits = patience_s, stop_wait_s
+    options = _options("stdin", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "Standard input")
     if not run_pushed(inlet, lambda into: take_in(into, 0, shape), to, options, is_json=as_json):
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @source_app.command("tcp-lines")
@@ -168,6 +176,7 @@ def source_tcp_lines(
     stamp: Stamp = False,
     acks: Acks = None,
     patience_s: Patience = None,
+    stop_wait_s: StopWait = STOP_WAIT_S,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -185,12 +194,13 @@ def source_tcp_lines(
     from procession.connectors.tcp_lines import Door
 
     tls = tls_ca, tls_cert, tls_key, tls_name
-    options = _options("tcp-lines", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    waits = patience_s, stop_wait_s
+    options = _options("tcp-lines", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "A TCP connection")
     with listening_socket(parse_address(listen)) as listener:
         door = Door(listener, line_bytes_max, connections_max)
         if not run_pushed(inlet, door.take_in, to, options, is_json=as_json):
-            raise typer.Exit(1)
+            raise typer.Exit(Status.UNCLEAN)
 
 
 @source_app.command("udp")
@@ -202,6 +212,7 @@ def source_udp(
     rate: Rate = None,
     stamp: Stamp = False,
     patience_s: Patience = None,
+    stop_wait_s: StopWait = STOP_WAIT_S,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -221,12 +232,13 @@ def source_udp(
     from procession.sdk.program import run_source
 
     tls = tls_ca, tls_cert, tls_key, tls_name
-    options = _options("udp", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=None, patience_s=patience_s)
-    options = replace(options, dialect="draft")
+    waits = patience_s, stop_wait_s
+    options = _options("udp", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=None, waits=waits)
     source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
+    options = replace(options, dialect="draft", report=source.hear)
     try:
         if not run_source(source, to, options, is_json=as_json, on_stop=source.stop, beside=source.listen):
-            raise typer.Exit(1)
+            raise typer.Exit(Status.UNCLEAN)
     finally:
         source.close()
 
@@ -273,6 +285,7 @@ def source_generator(
                 sys.stdout.buffer.write(b"\n".join([*batch.payloads.to_pylist(), b""]))
         return
     tls = tls_ca, tls_cert, tls_key, tls_name
-    options = _options("generator", name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, patience_s=patience_s)
+    waits = patience_s, STOP_WAIT_S
+    options = _options("generator", name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     if not run_source(source, to, options, is_json=as_json):
-        raise typer.Exit(1)
+        raise typer.Exit(Status.UNCLEAN)

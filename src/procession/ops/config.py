@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     epoch_bytes_max: int = Field(64 * MIB, ge=1, description="so many bytes make an epoch at most")
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
-    credits_max: int = Field(16_384, ge=2, description="so many frames a producer may send ahead")
+    credits_max: int = Field(65_536, ge=2, description="so many frames a producer may send ahead")
     credits: Literal["fixed", "adaptive"] = Field(
         "fixed", description="whether producers get credits back as records are appended, or as they are committed"
     )
@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     )
     draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
     draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
+    state_keys_max: int = Field(
+        1_000_000, ge=1, description="so many keys' states a task holds in memory; the others are read when touched"
+    )
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
     spare_driver: bool = Field(False, description="a second driver waits, with Spark started, to take over")

@@ -30,9 +30,11 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
+from procession.plan.continuity import check_continued, keyed_stages
 from procession.plan.graph import Graph
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
+from procession.storage.states import KEYS_MAX, StateStore
 from procession.tls import ClientTls
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class DriverConfig:
     epoch_records_max: int = 250_000
     epoch_bytes_max: int = 64 * 1024 * 1024
     answer_timeout_s: float = 30.0
+    state_keys_max: int = KEYS_MAX
     runs: Path | None = None
     master: str | None = None
     cookie: bytes = field(default=b"", repr=False)
@@ -129,6 +132,7 @@ class Driver:
         runs_root = (config.runs or config.directory / "runs") / checkpoint.id
         RunStore(runs_root).clear()
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
+        self._states = StateStore(config.directory / "state" / checkpoint.id)
         self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
@@ -154,6 +158,8 @@ class Driver:
 
     def _conduct(self) -> Conductor:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
+        rounds, keyed = checkpoint.rounds.read_all(), keyed_stages(self._app.plan)
+        self._continue_states(rounds.get(checkpoint.log.committed))
         coordinator = coordinator_for(
             graph.policy,
             graph.idempotent,
@@ -162,18 +168,28 @@ class Driver:
             fence=checkpoint.fence,
             fingerprint=graph.fingerprint(),
             sinks=[sink.name for sink in graph.sinks],
-            rounds=checkpoint.rounds.read_all(),
+            rounds=rounds,
             committed=checkpoint.log.committed,
         )
         rim = Rim(acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed)
 
         async def make() -> Conductor:
-            conductor = Conductor(coordinator, checkpoint, self._runs, sink_options(graph, config), rim)
+            sinks = sink_options(graph, config)
+            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed)
             conductor.start()
             return conductor
 
         conductor: Conductor = self._ask(make()).result()
         return conductor
+
+    def _continue_states(self, last: Round | None) -> None:
+        """Go on with the states that the last epoch committed. Raises PlanError if they are not the program's."""
+        kept = {} if last is None else last.states
+        if last is not None:
+            check_continued(self._app.plan, {name: version.kind for name, version in kept.items()})
+        if keyed_stages(self._app.plan):
+            self._states.make()
+            self._states.sweep(kept.values(), self._checkpoint.fence)
 
     def _wait_for_gateway(self) -> None:
         """Fence the gateway: an earlier driver's acknowledgements count no more."""
@@ -190,6 +206,7 @@ class Driver:
     def _run_query(self, conductor: Conductor) -> None:
         # Imported late, so that the sinks are settled while Python still reads Spark's modules.
         from procession.spark.chains import Task
+        from procession.spark.keeping import Keeping
         from procession.spark.query import ship_by_value, start_query
 
         config = self._config
@@ -212,7 +229,14 @@ class Driver:
         if self._goes_on:
             query = start_query(
                 spark,
-                Task(self._app.plan, config.log_directory, self._runs.directory),
+                Task(
+                    self._app.plan,
+                    config.log_directory,
+                    self._runs.directory,
+                    Keeping(
+                        self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
+                    ),
+                ),
                 GatewayFeed(
                     config.gateway,
                     config.cookie,

@@ -13,9 +13,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
 from procession.sdk.conformance import CASES, Case, Conformance, Finding, Outcome
 from procession.sdk.trial import Trial, Visible
 
@@ -31,12 +32,10 @@ def check_sink(
     as_json: bool = False,
 ) -> bool:
     """True if nothing was broken."""
-    cases = [case for case in CASES if not only or any(text in case.name for text in only)]
-    if not cases:
-        raise ConfigError("No case has that in its name.", next_step="Leave out --only to see the names of all.")
+    cases = chosen_cases(only)
     for word in ("{dir}", "{listen}"):
         if not any(word in part for part in command):
-            raise ConfigError(
+            raise UsageError(
                 f"The sink's command has no {word}.", next_step=f"Write {word} where the sink takes it from."
             )
     with _place(directory) as place, Trial(command, place, visible_by(visible) if visible else None) as trial:
@@ -50,6 +49,30 @@ def check_sink(
         kept = len(findings) - len(broken) - missed
         print(f"{kept} kept, {len(broken)} broken, {missed} not reached" + _unseen(visible))
     return not broken
+
+
+def list_cases(*, as_json: bool = False) -> None:
+    """Print what `--only` chooses from."""
+    if as_json:
+        print(json.dumps([{"short": case.short, "case": case.name} for case in CASES]))
+        return
+    width = max(len(case.short) for case in CASES)
+    for case in CASES:
+        print(f"{case.short:<{width}}  {case.name}")
+
+
+def chosen_cases(only: Sequence[str]) -> list[Case]:
+    """The cases that are called for: each by its short name, or by a part of either name. All, if none is."""
+    chosen = set(CASES) if not only else set()
+    for text in only:
+        found = [case for case in CASES if case.short == text]
+        found = found or [case for case in CASES if text and (text in case.short or text in case.name)]
+        if not found:
+            near = get_close_matches(text, [case.short for case in CASES], n=3, cutoff=0.4)
+            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise UsageError(f"No case is called {text!r}.", next_step=f"{hint}--list shows them all.")
+        chosen.update(found)
+    return [case for case in CASES if case in chosen]
 
 
 def _unseen(visible: str | None) -> str:

@@ -25,8 +25,8 @@ from procession.errors import ProcessionError
 from procession.ops import sweep
 from procession.ops.part import Child, Part, State
 from procession.ops.restarts import RestartPolicy
+from procession.ops.status import HOPELESS
 
-EXIT_FATAL = 3  # a part's status that says: starting me again will not help; somebody must act on my last words
 READY_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -201,7 +201,7 @@ class Supervisor:
         """A child has ended by itself: clear up after it, then decide what becomes of its part."""
         child.clear()
         child.state = State.ENDED
-        if status == EXIT_FATAL:
+        if status in HOPELESS:
             raise self._failure(child, child.log.last_words() or "It ended with a fatal error and said nothing.")
         if status != 0:
             self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)

@@ -22,7 +22,7 @@ from procession.chaos.shelf import disk_shelves
 from procession.chaos.verdict import KINDS, Outcome, Verdict, worst
 from procession.chaos.verifier import Bounds, compare
 from procession.connectors.file import stream_id_of
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
 from procession.ops.decisions import DecisionReader
 from procession.ops.stored import Ranges, is_stored, read_ranges, stored
 from procession.sdk.acklog import acknowledged
@@ -51,11 +51,11 @@ class Question:
     def check(self) -> None:
         """A ConfigError if there is nothing to compare."""
         if not self.inputs:
-            raise ConfigError("No input was named.", next_step="name the input files")
+            raise UsageError("No input was named.", next_step="name the input files")
         for path in self.inputs:
             _must_be_readable(path)
         if self.order is Order.KEY and self.key_of is None:
-            raise ConfigError("Order 'key' needs a key.", next_step="say with --key-field which field of a line it is")
+            raise UsageError("Order 'key' needs a key.", next_step="say with --key-field which field of a line it is")
 
     def logs(self) -> list[Path]:
         """The transaction logs of the instances that are asked about."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from procession.plan.graph import Graph, Node, Order
+from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.strategies import Strategy
+
+BY_RECORD = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.PEEK})
+"""The stages whose function is called with one record."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Plan:
         return 1 + max(chain.level for chain in self.chains)
 
     @property
+    def are_letters_merged(self) -> bool:
+        """Whether dead letters come from several levels, and in an order: they are then merged by their keys."""
+        return self.levels > 1 and self.graph.letters_order is not Order.NONE
+
+    @property
     def tasks_max(self) -> int:
         """The tasks of the widest chain: so many can be at work at a time."""
         return max(chain.tasks for chain in self.chains)
@@ -93,3 +101,15 @@ class Plan:
     def fed_by(self, exchange: int) -> tuple[PlannedChain, ...]:
         """The chains that write to this exchange."""
         return tuple(chain for chain in self.chains if exchange in chain.feeds)
+
+    def steps(self, number: int) -> list[list[int]]:
+        """The stages of a chain; those with a function of one record that stand in a row, in one step."""
+        steps: list[list[int]] = []
+        for index in self.chains[number].stages:
+            before = steps[-1][-1] if steps else index
+            is_in_row = self.node(index).parents == (before,) and self.graph.children(before) == (index,)
+            if is_in_row and {self.node(before).kind, self.node(index).kind} <= BY_RECORD:
+                steps[-1].append(index)
+            else:
+                steps.append([index])
+        return steps

@@ -8,7 +8,7 @@ keeps a run for each bucket.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,3 +57,13 @@ def as_key(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"the key is a {type(value).__name__}: give str, bytes or int")
+
+
+def keyed(function: Callable[[Any], Any]) -> Callable[[Any], bytes]:
+    """A user's function that gives a key, as one that gives bytes."""
+    return lambda value: as_key(function(value))
+
+
+def listed(function: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """A function's results as a list, whatever it gives them as."""
+    return lambda value: list(function(value))

@@ -39,13 +39,18 @@ def pack(values: pa.Array | list[Any]) -> tuple[pa.Array, Forms]:
     return pa.array([data for data, _ in pairs], pa.binary()), np.array([form for _, form in pairs], np.uint8)
 
 
+def as_column(values: list[Any]) -> pa.Array | list[Any]:
+    """Values that are all bytes, and nothing but bytes, as a column; others as they are."""
+    return pa.array(values, pa.binary()) if set(map(type, values)) == {bytes} else values
+
+
 def packed_value(value: Any) -> tuple[bytes, int]:
     """One value. Raises TypeError if it could not be given back as it is."""
     if type(value) is bytes:
         return value, BYTES
     if type(value) is str:
         return value.encode(), TEXT
-    return _pack(value), VALUE
+    return packed(value), VALUE
 
 
 def unpack(payload: pa.Array, forms: Forms) -> pa.Array | list[Any]:
@@ -55,14 +60,15 @@ def unpack(payload: pa.Array, forms: Forms) -> pa.Array | list[Any]:
     return [READ[form](data) for data, form in zip(payload.to_pylist(), forms.tolist(), strict=True)]
 
 
-def _pack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, default=_extended, strict_types=True)
-    return packed
+def packed(value: Any) -> bytes:
+    """One value, whatever it is, as `READ[VALUE]` reads it. Raises TypeError if it could not be given back as it is."""
+    data: bytes = msgpack.packb(value, default=_extended, strict_types=True)
+    return data
 
 
 def _extended(value: Any) -> msgpack.ExtType:
     if type(value) is tuple:
-        return msgpack.ExtType(_TUPLE, _pack(list(value)))
+        return msgpack.ExtType(_TUPLE, packed(list(value)))
     if type(value) is int:
         return msgpack.ExtType(_LARGE_INT, str(value).encode())
     if isinstance(value, pa.Table):
@@ -70,7 +76,8 @@ def _extended(value: Any) -> msgpack.ExtType:
     if isinstance(value, pa.RecordBatch):
         return msgpack.ExtType(_BATCH, to_arrow(value))
     raise TypeError(
-        f"a {type(value).__name__} cannot go over an exchange: give bytes, text, numbers, lists, tuples, dicts or Arrow"
+        f"a {type(value).__name__} cannot go over an exchange, nor into a state: give bytes, text, numbers, lists,"
+        " tuples, dicts or Arrow"
     )
 
 

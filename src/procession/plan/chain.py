@@ -8,8 +8,10 @@ the user's functions are all that it calls, and what waits for the asynchronous 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain as flatten
 from itertools import compress, islice
 from typing import Any
@@ -19,19 +21,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.plan.answer import read_answer
-from procession.plan.blueprint import Plan
-from procession.plan.buckets import as_key, dealt, parted
-from procession.plan.carriage import Forms, pack, packed_value, unpack
+from procession.plan.blueprint import BY_RECORD, Plan
+from procession.plan.buckets import keyed, listed
+from procession.plan.carriage import Forms, as_column, pack, packed_value, unpack
 from procession.plan.codecs import DECODE, ENCODE
-from procession.plan.flow import Flow, Numbers, joined, ordinals
+from procession.plan.dealing import deal_out
+from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
 from procession.plan.graph import Codec, Framing, Kind, Node
+from procession.plan.keyed import NO_STATES, States, run_keyed
 from procession.plan.letters import Letters
-from procession.plan.rows import Output, Rows, batch_of
-from procession.plan.strategies import Way, way_of
+from procession.plan.rows import TIME, Output, Rows, batch_of
+from procession.plan.stateful import Gives, Stateful
+from procession.plan.strategies import TABLE, Way, key_of, numbers_behind, way_of
+from procession.plan.timed import Reached, timed_flow
+from procession.plan.windows import nanoseconds
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
 """How many records a chain holds as Python objects at a time."""
+
+BLOCK_RECORDS = 4096
+"""So many records at a time go through stages with functions of one record: what one makes of them is still in the
+processor's cache when the next one takes it."""
 
 HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.REBALANCE})
 
@@ -52,7 +63,7 @@ class Chain:
     """One chain of a plan as a function: `run(rows)` gives what each sink and each exchange is to get of them.
 
     `find(sequence)` looks a record up that an error must name, where the chain has not the records themselves; `turn`
-    is the bucket that the first rows of an even exchange go to."""
+    is the bucket that the first rows of an even exchange go to; `states` are what a keyed stage works on."""
 
     def __init__(
         self,
@@ -62,11 +73,13 @@ class Chain:
         find: Callable[[int], dict[str, Any]],
         await_all: AwaitAll | None = None,
         turn: int = 0,
+        states: States = NO_STATES,
     ) -> None:
         self.plan = plan
         self.planned = plan.chains[number]
         self.find = find
         self.await_all = await_all
+        self.states = states
         graph = plan.graph
         self.branches = {
             (before, after): branch
@@ -74,10 +87,13 @@ class Chain:
             for branch, after in enumerate(graph.children(before))
         }
         root = self.planned.root
-        self.key_length = 1 if root is None else len(plan.keys[root])
+        self.key_length = 1 if root is None else len(plan.keys[root]) - numbers_behind(plan.node(root))
         others = [source.streams for source in graph.sources if source.streams is not None]
         self.named_streams = frozenset().union(*others)
         self.turn = turn
+        self.steps = plan.steps(number)
+        # How far this task's records have moved the watermark of each stage with windows that it feeds.
+        self.reached: defaultdict[int, Reached] = defaultdict(Reached)
 
     def run(self, rows: Rows) -> Iterator[Output]:
         """The output of these rows, in slices of bounded size."""
@@ -99,10 +115,11 @@ class _Pass:
 
     def outputs(self) -> Iterator[Output]:
         plan, planned = self.plan, self.chain.planned
-        for index in planned.stages:
-            flow = self._stage(index, plan.node(index))
-            # Where nobody behind asks for it, the key is left here.
-            self.flows[index] = flow if index in plan.traced else replace(flow, tail=())
+        for step in self.chain.steps:
+            is_by_record = plan.node(step[0]).kind in BY_RECORD
+            self.flows[step[-1]] = (
+                self._in_blocks(step) if is_by_record else self._traced(step[0], self._stage(step[0]))
+            )
         for index in planned.sinks:
             for parent in plan.node(index).parents:
                 yield Output(index, 0, self._for_sink(index, parent))
@@ -113,10 +130,29 @@ class _Pass:
 
     # Stages
 
-    def _stage(self, index: int, node: Node) -> Flow:
+    def _traced(self, index: int, flow: Flow) -> Flow:
+        """What leaves a stage; where nobody behind asks for it, the key is left here."""
+        return flow if index in self.plan.traced else replace(flow, tail=())
+
+    def _in_blocks(self, step: Sequence[int]) -> Flow:
+        """Stages with functions of one record, each of which only the next one takes from."""
+        before = self._before(step[0])
+        pieces = []
+        for start in range(0, max(1, len(before)), BLOCK_RECORDS):
+            piece = before if len(before) <= BLOCK_RECORDS else before.slice(start, BLOCK_RECORDS)
+            for index in step:
+                piece = self._traced(index, self._called(index, piece))
+            pieces.append(piece.with_values(as_column(piece.as_list())))
+        return put_together(pieces)
+
+    def _stage(self, index: int) -> Flow:
+        node = self.plan.node(index)
         if index == self.chain.planned.root:
             assert self.rows.forms is not None
-            return Flow(unpack(self.rows.payload, self.rows.forms))
+            if node.stateful is not None and (windowing := node.stateful.windowing) is not None:
+                return timed_flow(self.rows, windowing, self.chain.states, partial(self.letters.add, index))
+            flow = Flow(unpack(self.rows.payload, self.rows.forms), keys=self.rows.keys)
+            return flow if node.stateful is None else self._keyed(index, node.stateful, flow)
         if node.kind is Kind.SOURCE:
             return self._source(index, node)
         before = self._before(index)
@@ -127,24 +163,28 @@ class _Pass:
                 return self._map_batches(index, node)
             case Kind.MAP_ASYNC:
                 return self._map_async(index, node, before)
+        raise AssertionError(f"{node.kind} cannot be run")
+
+    def _called(self, index: int, before: Flow) -> Flow:
+        node = self.plan.node(index)
         assert node.function is not None
         before = before.with_values(before.as_list())
-        if node.kind is Kind.FLAT_MAP:
-            results, rows = self._each(index, _listed(node.function), before)
+        if node.kind in (Kind.FLAT_MAP, Kind.HASH_JOIN):
+            results, rows = self._each(index, listed(node.function), before)
             return self._flattened(index, before, results, rows)
-        function = _keyed(node.function) if node.kind is Kind.KEY_BY else node.function
+        function = keyed(node.function) if node.kind is Kind.KEY_BY else node.function
         results, rows = self._each(index, function, before)
         match node.kind:
             case Kind.MAP:
                 return before.pick(rows, results)
             case Kind.FILTER:
-                asked = before if rows is None else _only(before, rows)
+                asked = before.only(rows)
                 kept = np.flatnonzero(np.fromiter(results, np.bool_, len(results)))
                 return asked.pick(kept, list(compress(asked.as_list(), results)))
             case Kind.KEY_BY:
-                return replace(_only(before, rows), keys=pa.array(results, pa.binary()))
+                return replace(before.only(rows), keys=pa.array(results, pa.binary()))
             case Kind.PEEK:
-                return _only(before, rows)
+                return before.only(rows)
         raise AssertionError(f"{node.kind} cannot be run")
 
     def _before(self, index: int) -> Flow:
@@ -186,19 +226,16 @@ class _Pass:
         values = before.as_list()
         results: list[Any] = []
         failed: list[int] = []
+        append = results.append
         while (row := len(results) + len(failed)) < len(values):
-            error: Exception
             try:
-                # What was there before the function raised stays in the list, so its length says on which row.
-                results.extend(map(function, islice(values, row, None)))
-                if len(results) + len(failed) == len(values):
-                    break
-                error = StopIteration("the function raised it, which ends the iteration that calls it")
-            except Exception as raised:  # the user's code may raise anything; the record decides who acts
-                error = raised
-            row = len(results) + len(failed)
-            self.letters.add(stage, before, row, error)
-            failed.append(row)
+                # The quickest way to call a Python function; how many results there are tells on which row it raised.
+                for value in islice(values, row, None):
+                    append(function(value))
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                row = len(results) + len(failed)
+                self.letters.add(stage, before, row, error)
+                failed.append(row)
         if not failed:
             return results, None
         refused = set(failed)
@@ -209,6 +246,14 @@ class _Pass:
         parents = np.arange(len(results), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
         flow = before.pick(np.repeat(parents, counts), list(flatten.from_iterable(results)))
         return flow.numbered(ordinals(counts)) if index in self.plan.traced else flow
+
+    def _keyed(self, index: int, stateful: Stateful, before: Flow) -> Flow:
+        assert before.keys is not None
+        keys, values = before.keys.to_pylist(), before.as_list()
+        results, rows = run_keyed(stateful, self.chain.states, keys, values, partial(self.letters.add, index, before))
+        if stateful.gives is Gives.MANY:
+            return self._flattened(index, before, results, rows)
+        return before.pick(rows if len(rows) < len(before) else None, results)
 
     def _map_async(self, index: int, node: Node, before: Flow) -> Flow:
         assert self.chain.await_all is not None
@@ -309,29 +354,33 @@ class _Pass:
     def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self.flows[parent])
-        is_keyed = way_of(node) is Way.BY_KEY
-        if is_keyed:
-            assert node.function is not None
-            results, rows = self._each(index, _keyed(node.function), flow)
-            flow = replace(_only(flow, rows), keys=pa.array(results, pa.binary()))
+        if way_of(node) is Way.BY_KEY:
+            results, rows = self._each(index, keyed(key_of(node)), flow)
+            flow = replace(flow.only(rows), keys=pa.array(results, pa.binary()))
+        elif node.stateful is not None:
+            flow = replace(flow, keys=pa.array([b""] * len(flow), pa.binary()))
         if node.kind is Kind.TRANSFORM:
             flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
+        if (time := node.time) is not None:
+            results, rows = self._each(index, lambda value: nanoseconds(time(value)), flow)
+            flow = flow.only(rows).numbered(np.array(results, np.int64))
         flow, forms = self._packed(parent, flow)
+        if node.time is not None:
+            flow, times = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
         order = self._order(flow)
         more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
         if index in self.plan.carrying:
             assert self.rows.columns is not None
             columns = self.rows.columns.take(pa.array(flow.all_origins()))
             more += [(name, self._keys(flow) if name == "key" else columns.column(name)) for name in COLUMNS]
+        elif node.stateful is not None:
+            more.append(("key", self._keys(flow)))
+        if TABLE[node.kind].is_timed:
+            more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
         (behind,) = (chain for chain in self.plan.chains if chain.root == index)
-        if is_keyed:
-            assert flow.keys is not None
-            for bucket, rows_of in parted(flow.keys, behind.tasks):
-                yield Output(index, bucket, whole.take(pa.array(rows_of)))
-        else:
-            for bucket, start, count in dealt(whole.num_rows, behind.tasks, self.chain.turn):
-                yield Output(index, bucket, whole.slice(start, count))
+        turn, reached = self.chain.turn, self.chain.reached[index]
+        yield from deal_out(index, node, whole, flow.keys, behind.tasks, turn=turn, reached=reached)
 
     def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
         try:
@@ -346,15 +395,3 @@ class _Pass:
         """The whole order key of each row."""
         own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
         return (*own, *flow.tail)
-
-
-def _listed(function: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda value: list(function(value))
-
-
-def _keyed(function: Callable[[Any], Any]) -> Callable[[Any], bytes]:
-    return lambda value: as_key(function(value))
-
-
-def _only(flow: Flow, rows: list[int] | None) -> Flow:
-    return flow if rows is None else flow.take(np.asarray(rows, dtype=np.int64))

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from procession.plan.blueprint import Edge, Plan, PlannedChain
+from procession.plan.graph import Exchange
 from procession.plan.strategies import TABLE
 
 
@@ -54,16 +55,23 @@ def _exchange(plan: Plan, edge: Edge) -> str:
     consumer = next(chain for chain in plan.chains if chain.root == edge.after)
     key = ", ".join(plan.keys[edge.before])
     carried = f"order key ({key})" if edge.is_merged else "no order key"
+    paths = f"{edge.paths} path{'s' * (edge.paths > 1)}"
     return (
-        f"{_name(plan, edge.after)}: {producers} → chain {consumer.number} × {consumer.tasks};"
-        f" {edge.paths} path{'s' * (edge.paths > 1)} into each task; {carried}; Spark shuffles {edge.rows} manifests"
+        f"{_name(plan, edge.after)}: {producers} → chain {consumer.number} × {consumer.tasks}; {paths} into each task;"
+        f" {carried}; Spark shuffles {edge.rows} {_moved(plan)}"
     )
+
+
+def _moved(plan: Plan) -> str:
+    return "manifests" if plan.graph.exchange is Exchange.RUNS else "runs, as cells"
 
 
 def _shuffled(plan: Plan) -> str:
     rows = sum(edge.rows for edge in plan.edges)
     if not rows:
         return "Spark shuffles nothing."
+    if plan.graph.exchange is Exchange.SPARK:
+        return f"Spark shuffles {rows:,} runs in each epoch, with all their records in them."
     if any(TABLE[node.kind].way.name == "ROWS" for node in plan.graph.nodes):
         return f"Spark shuffles {rows:,} manifests in each epoch, and the records that go through Spark SQL."
     return f"Spark shuffles {rows:,} manifests in each epoch, and no record."
@@ -76,6 +84,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "pipeline": graph.name,
         "order": graph.order.value,
         "guarantee": graph.guarantee.value,
+        "exchange": graph.exchange.value,
         "stages": [
             {
                 "id": node.name,

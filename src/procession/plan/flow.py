@@ -56,6 +56,20 @@ class Flow:
             None if self.keys is None else self.keys.take(pa.array(picked)),
         )
 
+    def slice(self, start: int, count: int) -> Flow:
+        """So many rows from this one on."""
+        end = start + count
+        return Flow(
+            self.values[start:end],
+            np.arange(start, min(end, len(self)), dtype=np.int64) if self.origins is None else self.origins[start:end],
+            tuple(column[start:end] for column in self.tail),
+            None if self.keys is None else self.keys[start:end],
+        )
+
+    def only(self, rows: list[int] | None) -> Flow:
+        """These rows (None: all of them)."""
+        return self if rows is None else self.take(np.asarray(rows, dtype=np.int64))
+
     def numbered(self, numbers: Numbers | int) -> Flow:
         """With one more number behind each row's key."""
         column = np.full(len(self), numbers, np.int64) if isinstance(numbers, int) else numbers
@@ -73,6 +87,19 @@ class Flow:
         if isinstance(self.values, list):
             return self.pick(rows, [self.values[row] for row in rows.tolist()])
         return self.pick(rows, self.values.take(pa.array(rows)))
+
+
+def put_together(pieces: Sequence[Flow]) -> Flow:
+    """The rows of these flows, one after the other: pieces of one flow that went the same way."""
+    if len(pieces) == 1:
+        return pieces[0]
+    keys = [piece.keys for piece in pieces if piece.keys is not None]
+    return Flow(
+        _concatenated([piece.values for piece in pieces]),
+        np.concatenate([piece.all_origins() for piece in pieces]),
+        tuple(map(np.concatenate, zip(*(piece.tail for piece in pieces), strict=True))),
+        pa.concat_arrays(keys) if keys else None,
+    )
 
 
 def joined(flows: Sequence[Flow], keys_of: Callable[[Flow], pa.Array] | None, *, is_kept: bool) -> Flow:

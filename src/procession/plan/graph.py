@@ -14,6 +14,7 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from procession.plan.guarantee import POLICIES, Guarantee, Policy
+from procession.plan.stateful import Stateful
 
 
 class Kind(Enum):
@@ -30,16 +31,20 @@ class Kind(Enum):
     MERGE = "merge"
     REBALANCE = "rebalance"
     TRANSFORM = "transform"
-    SINK = "sink"
-
     MAP_STATEFUL = "map_stateful"
-    AGGREGATE = "aggregate"
-    AGGREGATE_BY_KEY = "aggregate_by_key"
+    FILTER_STATEFUL = "filter_stateful"
+    FLAT_MAP_STATEFUL = "flat_map_stateful"
+    REDUCE = "reduce"
+    ROLLING = "rolling"
+    DISTINCT = "distinct"
     WINDOW = "window"
     WINDOW_BY_KEY = "window_by_key"
-    DISTINCT = "distinct"
-    SORT = "sort"
     HASH_JOIN = "hash_join"
+    SINK = "sink"
+
+    AGGREGATE = "aggregate"
+    AGGREGATE_BY_KEY = "aggregate_by_key"
+    SORT = "sort"
     ADD_TIMESTAMPS = "add_timestamps"
 
 
@@ -60,6 +65,15 @@ class Codec(Enum):
     JSON = "json"
     MSGPACK = "msgpack"
     ARROW = "arrow"
+
+
+class Exchange(StrEnum):
+    """How records come from the tasks before an exchange to those behind it."""
+
+    RUNS = "runs"
+    """In files of the run store; Spark moves their names."""
+    SPARK = "spark"
+    """Inside Spark's rows, as cells: for clusters whose machines share no directory."""
 
 
 class Framing(Enum):
@@ -98,6 +112,12 @@ class Node:
     concurrency: int = 0
     """How many calls of an asynchronous function may be under way at a time in one task."""
     timeout_s: float = 0.0
+    key: Callable[[Any], Any] | None = None
+    """What a keyed stage tells records apart by."""
+    time: Callable[[Any], float] | None = None
+    """What a stage with windows takes for a record's event time, in seconds; None: the one that it came with."""
+    stateful: Stateful | None = None
+    """What a keyed stage does."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,7 @@ class Graph:
     order: Order = Order.TOTAL
     is_strict: bool = False
     """Whether an exchange that must be merged afterwards is refused."""
+    exchange: Exchange = Exchange.RUNS
 
     @property
     def policy(self) -> Policy:
@@ -142,6 +163,14 @@ class Graph:
     def dead_letter(self) -> Node | None:
         """The sink that takes the records on which a function raised: the one sink without a parent."""
         return next((node for node in self.sinks if not node.parents), None)
+
+    def order_at(self, sink: Node) -> Order:
+        """What is promised at this sink."""
+        return sink.order or self.order
+
+    @property
+    def letters_order(self) -> Order:
+        return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
     def fingerprint(self) -> str:
         """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;

@@ -43,7 +43,7 @@ class Letters:
         self._find = find
         self._letters: list[Letter] = []
         # Where several chains have letters they are merged: by sequence, stage, and what else tells rows apart.
-        self._key_length = 1 + max(map(len, plan.keys)) if plan.levels > 1 else 0
+        self._key_length = 1 + max(map(len, plan.keys)) if plan.are_letters_merged else 0
 
     def add(self, stage: int, flow: Flow, row: int, error: Exception) -> None:
         """The function of this stage raised on this row."""

@@ -19,11 +19,11 @@ from typing import Literal
 
 from procession.errors import PlanError
 from procession.plan.explain import explain
-from procession.plan.graph import Codec, Graph, Kind, Node, OnError, Order
+from procession.plan.graph import Codec, Exchange, Graph, Kind, Node, OnError, Order
 from procession.plan.guarantee import POLICIES, Guarantee
 from procession.plan.planner import make_plan
 from procession.plan.stage import Stage
-from procession.plan.words import checked_choice, checked_count, checked_name, checked_target
+from procession.plan.words import checked_choice, checked_count, checked_flag, checked_name, checked_target
 
 PARALLELISM_MAX = 1024
 
@@ -34,7 +34,8 @@ class Pipeline:
     `order` is what every sink is promised: "total" (the default, and what `preserve_order=True` means): exactly the
     sequence of a run that takes one record after the other; "key" or "stream": that only for the records of one key or
     of one stream; "none": nothing. See docs/order.md. With `strict=True` an exchange that would have to be merged
-    afterwards is refused.
+    afterwards is refused. `exchange` says how records change their task: "runs" through files in a directory that all
+    tasks share, "spark" inside Spark's own shuffle, for clusters without one.
 
     `parallelism` is how many tasks work on an epoch. With `dead_letter="file:DIR"` a record on which a function raises
     goes there, as a line of JSON, in the same transaction as the rest; without it, the pipeline stops and names it.
@@ -49,17 +50,22 @@ class Pipeline:
         order: Literal["total", "key", "stream", "none"] | None = None,
         preserve_order: bool | None = None,
         strict: bool = False,
+        exchange: Literal["runs", "spark"] = "runs",
         parallelism: int = 2,
         dead_letter: str | None = None,
         guarantee: Literal["effectively-once", "at-least-once", "at-most-once", "none"] = "effectively-once",
         deterministic: bool = False,
     ) -> None:
         self.name = checked_name(name, "a pipeline")
+        owner = f"pipeline {name!r}"
+        if preserve_order is not None:
+            checked_flag(preserve_order, "preserve_order", owner)
         self.order = _order(order, preserve_order)
-        self.is_strict = strict
-        self.parallelism = checked_count(parallelism, "parallelism", f"pipeline {name!r}", PARALLELISM_MAX)
+        self.is_strict = checked_flag(strict, "strict", owner)
+        self.parallelism = checked_count(parallelism, "parallelism", owner, PARALLELISM_MAX)
         self.guarantee: Guarantee = checked_choice(Guarantee, guarantee, "guarantee")
-        self.is_deterministic = deterministic
+        self.is_deterministic = checked_flag(deterministic, "deterministic", owner)
+        self.exchange: Exchange = checked_choice(Exchange, exchange, "exchange")
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
@@ -79,12 +85,7 @@ class Pipeline:
         differently, declare several sources and name the `streams` of each by their ids; one source may be without, and
         takes the rest. `merge` puts sources together again, in the order of arrival.
         """
-        taken = None if streams is None else frozenset(streams)
-        if taken is not None and not all(isinstance(stream, int) and 0 <= stream < 2**64 for stream in taken):
-            raise PlanError(
-                f"source {name!r} takes streams {sorted(map(str, taken))}, which are not all ids of streams",
-                next_step="name the streams by the numbers that their producers use",
-            )
+        taken = None if streams is None else _streams(streams, name)
         for other in self._nodes:
             if other.kind is Kind.SOURCE and (
                 other.streams is taken is None or (other.streams or frozenset()) & (taken or frozenset())
@@ -116,7 +117,14 @@ class Pipeline:
             nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))
             on_error = OnError.DEAD_LETTER
         return Graph(
-            self.name, tuple(nodes), self.parallelism, on_error, self.guarantee, self.order, is_strict=self.is_strict
+            self.name,
+            tuple(nodes),
+            self.parallelism,
+            on_error,
+            self.guarantee,
+            self.order,
+            is_strict=self.is_strict,
+            exchange=self.exchange,
         )
 
     def explain(self) -> str:
@@ -151,6 +159,16 @@ class Pipeline:
             node = replace(node, parallelism=_parallelism(node.parallelism, node.name))
         self._nodes.append(node)
         return Stage(self, len(self._nodes) - 1, self._add)
+
+
+def _streams(streams: Iterable[int], name: str) -> frozenset[int]:
+    named = list(streams) if isinstance(streams, Iterable) else [streams]
+    if not named or not all(type(stream) is int and 0 <= stream < 2**64 for stream in named):
+        raise PlanError(
+            f"source {name!r} takes streams {streams!r}, which are not all ids of streams",
+            next_step="name the streams by the numbers that their producers use, in a list",
+        )
+    return frozenset(named)
 
 
 def _parallelism(parallelism: int | None, name: str) -> int | None:

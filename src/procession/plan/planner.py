@@ -49,9 +49,10 @@ def check_runnable(plan: Plan) -> None:
 
 
 def find_needs(plan: Plan) -> Plan:
-    """What each stage's output must be in order for: the strongest that anybody behind it asks for."""
+    """What each stage's output must be in order for: the strongest that anybody behind it asks for. Behind every stage
+    stand the dead letters, if there are any."""
     nodes = plan.graph.nodes
-    needs = [Order.NONE] * len(nodes)
+    needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.letters_order for node in nodes]
     for index in reversed(range(len(nodes))):
         asked = _asked_of_input(nodes[index], needs[index], plan.graph.order)
         for parent in nodes[index].parents:
@@ -185,13 +186,16 @@ def shape_keys(plan: Plan) -> Plan:
     for node in nodes:
         came = [keys[parent] + ((f"{nodes[parent].name}?",) if parent in branching else ()) for parent in node.parents]
         shape = max(came, key=len, default=(SEQUENCE,))
-        keys.append((*shape, node.name) if TABLE[node.kind].is_multiplying else shape)
+        numbers = TABLE[node.kind].numbers
+        keys.append((*shape, *([node.name] if numbers == 1 else (f"{node.name}.{one}" for one in range(numbers)))))
     return replace(plan, branching=frozenset(branching), keys=tuple(keys))
 
 
 def find_traced(plan: Plan) -> Plan:
-    """The stages whose records carry their key: there is a merge behind them."""
+    """The stages whose records carry their key: there is a merge behind them, if only one of their dead letters."""
     traced: set[int] = set()
+    if plan.are_letters_merged:
+        traced = {index for index, node in enumerate(plan.graph.nodes) if node.kind is not Kind.SINK}
     for index, node in reversed(list(enumerate(plan.graph.nodes))):
         if node.kind is Kind.SINK:
             asks = _sink_strategy(plan, index)[0] is Strategy.MERGE
@@ -199,7 +203,11 @@ def find_traced(plan: Plan) -> Plan:
             asks = (index in plan.exchanges or node.kind is Kind.MERGE) and _kept_before(plan, index)
         if asks or index in traced:
             traced |= set(node.parents)
-    shown = {index for index, node in enumerate(plan.graph.nodes) if node.kind in SHOWN_ALL}
+    shown = {
+        index
+        for index, node in enumerate(plan.graph.nodes)
+        if node.kind in SHOWN_ALL or (TABLE[node.kind].is_timed and node.time is None)
+    }
     carrying = {index for index in plan.exchanges if shown & _reached(plan, index)}
     return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying))
 
@@ -229,7 +237,7 @@ def choose_strategies(plan: Plan) -> Plan:
 
 
 def _sink_strategy(plan: Plan, index: int, paths: int = 0) -> tuple[Strategy, str]:
-    order = plan.node(index).order or plan.graph.order
+    order = plan.graph.order_at(plan.node(index))
     chains = plan.chains_of[index]
     if order is Order.NONE:
         return Strategy.FREE, "no order is promised at this sink: it gets the tasks' records as they come"

@@ -15,6 +15,9 @@ from procession.plan.carriage import Forms
 from procession.plan.flow import Numbers
 from procession.record import COLUMNS, ORDER
 
+TIME = "time"
+"""The column of the times that move a watermark."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -26,6 +29,10 @@ class Rows:
     forms: Forms | None = None
     """How values that came over an exchange are to be read; None: payloads, as they came in."""
     columns: pa.RecordBatch | None = None
+    keys: pa.Array | None = None
+    """The keys by which rows came over an exchange to a stage that keeps something about each."""
+    times: Numbers | None = None
+    """Their times, where a watermark moves that stage."""
 
     @classmethod
     def of_ingress(cls, records: pa.RecordBatch, sequence: Numbers) -> Rows:
@@ -37,8 +44,10 @@ class Rows:
         """Rows as `batch_of` packed them, and an exchange brought them."""
         names = batch.schema.names
         order = tuple(batch.column(name).to_numpy() for name in names if name.startswith(ORDER))
-        columns = batch.select(COLUMNS) if "key" in names else None
-        return cls(batch.column("payload"), order, batch.column("form").to_numpy(), columns)
+        columns = batch.select(COLUMNS) if COLUMNS[-1] in names else None
+        keys = batch.column("key") if "key" in names else None
+        times = batch.column(TIME).to_numpy() if TIME in names else None
+        return cls(batch.column("payload"), order, batch.column("form").to_numpy(), columns, keys, times)
 
     def __len__(self) -> int:
         return len(self.payload)
@@ -50,6 +59,8 @@ class Rows:
             tuple(column[start:end] for column in self.order),
             None if self.forms is None else self.forms[start:end],
             None if self.columns is None else self.columns.slice(start, count),
+            None if self.keys is None else self.keys.slice(start, count),
+            None if self.times is None else self.times[start:end],
         )
 
 

@@ -6,10 +6,13 @@ The one rule: what is known about a kind of stage stands in TABLE and nowhere el
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from procession.plan.graph import Kind, Node
+from procession.plan.timed import PLACE
 
 ORDER_SENSITIVE = "the order-sensitive stages: state, windows, joins, sorting"
 
@@ -68,15 +71,24 @@ class Row:
     is_creating: bool = False
     is_multiplying: bool = False
     """Whether one record may become several, which then are told apart by their number."""
+    has_state: bool = False
+    """Whether it keeps something about each key from one record to the next."""
+    is_timed: bool = False
+    """Whether a watermark moves it, of which every task must learn."""
     comes_with: str = ""
     """What must be there before it can be run; empty: it can."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it puts behind the order key of what leaves it."""
+        return PLACE if self.is_timed else int(self.is_multiplying)
 
     @property
     def is_exchange(self) -> bool:
         return self.way is not Way.NARROW
 
 
-_KEYED = Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_multiplying=True, comes_with=ORDER_SENSITIVE)
+_KEYED = Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, has_state=True)
 _TO_ONE = Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE)
 
 TABLE: dict[Kind, Row] = {
@@ -92,15 +104,19 @@ TABLE: dict[Kind, Row] = {
     # With a key it is an exchange by key: see `way_of`.
     Kind.REBALANCE: Row(Way.DEALT, Tasks.OWN),
     Kind.TRANSFORM: Row(Way.ROWS, Tasks.OWN, is_multiplying=True),
-    Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
     Kind.MAP_STATEFUL: _KEYED,
+    Kind.FILTER_STATEFUL: _KEYED,
+    Kind.FLAT_MAP_STATEFUL: replace(_KEYED, is_multiplying=True),
+    Kind.REDUCE: _KEYED,
+    Kind.ROLLING: _KEYED,
+    Kind.DISTINCT: _KEYED,
+    Kind.WINDOW: replace(_TO_ONE, has_state=True, is_timed=True, comes_with=""),
+    Kind.WINDOW_BY_KEY: replace(_KEYED, is_creating=True, is_timed=True),
+    Kind.HASH_JOIN: Row(is_multiplying=True),
+    Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
-    Kind.WINDOW: _TO_ONE,
-    Kind.WINDOW_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
-    Kind.DISTINCT: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, comes_with=ORDER_SENSITIVE),
     Kind.SORT: _TO_ONE,
-    Kind.HASH_JOIN: Row(is_multiplying=True, comes_with=ORDER_SENSITIVE),
     Kind.ADD_TIMESTAMPS: Row(comes_with=ORDER_SENSITIVE),
 }
 
@@ -110,6 +126,19 @@ def way_of(node: Node) -> Way:
     if node.kind is Kind.REBALANCE and node.function is not None:
         return Way.BY_KEY
     return TABLE[node.kind].way
+
+
+def key_of(node: Node) -> Callable[[Any], Any]:
+    """What tells the records apart that come to a stage by key."""
+    key = node.function if node.kind is Kind.REBALANCE else node.key
+    assert key is not None
+    return key
+
+
+def numbers_behind(node: Node) -> int:
+    """How many of a stage's numbers are made behind its exchange: Spark SQL has them when rows come back."""
+    row = TABLE[node.kind]
+    return row.numbers if row.has_state else 0
 
 
 def stage_rows() -> list[list[str]]:

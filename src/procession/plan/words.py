@@ -40,9 +40,28 @@ def checked_choice(kind: type[Any], value: str, what: str) -> Any:
         raise PlanError(f"{what}={value!r} is not known", next_step=f"choose one of {known}") from None
 
 
+def checked_function(function: Any, word: str, what: str = "") -> None:
+    if not callable(function):
+        given = f"{what}={function!r}" if what else repr(function)
+        raise PlanError(f".{word}() was given {given}", next_step="give it a function")
+
+
+def checked_seconds(value: float, what: str, owner: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
+        raise PlanError(f"{what}={value!r} of {owner} is no time", next_step="give seconds, 0 or more")
+    return value
+
+
 def checked_count(value: int, what: str, owner: str, largest: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
         raise PlanError(
             f"{what}={value!r} of {owner} is out of range", next_step=f"choose a number from 1 to {largest}"
         )
+    return value
+
+
+def checked_flag(value: bool, what: str, owner: str) -> bool:
+    # "no" and 0 would count as something that nobody meant.
+    if not isinstance(value, bool):
+        raise PlanError(f"{what}={value!r} of {owner} is neither True nor False", next_step="write True or False")
     return value

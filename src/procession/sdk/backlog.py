@@ -19,9 +19,14 @@ import pyarrow as pa
 from procession.errors import StorageError
 from procession.sdk.batch import Batch
 from procession.storage.log import INGRESS_SCHEMA, KIND_RECORD, SEGMENT_BYTES_MAX, IngressLog
+from procession.storage.segment import Use
 
 ROW_BYTES = 24
 """What a record costs beside its key and payload: two numbers and an offset."""
+SPOOL = Use(
+    "source's spool",
+    "give the source a new, empty --spool: what this one keeps and is not committed is lost",
+)
 READ_RECORDS_MAX = 16 * 1024
 READ_BYTES_MAX = 1024 * 1024
 
@@ -31,7 +36,11 @@ class Backlog(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """What is kept and not committed yet."""
+        """The room that is taken by what is kept: what its limit counts."""
+
+    @property
+    def records(self) -> int:
+        """Those that are kept and not committed yet."""
 
     def open(self, after: int | None) -> None:
         """The gateway has the stream's records up to `after`, or none. Said before each pass of `read`."""
@@ -68,6 +77,8 @@ class Buffer:
         """What is added to the number of a record to give its id."""
         self._next = 0
         self._has_ids = has_ids
+        self._done = -1
+        """The number of the last record that is committed."""
         self.size_bytes = 0
 
     def open(self, after: int | None) -> None:
@@ -99,15 +110,19 @@ class Buffer:
             start += 1
         if not some:
             return None
-        if done >= 0:
-            first = int(np.searchsorted(some[0].message_ids, np.uint64(done), side="right"))
-            some[0] = some[0].slice(first, len(some[0]) - first)
+        first = _first_after(some[0], done)
+        some[0] = some[0].slice(first, len(some[0]) - first)
         return _joined(some, self._base)
 
     def forget(self, message_id: int) -> None:
-        count = bisect_right(self._lasts, message_id - (self._base or 0))
+        self._done = message_id - (self._base or 0)
+        count = bisect_right(self._lasts, self._done)
         self.size_bytes -= sum(map(_size_bytes, self._batches[:count]))
         del self._batches[:count], self._lasts[:count]
+
+    @property
+    def records(self) -> int:
+        return sum(len(batch) - _first_after(batch, self._done) for batch in self._batches)
 
     def close(self) -> None:
         """Nothing is left to do."""
@@ -120,7 +135,7 @@ class Spool:
 
     def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
         self.directory = directory
-        self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max)
+        self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max, use=SPOOL)
         self._done = self._log.start_sequence
         """The first record that is not known to be committed."""
 
@@ -172,8 +187,16 @@ class Spool:
         self._done = max(self._done, message_id + 1)
         self._log.trim(self._done)
 
+    @property
+    def records(self) -> int:
+        return self._log.next_sequence - self._done
+
     def close(self) -> None:
         self._log.close()
+
+
+def _first_after(batch: Batch, number: int) -> int:
+    return 0 if number < 0 else int(np.searchsorted(batch.message_ids, np.uint64(number), side="right"))
 
 
 def _size_bytes(batch: Batch) -> int:

@@ -59,8 +59,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`name` is the sentence that must hold."""
+    """`name` is the sentence that must hold, `short` what it is called for by."""
 
+    short: str
     name: str
     play: Callable[[Story], Awaitable[None]]
 
@@ -108,7 +109,8 @@ def dies_at(point: str, commit: bool) -> Case:
             await story.round(worker, data)
         await story.goes_on(worker)
 
-    return Case(f"killed at {point} on the way to {'commit' if commit else 'abort'}, it keeps its word", play)
+    way = "commit" if commit else "abort"
+    return Case(_short(point, way), f"killed at {point} on the way to {way}, it keeps its word", play)
 
 
 async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, commit: bool) -> bool | None:
@@ -139,7 +141,12 @@ def dies_in_recovery(point: str, commit: bool) -> Case:
         worker = await story.settle(txn_id, data, commit)
         await story.goes_on(worker)
 
-    return Case(f"killed at {point} it keeps what it voted for until {'commit' if commit else 'abort'}", play)
+    way = "commit" if commit else "abort"
+    return Case(_short(point, way), f"killed at {point} it keeps what it voted for until {way}", play)
+
+
+def _short(point: str, way: str) -> str:
+    return f"{point.removeprefix('sink:')}-{way}"
 
 
 def killed_after_its_vote(commit: bool) -> Case:
@@ -158,34 +165,53 @@ def killed_after_its_vote(commit: bool) -> Case:
         story.look()
         await story.goes_on(worker)
 
-    return Case(
-        f"killed after its vote it lists the transaction, and takes the {'commit' if commit else 'abort'}", play
-    )
+    way = "commit" if commit else "abort"
+    return Case(f"killed-{way}", f"killed after its vote it lists the transaction, and takes the {way}", play)
 
 
 CASES: tuple[Case, ...] = (
-    Case("it shows what is committed and nothing else", conduct.shows_what_is_committed_and_nothing_else),
-    Case("other bytes may come where some were aborted", conduct.other_bytes_come_where_some_were_aborted),
-    Case("an epoch may be empty", conduct.an_epoch_may_be_empty),
-    Case("bytes are bytes, not lines", conduct.bytes_are_bytes),
-    Case("a transaction may be large", conduct.a_transaction_may_be_large),
-    Case("a gap is voted abort", conduct.a_gap_is_refused),
-    Case("a range that is not what came is voted abort", conduct.a_wrong_range_is_refused),
-    Case("what was voted abort is never committed", conduct.what_it_refused_is_never_committed),
+    Case("visible", "it shows what is committed and nothing else", conduct.shows_what_is_committed_and_nothing_else),
     Case(
+        "other-bytes", "other bytes may come where some were aborted", conduct.other_bytes_come_where_some_were_aborted
+    ),
+    Case("empty-epoch", "an epoch may be empty", conduct.an_epoch_may_be_empty),
+    Case("bytes", "bytes are bytes, not lines", conduct.bytes_are_bytes),
+    Case("large", "a transaction may be large", conduct.a_transaction_may_be_large),
+    Case("gap", "a gap is voted abort", conduct.a_gap_is_refused),
+    Case("range", "a range that is not what came is voted abort", conduct.a_wrong_range_is_refused),
+    Case("refused", "what was voted abort is never committed", conduct.what_it_refused_is_never_committed),
+    Case(
+        "below",
         "an id below the position ends the session and nothing else",
         conduct.an_id_below_the_position,
     ),
     Case(
+        "early-data",
         "data between vote and decision ends the session, not the promise",
         conduct.no_data_before_the_decision,
     ),
-    Case("an abort of what is not open changes nothing", conduct.an_abort_of_what_is_not_open_changes_nothing),
-    Case("a newer session of an instance supersedes the older", conduct.a_newer_session_supersedes_the_older),
-    Case("two workers go their own ways, through a crash too", conduct.two_workers_go_their_own_ways),
-    Case("what was not voted on is dropped at a crash and at a new session", conduct.drops_what_was_not_voted_on),
+    Case(
+        "unknown-abort",
+        "an abort of what is not open changes nothing",
+        conduct.an_abort_of_what_is_not_open_changes_nothing,
+    ),
+    Case(
+        "newer-session",
+        "a newer session of an instance supersedes the older",
+        conduct.a_newer_session_supersedes_the_older,
+    ),
+    Case("two-workers", "two workers go their own ways, through a crash too", conduct.two_workers_go_their_own_ways),
+    Case(
+        "unvoted",
+        "what was not voted on is dropped at a crash and at a new session",
+        conduct.drops_what_was_not_voted_on,
+    ),
     *(killed_after_its_vote(commit) for commit in BOTH),
     *(dies_at(point, commit) for point, decisions in POINTS.items() for commit in decisions),
     *(dies_in_recovery(point, commit) for point in RECOVERY_POINTS for commit in BOTH),
-    Case("after all that, a restarted sink says and shows of every instance what it did", conduct.all_is_as_it_was),
+    Case(
+        "all-as-it-was",
+        "after all that, a restarted sink says and shows of every instance what it did",
+        conduct.all_is_as_it_was,
+    ),
 )

@@ -29,8 +29,8 @@ from procession.wire.messages import Ack, Eos, Error, Hello, Notify, NotifyAck, 
 
 READ_BYTES_MAX = 64 * 1024
 
-ENCODER_FROM_RECORDS = 2_000_000
-"""So many records, encoded by numpy and Arrow, have taken about as long as the compiled encoder takes to get ready."""
+ENCODER_FROM_RECORDS = 10_000_000
+"""So many records cost as much more, encoded by numpy and Arrow, as the compiled encoder takes to get ready."""
 
 _encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
 
@@ -233,7 +233,7 @@ class Feed:
         )
         self._write(memoryview(data))
         _encoder.worked(len(piece))
-        progress.send(int(piece.message_ids[-1]), len(piece), size_bytes)
+        progress.send(piece.message_ids, size_bytes)
 
     async def _allowance(self, wanted: int) -> int:
         """How many records may be sent now: at least one, by credits and pace."""

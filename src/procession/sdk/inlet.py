@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from procession.errors import ConfigError
+from procession.errors import UsageError
 from procession.sdk.backlog import Backlog
 from procession.sdk.batch import Batch, Stream
 
@@ -23,7 +23,7 @@ class Inlet:
 
     def __init__(self, stream: Stream, backlog: Backlog, *, bytes_max: int = BYTES_MAX) -> None:
         if bytes_max < 1:
-            raise ConfigError(f"{bytes_max} bytes hold nothing.", next_step="Give a number above 0.")
+            raise UsageError(f"{bytes_max} bytes hold nothing.", next_step="Give a number above 0.")
         self.stream = stream
         self._backlog = backlog
         self._bytes_max = bytes_max
@@ -84,9 +84,9 @@ class Inlet:
         return self._backlog.is_durable
 
     @property
-    def pending_bytes(self) -> int:
-        """What was put in and is not committed."""
-        return self._backlog.size_bytes
+    def records(self) -> int:
+        """What was put in and is not committed, counted as what is sent is counted."""
+        return self._backlog.records
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not (is_so() or self._failure):

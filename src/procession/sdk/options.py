@@ -50,6 +50,8 @@ class SourceOptions:
     """The bounds of the waits between two tries."""
     patience_s: float | None = None
     """Without a session for so long, it is given up with an error; never if None."""
+    stop_wait_s: float = 30.0
+    """Where the first signal only ends the taking in: so long is waited for the rest; for ever if it is infinite."""
     complaints_max: int = 5
     """So many sessions in a row that the gateway ended with an error, and nothing committed between."""
 

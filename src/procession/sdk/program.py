@@ -7,6 +7,7 @@ on the walk: the command line. After it: sdk/source and sdk/sink.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -39,12 +40,13 @@ def run_source(
     """Send all that a source has, and say on the standard error stream how far it is.
 
     True when all of it is committed, False if a signal came first. With `on_stop`, the first signal only calls that,
-    so that the source can come to its end; the second one stops it. `beside` runs on the same loop, as long as that.
+    so that the source can come to its end; the second one, or the end of `stop_wait_s`, stops it. `beside` runs on the
+    same loop, as long as that.
     """
-    teller = Teller(is_json=is_json)
+    teller = Teller(is_json=is_json, beside=options.report)
     client = SourceClient(source, to, replace(options, report=teller))
     try:
-        return run_program(_all_of(client, beside), on_stop) is True
+        return run_program(_all_of(client, beside), on_stop, options.stop_wait_s) is True
     finally:
         teller.close()
 
@@ -60,22 +62,35 @@ async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any,
     return True
 
 
-def run_program(main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None) -> Result | None:
+def run_program(
+    main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None, stop_wait_s: float = math.inf
+) -> Result | None:
     """What the coroutine returns, or None if a signal stopped it first."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_stopped(main, on_stop))
+        return runner.run(_until_stopped(main, on_stop, stop_wait_s))
 
 
-async def _until_stopped(main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None) -> Result | None:
+async def _until_stopped(
+    main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None, stop_wait_s: float
+) -> Result | None:
     loop = asyncio.get_running_loop()
     task = loop.create_task(main)
     gentle = [on_stop] if on_stop else []
 
     def stop() -> None:
-        if gentle:
-            log.warning("taking no more; what was taken is still sent and waited for, until the next signal")
-            gentle.pop()()
-        else:
+        if not gentle:
+            task.cancel()
+            return
+        log.warning(
+            "taking no more; what was taken is still sent and waited for, until the next signal", wait_s=stop_wait_s
+        )
+        gentle.pop()()
+        if math.isfinite(stop_wait_s):
+            loop.call_later(stop_wait_s, give_up)
+
+    def give_up() -> None:
+        if not task.done():
+            log.warning("waited long enough; what is not acknowledged is given up", waited_s=stop_wait_s)
             task.cancel()
 
     for number in STOP_SIGNALS:

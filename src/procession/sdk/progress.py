@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from procession.sdk.batch import Stream
 from procession.wire.messages import NOTHING_COMMITTED
 
 PIECES_MAX = 4096
 """So many pieces of a stream are counted apart; beyond that, neighbours are counted together."""
+
+Ids = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -36,13 +41,18 @@ class Progress:
     """Records of ours that are committed, each counted once."""
     is_named_again: bool = False
     """The source has named it a second time: it is opened again after its end."""
-    _pieces: deque[tuple[int, int]] = field(default_factory=deque)
-    """What is sent and not acknowledged: the last id of each piece, and its records."""
+    _pieces: deque[Ids] = field(default_factory=deque)
+    """What is sent and not acknowledged: the ids of each piece. The gateway's credits bound them."""
 
     @property
     def is_done(self) -> bool:
         is_committed = self.last is None or (self.committed is not None and self.committed >= self.last)
         return self.is_ended and is_committed
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that were sent, and of which nothing was heard."""
+        return sum(map(len, self._pieces))
 
     def begin(self) -> None:
         """A new session: what is not acknowledged is sent again."""
@@ -52,6 +62,9 @@ class Progress:
         """The gateway has opened it, and has told what is committed: the rest is sent, and counted, anew."""
         self.begin()
         self.is_open = True
+        if self._pieces and self.committed is not None:
+            # The last session may have ended in the middle of a piece.
+            self.acknowledged += int(self._pieces[0].searchsorted(np.uint64(self.committed), "right"))
         self._pieces.clear()
 
     def end(self) -> None:
@@ -62,13 +75,13 @@ class Progress:
         """It is to be notified again; what was sent before its end is still waited for."""
         self.is_ended = self.is_named_again = False
 
-    def send(self, last: int, records: int, size_bytes: int) -> None:
-        self.sent += records
+    def send(self, ids: Ids, size_bytes: int) -> None:
+        self.sent += len(ids)
         self.sent_bytes += size_bytes
         if self.stream.is_ephemeral:
             return  # nothing is ever said of them again
-        self.last = last
-        self._pieces.append((last, records))
+        self.last = int(ids[-1])
+        self._pieces.append(ids)
         if len(self._pieces) > PIECES_MAX:
             self._merge()
 
@@ -76,14 +89,13 @@ class Progress:
         if point_of_reference == NOTHING_COMMITTED:
             return
         self.committed = max(self.committed or 0, point_of_reference)
-        while self._pieces and self._pieces[0][0] <= self.committed:
-            self.acknowledged += self._pieces.popleft()[1]
+        while self._pieces and int(self._pieces[0][-1]) <= self.committed:
+            self.acknowledged += len(self._pieces.popleft())
 
     def _merge(self) -> None:
         """Every two neighbours become one: acknowledgements are then counted in larger steps, and as exactly."""
         pieces = list(self._pieces)
-        pairs = zip(pieces[::2], [*pieces[1::2], None], strict=False)
-        self._pieces = deque(one if other is None else (other[0], one[1] + other[1]) for one, other in pairs)
+        self._pieces = deque(np.concatenate(pieces[first : first + 2]) for first in range(0, len(pieces), 2))
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class Report:
     sent_bytes: int
     acknowledged: int
     """Records that are committed."""
+    unacknowledged: int
+    """Records that were sent and are not known to be committed; those that nobody acknowledges are not among them."""
     ephemeral: int
     """Those of the sent that nobody acknowledges."""
     records_per_s: float
@@ -52,14 +55,17 @@ class Report:
 class Teller:
     """Shows reports: on a terminal a line that changes, elsewhere a line now and then."""
 
-    def __init__(self, *, is_json: bool = False) -> None:
+    def __init__(self, *, is_json: bool = False, beside: Callable[[Report], None] | None = None) -> None:
         self._is_json = is_json
+        self._beside = beside
         self._is_changing = sys.stderr.isatty() and not is_json
         self._next_s = time.monotonic() + LINE_INTERVAL_S
         self._latest: Report | None = None
 
     def __call__(self, report: Report) -> None:
         self._latest = report
+        if self._beside:
+            self._beside(report)
         if self._is_changing:
             print(f"\r\x1b[K{report.line()}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next_s and not report.is_done:
@@ -81,6 +87,8 @@ class Teller:
 
 def _last_word(report: Report) -> str:
     rest = "" if report.is_done else "; stopped before the end"
+    if report.unacknowledged and not report.is_done:
+        rest += f", {_records(report.unacknowledged)} sent and not acknowledged"
     if report.ephemeral:
         return f"{_records(report.ephemeral)} sent, by best effort{rest}"
     return f"{_records(report.acknowledged)} committed{rest}"

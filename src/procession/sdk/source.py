@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, Awaitable
 import structlog
 
 from procession.address import Address, notice_silence, parse_address
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Forgetful, Source, Stream
@@ -44,9 +44,9 @@ class SourceClient:
         self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
     ) -> None:
         if options.rate is not None and options.rate <= 0:
-            raise ConfigError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
+            raise UsageError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
         if options.dialect not in DIALECTS:
-            raise ConfigError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
+            raise UsageError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
         self._source = source
         self._home = parse_address(address) if isinstance(address, str) else address
         self._address = self._home
@@ -79,6 +79,7 @@ class SourceClient:
             sent=sent,
             sent_bytes=sum(progress.sent_bytes for progress in streams),
             acknowledged=sum(progress.acknowledged for progress in streams),
+            unacknowledged=sum(progress.unacknowledged for progress in streams),
             ephemeral=sum(progress.sent for progress in streams if progress.stream.is_ephemeral),
             records_per_s=(sent - before) / max(now_s - before_s, 1e-9),
             sessions=self._sessions,

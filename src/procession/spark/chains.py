@@ -20,11 +20,16 @@ from procession.merge.merger import merged
 from procession.plan.blueprint import Plan
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
 from procession.plan.flow import Numbers
-from procession.plan.graph import Graph
+from procession.plan.graph import Exchange, Graph, Node
+from procession.plan.keyed import NO_STATES
 from procession.plan.rows import Rows
+from procession.plan.strategies import TABLE
 from procession.spark.awaiting import await_all
+from procession.spark.keeping import Keeping
+from procession.storage.cells import CellStore
 from procession.storage.log import RECORD_KINDS, REFERENCE_KINDS, LogReader
 from procession.storage.runs import Manifest, Run, RunStore
+from procession.storage.states import States
 
 TIMES = 33
 """How many quantiles of the event times a manifest carries."""
@@ -54,15 +59,21 @@ class Task:
     plan: Plan
     log_directory: Path
     runs_directory: Path
+    keeping: Keeping | None = None
+    """Where the states of keyed stages are; a plan that has such stages cannot be run without."""
 
     @property
     def graph(self) -> Graph:
         return self.plan.graph
 
-    def run_range(self, attempt: Attempt, first: int, last: int) -> Manifest:
+    def store(self) -> RunStore | CellStore:
+        """Where one try at a task reads and writes its runs."""
+        return CellStore() if self.graph.exchange is Exchange.SPARK else RunStore(self.runs_directory)
+
+    def run_range(self, attempt: Attempt, first: int, last: int, store: RunStore | CellStore | None = None) -> Manifest:
         """The first chain, on the records with sequence numbers in [first, last)."""
         summary = Summary()
-        empty = Manifest(attempt.epoch, FIRST_CHAIN, attempt.partition, first, last)
+        empty = Manifest(attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number)
 
         def rows() -> Iterator[Rows]:
             sequence = first
@@ -77,35 +88,69 @@ class Task:
         def told() -> Manifest:
             return replace(empty, records=summary.records, positions=summary.positions, times=summary.quantiles())
 
-        return self._run(attempt, empty, rows(), told)
+        return self._run(attempt, empty, rows(), told, store or self.store())
 
-    def run_bucket(self, attempt: Attempt, chain: int, runs: Sequence[Run]) -> Manifest:
+    def run_bucket(
+        self, attempt: Attempt, chain: int, runs: Sequence[Run], store: RunStore | CellStore, heard: int = 0
+    ) -> Manifest:
         """A later chain, on what the runs of its exchange hold for one task."""
-        store = RunStore(self.runs_directory)
-        empty = Manifest(attempt.epoch, chain, attempt.partition, 0, 0)
+        empty = Manifest(attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, heard=heard)
         paths = [store.read(attempt.epoch, run) for run in runs]
         edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)
         batches = merged(paths) if edge.is_merged else (batch for path in paths for batch in path)
-        return self._run(attempt, empty, map(Rows.of_exchange, batches), lambda: empty)
+        return self._run(attempt, empty, map(Rows.of_exchange, batches), lambda: empty, store)
 
-    def _run(self, attempt: Attempt, empty: Manifest, pieces: Iterable[Rows], told: Callable[[], Manifest]) -> Manifest:
-        store = RunStore(self.runs_directory)
+    def _run(
+        self,
+        attempt: Attempt,
+        empty: Manifest,
+        pieces: Iterable[Rows],
+        told: Callable[[], Manifest],
+        store: RunStore | CellStore,
+    ) -> Manifest:
         try:
             published = store.published(attempt.epoch, empty.stage, attempt.partition)
             if published is not None and (published.first, published.last) == (empty.first, empty.last):
                 return published
             writer = store.writer(attempt.epoch, empty.stage, attempt.partition, attempt.number)
-            chain = Chain(self.plan, empty.stage, find=self._find, await_all=await_all, turn=attempt.partition)
+            states = self._states(attempt, empty.stage)
+            chain = Chain(
+                self.plan,
+                empty.stage,
+                find=self._find,
+                await_all=await_all,
+                turn=attempt.partition,
+                states=states or NO_STATES,
+            )
             for piece in pieces:
                 for output in chain.run(piece):
                     writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
-            return writer.publish(told())
+            if states is None:
+                return writer.publish(told())
+            made = writer.publish(replace(told(), states=states.finish()))
+            assert self.keeping is not None
+            self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
+            return made
         except RoundError as error:
             if not attempt.is_last:
                 raise
             return replace(empty, failure=error.as_dict())
         except ProcessionError as error:
             return replace(empty, failure=error.as_dict())
+
+    def _root(self, chain: int) -> Node:
+        root = self.plan.chains[chain].root
+        assert root is not None
+        return self.plan.node(root)
+
+    def _states(self, attempt: Attempt, chain: int) -> States | None:
+        if self.plan.chains[chain].root is None or self._root(chain).stateful is None:
+            return None
+        assert self.keeping is not None
+        root, tasks = self._root(chain), self.plan.chains[chain].tasks
+        return self.keeping.open(
+            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_timed=TABLE[root.kind].is_timed
+        )
 
     def _find(self, sequence: int) -> dict[str, Any]:
         """The record with this sequence number, for an error that must name it."""

@@ -8,6 +8,7 @@ and not by hash, so every partition has its work. Before it `spark/reader`, whos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain as flatten
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-def
 from pyspark.util import PythonEvalType
 
 from procession.spark.chains import Task
-from procession.spark.parcels import SCHEMA, Parcel, as_rows, opened, sent, slots
+from procession.spark.parcels import SCHEMA, Parcel, as_rows, from_rows, heard, loaded, opened, sent, slots, unloaded
 from procession.spark.reader import attempt_of, freeze_once
 from procession.storage.runs import Manifest
 
@@ -36,6 +37,11 @@ def map_in_arrow(rows: DataFrame, function: Callable[..., Any], schema: str) -> 
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
 
 
+def physical_plan(rows: DataFrame) -> str:
+    """What Spark is about to run for these rows."""
+    return str(rows._jdf.queryExecution().executedPlan().toString())
+
+
 class Hop:
     """One level of the plan, in Spark's workers: parcels in, parcels out."""
 
@@ -46,19 +52,21 @@ class Hop:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        parcels = [Parcel.from_json(text) for batch in batches for text in batch.column("parcel").to_pylist()]
-        yield from self.run(context, parcels)
+        yield from self.run(context, [parcel for batch in batches for parcel in from_rows(batch)])
         freeze_once()
 
     def run(self, context: TaskContext, parcels: list[Parcel]) -> Iterator[pa.RecordBatch]:
         plan, level = self._task.plan, self._level
-        slot = context.partitionId()
-        mine = opened(plan, level, slot, [parcel for parcel in parcels if parcel.level == level])
-        chain, bucket = slots(plan, level)[slot]
-        attempt = attempt_of(context, bucket)
-        if any(parcel.is_failed for parcel in mine):
-            made = Manifest(attempt.epoch, chain, bucket, 0, 0)
-        else:
-            made = self._task.run_bucket(attempt, chain, [parcel.run for parcel in mine if parcel.run is not None])
+        slot, store = context.partitionId(), self._task.store()
         passing = [parcel for parcel in parcels if parcel.level > level]
-        yield as_rows(plan, level + 1, [*passing, *sent(plan, made, plan.chains[chain].tasks)])
+        mine = opened(plan, level, slot, unloaded([parcel for parcel in parcels if parcel.level == level], store))
+        del parcels  # what they hold is in the store, or passes
+        chain, bucket = slots(plan, level)[slot]
+        attempt, tries = attempt_of(context, bucket), heard(mine)
+        if any(parcel.is_failed for parcel in mine):
+            made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
+        else:
+            runs = [parcel.run for parcel in mine if parcel.run is not None]
+            made = self._task.run_bucket(attempt, chain, runs, store, tries)
+        onward = loaded(sent(plan, made, plan.chains[chain].tasks), store)
+        yield from as_rows(plan, level + 1, flatten(passing, onward))

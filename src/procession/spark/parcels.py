@@ -1,24 +1,28 @@
 """Parcels: manifests on their way through Spark, from the tasks that made them to the tasks that need them.
 
-The one rule: a task behind an exchange opens its parcels only if there is exactly one from every task before it; a
-parcel that is missing or comes twice would be records lost or doubled, and fails the epoch by name. Before it the tasks
-of one level of the plan; after it those of the next, and at last the driver, which gets every manifest.
+The one rule: a task behind an exchange opens its parcels only if there is exactly one from every task before it, and
+the driver takes an epoch only if all who read of a task have read of the same try at it; a parcel that is missing, or
+comes twice, or is of another try, would be records lost or doubled, and fails the epoch by name. Before it the tasks of
+one level of the plan; after it those of the next, and at last the driver, which gets every manifest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
-from procession.errors import StorageError
+from procession.errors import RoundError, StorageError
 from procession.plan.blueprint import Plan
-from procession.storage.runs import Manifest, Run
+from procession.storage.cells import CELL_BYTES_MAX, CellStore
+from procession.storage.runs import Manifest, Run, RunStore
 
-SCHEMA = "at int, parcel string"
-"""What Spark's rows are: the partition that a parcel goes to next, and the parcel."""
+SCHEMA = "at int, parcel string, cell binary"
+"""What Spark's rows are: the partition that a parcel goes to next, the parcel, and, with exchange="spark", a piece of
+its run."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,24 @@ class Parcel:
     manifest: str = ""
     is_failed: bool = False
     """The task failed, and the epoch with it: nobody need work on it any more."""
+    attempt: int = 0
+    """Which try at the task sent it."""
+    piece: int = 0
+    pieces: int = 1
+    """A run that goes along in cells has a row for each: this one, of so many."""
+    cell: bytes | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """All but the cell, which has a column of its own."""
+        fields = asdict(replace(self, cell=None))
+        del fields["cell"]
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Parcel:
+    def from_json(cls, text: str, cell: bytes | None = None) -> Parcel:
         fields = json.loads(text)
         run = fields.pop("run")
-        return cls(**fields, run=None if run is None else Run(**run))
+        return cls(**fields, run=None if run is None else Run(**run), cell=cell)
 
 
 def slots(plan: Plan, level: int) -> list[tuple[int, int]]:
@@ -70,6 +83,7 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
                 tasks,
                 runs.get((name, bucket)),
                 is_failed=manifest.failure is not None,
+                attempt=manifest.attempt,
             )
             for bucket in range(behind.tasks)
         ]
@@ -77,9 +91,57 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
     sinks = {plan.node(sink).name for sink in chain.sinks}
     told = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks))
     parcels.append(
-        Parcel(plan.levels, manifest.partition, chain.number, manifest.partition, tasks, manifest=told.to_json())
+        Parcel(
+            plan.levels,
+            manifest.partition,
+            chain.number,
+            manifest.partition,
+            tasks,
+            manifest=told.to_json(),
+            attempt=manifest.attempt,
+        )
     )
     return parcels
+
+
+def loaded(parcels: Iterable[Parcel], store: RunStore | CellStore) -> Iterator[Parcel]:
+    """Parcels with the cells of their runs, if it is cells that the store has: one for each cell. The runs of a whole
+    manifest, which the driver is to have, follow it."""
+    for parcel in parcels:
+        if not isinstance(store, CellStore):
+            yield parcel
+        elif parcel.run is not None:
+            yield from _in_pieces(parcel, store.cells(parcel.run))
+        else:
+            yield parcel
+            for run in Manifest.from_json(parcel.manifest).runs if parcel.manifest else ():
+                yield from _in_pieces(replace(parcel, manifest="", run=run), store.cells(run))
+
+
+def _in_pieces(parcel: Parcel, cells: Sequence[bytes]) -> Iterator[Parcel]:
+    for piece, cell in enumerate(cells):
+        yield replace(parcel, piece=piece, pieces=len(cells), cell=cell)
+
+
+def unloaded(parcels: Iterable[Parcel], store: RunStore | CellStore) -> list[Parcel]:
+    """Parcels again, one for each run; their cells are in the store."""
+    whole: list[Parcel] = []
+    pieces: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        if parcel.run is None or parcel.cell is None:
+            whole.append(parcel)
+        else:
+            pieces.setdefault(parcel.run.file, []).append(parcel)
+    for file, found in pieces.items():
+        found.sort(key=lambda parcel: parcel.piece)
+        first = found[0]
+        if [parcel.piece for parcel in found] != list(range(first.pieces)):
+            came = [parcel.piece for parcel in found]
+            raise StorageError(f"of the {first.pieces} cells of run {file} there came {came}")
+        assert isinstance(store, CellStore)
+        store.put(file, (parcel.cell for parcel in found if parcel.cell is not None))
+        whole.append(replace(first, piece=0, pieces=1, cell=None))
+    return whole
 
 
 def addressed(plan: Plan, level: int, parcel: Parcel) -> int:
@@ -87,10 +149,42 @@ def addressed(plan: Plan, level: int, parcel: Parcel) -> int:
     return parcel.slot if parcel.level == level else parcel.slot % max(1, len(slots(plan, level)))
 
 
-def as_rows(plan: Plan, level: int, parcels: Iterable[Parcel]) -> pa.RecordBatch:
-    """Parcels for Spark, on their way to this level."""
-    pairs = [(addressed(plan, level, parcel), parcel.to_json()) for parcel in parcels]
-    return pa.record_batch({"at": pa.array([at for at, _ in pairs], pa.int32()), "parcel": [text for _, text in pairs]})
+def as_rows(plan: Plan, level: int, parcels: Iterable[Parcel]) -> Iterator[pa.RecordBatch]:
+    """Parcels for Spark, on their way to this level; many small ones at a time, or a few with cells."""
+    found: list[Parcel] = []
+    size = 0
+    for parcel in parcels:
+        found.append(parcel)
+        size += len(parcel.cell or b"")
+        if size >= CELL_BYTES_MAX:
+            yield _batch(plan, level, found)
+            found, size = [], 0
+    if found:
+        yield _batch(plan, level, found)
+
+
+def _batch(plan: Plan, level: int, parcels: Sequence[Parcel]) -> pa.RecordBatch:
+    columns = {
+        "at": pa.array([addressed(plan, level, parcel) for parcel in parcels], pa.int32()),
+        "parcel": pa.array([parcel.to_json() for parcel in parcels], pa.string()),
+        "cell": pa.array([parcel.cell for parcel in parcels], pa.binary()),
+    }
+    return pa.record_batch(columns)
+
+
+def from_rows(batch: pa.RecordBatch) -> Iterator[Parcel]:
+    """Parcels as Spark brought them."""
+    for text, cell in zip(batch.column("parcel").to_pylist(), batch.column("cell").to_pylist(), strict=True):
+        yield Parcel.from_json(text, cell)
+
+
+def heard(parcels: Iterable[Parcel]) -> int:
+    """Which tries at their tasks these parcels came from, as one number."""
+    return _digest((parcel.chain, parcel.partition, parcel.attempt) for parcel in parcels)
+
+
+def _digest(tries: Iterable[tuple[int, int, int]]) -> int:
+    return zlib.crc32(json.dumps(sorted(tries)).encode())
 
 
 def opened(plan: Plan, level: int, slot: int, parcels: Iterable[Parcel]) -> list[Parcel]:
@@ -108,12 +202,39 @@ def opened(plan: Plan, level: int, slot: int, parcels: Iterable[Parcel]) -> list
     return found
 
 
-def manifests(plan: Plan, parcels: Sequence[Parcel]) -> list[Manifest]:
-    """The manifests of an epoch, by chain and partition, if every task of every chain has told."""
+def manifests(plan: Plan, parcels: Sequence[Parcel], runs: RunStore | None = None) -> list[Manifest]:
+    """The manifests of an epoch, by chain and partition, if every task of every chain has told, and of one try only.
+    Runs that came along in cells are put into the store, for whoever emits them."""
+    cells = CellStore()
+    landing = [parcel for parcel in unloaded(parcels, cells) if parcel.run is not None]
+    parcels = [parcel for parcel in parcels if parcel.manifest]
     for chain in plan.chains:
         _check_whole("the driver", [parcel for parcel in parcels if parcel.chain == chain.number])
     told = [Manifest.from_json(parcel.manifest) for parcel in parcels]
+    _check_tries(plan, told)
+    for parcel in landing:
+        assert parcel.run is not None
+        assert runs is not None
+        runs.land(told[0].epoch, parcel.run, cells.read(told[0].epoch, parcel.run))
     return sorted(told, key=lambda manifest: (manifest.stage, manifest.partition))
+
+
+def _check_tries(plan: Plan, told: Sequence[Manifest]) -> None:
+    """What a task gave when it was run again may differ from what it gave before: nobody may have read of both."""
+    if any(manifest.failure is not None for manifest in told):
+        return  # nothing will be taken of it
+    for chain in plan.chains:
+        if chain.root is None:
+            continue
+        feeding = {other.number for other in plan.fed_by(chain.root)}
+        tries = _digest((one.stage, one.partition, one.attempt) for one in told if one.stage in feeding)
+        for manifest in told:
+            if manifest.stage == chain.number and manifest.heard != tries:
+                raise RoundError(
+                    f"task {manifest.partition} of chain {chain.number} has read what another try at a task before it"
+                    " had made: Spark ran a stage again after its output had been used; the epoch is run again",
+                    epoch=manifest.epoch,
+                )
 
 
 def _check_whole(who: str, parcels: Sequence[Parcel]) -> None:

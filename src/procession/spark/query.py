@@ -20,12 +20,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from procession import faults
 from procession.errors import ProcessionError
 from procession.spark.chains import FIRST_CHAIN, Task
-from procession.spark.exchange import with_exchanges
+from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.parcels import SCHEMA, Parcel, addressed, manifests
 from procession.spark.paths import check_paths
 from procession.spark.reader import FORMAT, Feed, IngressSource
 from procession.spark.sql import sql_levels, through_sql
-from procession.storage.runs import Manifest
+from procession.storage.runs import Manifest, RunStore
 
 OnEpoch = Callable[[int, list[Manifest]], None]
 
@@ -43,22 +43,24 @@ def start_query(
 
     # One job takes an epoch through all levels; only where records go through Spark SQL another begins.
     edges = [*sql_levels(task.plan), task.plan.levels]
-    checked: list[int] = []
+    is_checked = False
 
     def each(rows: DataFrame, epoch: int) -> None:
+        nonlocal is_checked
         faults.point("driver:after-offsets")
         try:
-            if not checked:
-                check_paths(task.plan, executed_plan(spark), edges[0])
-                checked.append(epoch)
+            # A transform has Spark's settings in its hands, and may have changed them since.
+            if not is_checked or len(edges) > 1:
+                check_paths(task.plan, executed_plan(spark), range(1, edges[0]))
+                is_checked = True
             parcels = collected(rows)
             for level, following in pairwise(edges):
                 parcels = through_sql(rows.sparkSession, task, level, parcels)
-                batch = [(addressed(task.plan, level, parcel), parcel.to_json()) for parcel in parcels]
-                parcels = collected(
-                    with_exchanges(rows.sparkSession.createDataFrame(batch, SCHEMA), task, level, following)
-                )
-            told = manifests(task.plan, parcels)
+                batch = [(addressed(task.plan, level, one), one.to_json(), one.cell) for one in parcels]
+                hops = with_exchanges(rows.sparkSession.createDataFrame(batch, SCHEMA), task, level, following)
+                check_paths(task.plan, physical_plan(hops), range(level, following))
+                parcels = collected(hops)
+            told = manifests(task.plan, parcels, RunStore(task.runs_directory))
         except ProcessionError as error:
             # The way of every failure that somebody must act on; Spark would tell it as an exception of Java's.
             told = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
@@ -75,7 +77,8 @@ def start_query(
 
 
 def collected(rows: DataFrame) -> list[Parcel]:
-    return [Parcel.from_json(row["parcel"]) for row in rows.collect()]
+    found = ((row["parcel"], row["cell"]) for row in rows.collect())
+    return [Parcel.from_json(text, None if cell is None else bytes(cell)) for text, cell in found]
 
 
 def executed_plan(spark: SparkSession) -> str:

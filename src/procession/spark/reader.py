@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark.chains import Attempt, Task
-from procession.spark.parcels import SCHEMA, as_rows, sent
+from procession.spark.parcels import SCHEMA, as_rows, loaded, sent
 from procession.spark.session import TASK_FAILURES_MAX
 
 FORMAT = "procession"
@@ -56,10 +56,11 @@ class Ranges(DataSourceStreamReader):
         assert isinstance(partition, Range)
         context = TaskContext.get()
         assert context is not None
-        manifest = self._task.run_range(attempt_of(context, partition.number), partition.first, partition.last)
+        store, plan = self._task.store(), self._task.plan
+        attempt = attempt_of(context, partition.number)
+        manifest = self._task.run_range(attempt, partition.first, partition.last, store)
         freeze_once()
-        plan = self._task.plan
-        yield as_rows(plan, 1, sent(plan, manifest, partition.of))
+        yield from as_rows(plan, 1, loaded(sent(plan, manifest, partition.of), store))
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The session: Spark as we start it, each setting with its reason.
 
-The one rule: every setting that differs from Spark's default stands in SETTINGS with why, and `bench/epoch_time.py`
-measures what they buy together. Records do not pass through the JVM, only manifests, so it is tuned for many small jobs
-and a quick start rather than for peak speed. After it `spark/query`.
+The one rule: every setting that differs from Spark's default stands in SETTINGS with why, and `procession bench
+epoch-time` measures what they buy together. Records do not pass through the JVM, only manifests, so it is tuned for
+many small jobs and a quick start rather than for peak speed. After it `spark/query`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ Spark's. Before it the tasks of the level before; after it the tasks of the tran
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,20 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
 from pyspark.sql.types import StringType
 
-from procession.errors import PlanError
+from procession.errors import PlanError, ProcessionError
 from procession.plan.blueprint import Plan, PlannedChain
 from procession.plan.carriage import BYTES, TEXT
 from procession.plan.flow import ordinals
-from procession.plan.graph import Kind
+from procession.plan.graph import Kind, Node
 from procession.record import COLUMNS, ORDER
 from procession.spark.chains import Task
-from procession.spark.exchange import map_in_arrow
-from procession.spark.parcels import Parcel, slots
+from procession.spark.exchange import map_in_arrow, physical_plan
+from procession.spark.parcels import Parcel, loaded, slots
+from procession.spark.paths import check_sql
 from procession.spark.reader import attempt_of
+from procession.storage.cells import CellStore, batches_in
 from procession.storage.runs import Manifest, Run, RunStore
 
 CHILD = "child"
@@ -37,6 +42,10 @@ CHILD = "child"
 
 BEHIND_SQL = 5000
 """Manifests of what came back are published under the number of their chain and this."""
+
+FAILURE = "failure"
+ROW = "run string, cell binary"
+"""A run on its way to Spark SQL or back, or a cell of it."""
 
 WIDTHS = {"payload": "binary", "key": "binary"}
 
@@ -49,17 +58,24 @@ def sql_levels(plan: Plan) -> list[int]:
 def through_sql(spark: SparkSession, task: Task, level: int, parcels: Sequence[Parcel]) -> list[Parcel]:
     """Run the transforms of a level: the parcels for their tasks hold what came back, instead of what went in."""
     plan = task.plan
-    changed = {parcel: parcel for parcel in parcels}
-    for chain in plan.at_level(level):
-        if _is_sql(plan, chain) and not any(parcel.is_failed for parcel in parcels):
-            first = slots(plan, level).index((chain.number, 0))
-            mine = [parcel for parcel in parcels if parcel.level == level and 0 <= parcel.slot - first < chain.tasks]
-            runs = _transformed(spark, task, chain, [(parcel.slot - first, parcel.run) for parcel in mine])
-            for parcel in mine:
+    if any(parcel.is_failed for parcel in parcels):
+        return list(parcels)
+    changed: list[Parcel] = []
+    own: dict[int, list[Parcel]] = {chain.number: [] for chain in plan.at_level(level) if _is_sql(plan, chain)}
+    for parcel in parcels:
+        chain = slots(plan, level)[parcel.slot][0] if parcel.level == level else None
+        (changed if chain is None or chain not in own else own[chain]).append(parcel)
+    for number, mine in own.items():
+        first = slots(plan, level).index((number, 0))
+        runs, store = _transformed(spark, task, plan.chains[number], [(one.slot - first, one) for one in mine])
+        lowest = min(parcel.chain for parcel in mine)
+        for parcel in mine:
+            if parcel.piece == 0:
                 # Each task still gets a parcel from every task before it; one of them has all that came back.
-                is_first = parcel.partition == 0 and parcel.chain == min(other.chain for other in mine)
-                changed[parcel] = replace(parcel, run=runs.get(parcel.slot - first) if is_first else None)
-    return list(changed.values())
+                is_first = (parcel.partition, parcel.chain) == (0, lowest)
+                run = runs.get(parcel.slot - first) if is_first else None
+                changed += loaded([replace(parcel, run=run, cell=None, pieces=1)], store)
+    return changed
 
 
 def _is_sql(plan: Plan, chain: PlannedChain) -> bool:
@@ -67,28 +83,69 @@ def _is_sql(plan: Plan, chain: PlannedChain) -> bool:
 
 
 def _transformed(
-    spark: SparkSession, task: Task, chain: PlannedChain, runs: Sequence[tuple[int, Run | None]]
-) -> dict[int, Run]:
-    """The runs of what came back, by bucket."""
+    spark: SparkSession, task: Task, chain: PlannedChain, parcels: Sequence[tuple[int, Parcel]]
+) -> tuple[dict[int, Run], RunStore | CellStore]:
+    """The runs of what came back, by bucket, and where they are."""
     plan, root = task.plan, chain.root
     assert root is not None
     node = plan.node(root)
     edge = next(edge for edge in plan.edges if edge.after == root)
     keys = len(plan.keys[root]) - 1 if edge.is_merged else 1
-    written = [(bucket, json.dumps(asdict(run))) for bucket, run in runs if run is not None]
-    named = spark.createDataFrame(written, "at int, run string").repartitionById(chain.tasks, "at")
+    written = [(bucket, json.dumps(asdict(one.run)), one.cell) for bucket, one in parcels if one.run is not None]
+    named = spark.createDataFrame(written, f"at int, {ROW}").repartitionById(chain.tasks, "at")
     order = [f"{ORDER}{place}" for place in range(keys)]
     schema = ", ".join(f"{name} {WIDTHS.get(name, 'bigint')}" for name in ["payload", *COLUMNS, *order])
-    assert node.function is not None
-    answer = node.function(map_in_arrow(named, Unroll(task), schema))
+    answer = _answer(node, map_in_arrow(named, Unroll(task), schema))
     needed = ["payload", *order, *(COLUMNS if _shown_behind(plan, root) else ())]
     back = _checked(answer, node.name, needed)
     # All that was made of a record goes to one task, by its sequence and by nothing else: so a stage that Spark runs
     # again, with functions that give other rows this time, can neither lose nor double any.
-    back = back.withColumn("at", F.expr(f"cast(pmod({ORDER}0, {chain.tasks}) as int)"))
-    stored = map_in_arrow(back.repartitionById(chain.tasks, "at"), Store(task, chain.number, keys), "run string")
-    found = [Run(**json.loads(row["run"])) for row in stored.collect()]
-    return {run.bucket: run for run in found}
+    back = back.withColumn("at", F.expr(f"cast(pmod(coalesce({ORDER}0, 0), {chain.tasks}) as int)"))
+    stored = map_in_arrow(back.repartitionById(chain.tasks, "at"), Store(task, chain.number, keys), ROW)
+    with _told(node.name):
+        executed = physical_plan(stored)
+        check_sql(plan, node.name, executed, tasks=chain.tasks, inlet=Unroll.__name__, outlet=Store.__name__)
+        found = [(json.loads(row["run"]), row["cell"]) for row in stored.collect()]
+    store = task.store()
+    for told, cell in found:
+        if FAILURE in told:
+            raise ProcessionError.from_dict(told[FAILURE])
+        if isinstance(store, CellStore):
+            store.put(told["file"], [bytes(cell)])
+    return {run["bucket"]: Run(**run) for run, _ in found}, store
+
+
+def _answer(node: Node, records: DataFrame) -> Any:
+    assert node.function is not None
+    try:
+        return node.function(records)
+    except Exception as error:  # the user's code may raise anything
+        raise _raised(node.name, error) from error
+
+
+@contextmanager
+def _told(stage: str) -> Iterator[None]:
+    """What Spark says of a query that cannot be right, or of a value that it cannot take, is the function's error; what
+    befell a worker is not, and has been tried again already."""
+    try:
+        yield
+    except PySparkException as error:
+        is_ours = "procession.errors." in str(error)
+        if is_ours or (error.getCondition() is None and not isinstance(error, PythonException)):
+            raise
+        raise _raised(stage, error) from error
+
+
+def _raised(stage: str, error: Exception) -> PlanError:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return PlanError(
+        f"transform {stage!r} failed: {type(error).__name__}: {first}",
+        next_step="mend the function; or, where a record cannot be taken, give it another value there (try_cast,"
+        " coalesce) or filter it out before. Nothing of this epoch was committed, and it is run again when you start"
+        " again",
+        stage=stage,
+        trace="".join(traceback.format_exception(error)),
+    )
 
 
 def _shown_behind(plan: Plan, index: int) -> bool:
@@ -112,6 +169,17 @@ def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
             " map_batches, which keeps rows in their places by itself",
             stage=stage,
         )
+    for name in needed:
+        kind = answer.schema[name].dataType.simpleString()
+        wanted = ("string", "binary") if name == "payload" else (WIDTHS.get(name, "bigint"),)
+        if kind not in wanted:
+            raise PlanError(
+                f"transform {stage!r} gave back the column {name} as {kind}, which is not {' or '.join(wanted)}",
+                next_step=f"cast it: df.withColumn({name!r}, df[{name!r}].cast({wanted[0]!r}))"
+                if name == "payload"
+                else "carry the column along as it came",
+                stage=stage,
+            )
     form = TEXT if isinstance(answer.schema["payload"].dataType, StringType) else BYTES
     chosen = [*needed, *([CHILD] if CHILD in answer.columns else [])]
     return (
@@ -133,8 +201,8 @@ class Unroll:
         epoch = attempt_of(context, 0).epoch
         store = RunStore(self._task.runs_directory)
         for batch in batches:
-            for text in batch.column("run").to_pylist():
-                for rows in store.read(epoch, Run(**json.loads(text))):
+            for text, cell in zip(batch.column("run").to_pylist(), batch.column("cell").to_pylist(), strict=True):
+                for rows in store.read(epoch, Run(**json.loads(text))) if cell is None else batches_in(cell):
                     names = [name for name in rows.schema.names if name != "form"]
                     yield pa.record_batch({name: _signed(rows.column(name)) for name in _ordered(names)})
 
@@ -162,15 +230,37 @@ class Store:
         bucket = context.partitionId()
         attempt = attempt_of(context, bucket)
         stage = BEHIND_SQL + self._chain
-        store = RunStore(self._task.runs_directory)
+        store = self._task.store()
         writer = store.writer(attempt.epoch, stage, bucket, attempt.number)
         root = self._task.plan.chains[self._chain].root
         assert root is not None
+        name = self._task.plan.node(root).name
         pieces = list(batches)
-        if pieces:
-            writer.add(self._task.plan.node(root).name, placed(pa.concat_batches(pieces), self._keys), bucket)
-        for run in writer.publish(Manifest(attempt.epoch, stage, bucket, 0, 0)).runs:
-            yield pa.record_batch({"run": [json.dumps(asdict(run))]})
+        try:
+            if pieces:
+                writer.add(name, placed(_whole(pa.concat_batches(pieces), name), self._keys), bucket)
+            for run in writer.publish(Manifest(attempt.epoch, stage, bucket, 0, 0)).runs:
+                for cell in store.cells(run) if isinstance(store, CellStore) else [None]:
+                    yield _row(asdict(run), cell)
+        except ProcessionError as error:
+            yield _row({FAILURE: error.as_dict()}, None)
+
+
+def _row(told: dict[str, Any], cell: bytes | None) -> pa.RecordBatch:
+    return pa.record_batch({"run": [json.dumps(told)], "cell": pa.array([cell], pa.binary())})
+
+
+def _whole(rows: pa.RecordBatch, stage: str) -> pa.RecordBatch:
+    """The rows, if each has a payload and knows its place."""
+    for name in rows.schema.names:
+        if (name == "payload" or name.startswith(ORDER)) and rows.column(name).null_count:
+            raise PlanError(
+                f"transform {stage!r} gave back a row without {name}: it is null",
+                next_step="filter such rows out, or give them a payload; a row that an outer join made of no record has"
+                " no place in the order",
+                stage=stage,
+            )
+    return rows
 
 
 def placed(rows: pa.RecordBatch, keys: int) -> pa.RecordBatch:

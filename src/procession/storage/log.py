@@ -26,6 +26,7 @@ from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
 from procession.storage.segment import (
     HEADER_BYTES,
+    INGRESS,
     INGRESS_SCHEMA,
     KIND_EOS,
     KIND_RECORD,
@@ -35,6 +36,7 @@ from procession.storage.segment import (
     Entry,
     SegmentIndex,
     SegmentReader,
+    Use,
     damaged,
     encode_entry,
     encode_header,
@@ -61,8 +63,9 @@ ROW_BYTES = 33
 class LogReader:
     """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, use: Use = INGRESS) -> None:
         self.directory = directory
+        self._use = use
         self._readers: dict[int, SegmentReader] = {}
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -77,7 +80,7 @@ class LogReader:
                 yield from self._segment(base, upper).read(start, upper)
                 start = upper
         if start < end:
-            raise missing(self.directory, start, end)
+            raise missing(self.directory, start, end, self._use)
 
     def refresh(self) -> list[int]:
         """The segments there are; lets go of those that are not, whose space a mapping would keep from being freed."""
@@ -91,25 +94,33 @@ class LogReader:
 
     def _segment(self, base: int, end: int) -> SegmentReader:
         if base not in self._readers:
-            self._readers[base] = SegmentReader(self.directory / segment_name(base), base)
+            self._readers[base] = SegmentReader(self.directory / segment_name(base), base, self._use)
         reader = self._readers[base]
         reader.extend(end)
         if reader.index.end < end:
-            raise missing(self.directory, reader.index.end, end)
+            raise missing(self.directory, reader.index.end, end, self._use)
         return reader
 
 
 class IngressLog:
     """The one writer of a log. `sync` may run in a thread beside the others; all else belongs to one thread."""
 
-    def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX, committed_end: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        committed_end: int = 0,
+        use: Use = INGRESS,
+    ) -> None:
         """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there."""
         self.directory = directory
         self.segment_bytes_max = segment_bytes_max
+        self._use = use
         self._lock = lock_directory(directory)
         self._sync_lock = threading.Lock()
         self._failure: StorageError | None = None
-        self._reader = LogReader(directory)
+        self._reader = LogReader(directory, use)
         try:
             self._segments = self._recover()
             if not self._segments or self.next_sequence < committed_end:
@@ -229,7 +240,7 @@ class IngressLog:
     def _segment_of(self, sequence: int) -> SegmentIndex:
         number = bisect_right(self._segments, sequence, key=lambda segment: segment.base) - 1
         if number < 0:
-            raise missing(self.directory, sequence, self.start_sequence)
+            raise missing(self.directory, sequence, self.start_sequence, self._use)
         return self._segments[number]
 
     def _rows_within(self, sequence: int, bytes_max: int) -> tuple[int, int]:
@@ -247,14 +258,14 @@ class IngressLog:
             path = self.directory / segment_name(base)
             is_last = base == bases[-1]
             if segments and base != segments[-1].end:
-                raise missing(self.directory, segments[-1].end, base)
+                raise missing(self.directory, segments[-1].end, base, self._use)
             if is_last and path.stat().st_size < HEADER_BYTES:
                 # Died while it made the file: nothing was ever in it.
                 segments.append(self._create(base))
                 continue
-            segment = recover(path, base)
+            segment = recover(path, base, self._use)
             if not is_last and segment.position_end != path.stat().st_size:
-                raise damaged(path, segment.position_end)
+                raise damaged(path, segment.position_end, self._use)
             segments.append(segment)
         return segments
 
@@ -306,10 +317,10 @@ def segment_bases(directory: Path) -> list[int]:
         raise storage_error(directory, "read", error) from error
 
 
-def missing(directory: Path, start: int, end: int) -> StorageError:
+def missing(directory: Path, start: int, end: int, use: Use) -> StorageError:
     return StorageError(
-        f"The ingress log in {directory} has no records {start} to {end}.",
-        next_step="Check that this is the pipeline's own log, and that no file of it was removed by hand.",
+        f"The {use.name} in {directory} has no records {start} to {end}.",
+        next_step=f"Check that this is the right {use.name}, and that no file of it was removed by hand.",
         path=str(directory),
         start=start,
         end=end,

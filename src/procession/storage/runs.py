@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,13 @@ class Manifest:
     runs: tuple[Run, ...] = ()
     positions: Mapping[int, int] = field(default_factory=dict)
     times: tuple[int, ...] = ()
+    attempt: int = 0
+    """Which try at the task made this."""
+    heard: int = 0
+    """A digest of which tries the task's own input came from."""
     failure: Mapping[str, Any] | None = None
+    states: tuple[tuple[str, int], ...] | None = None
+    """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -65,6 +71,8 @@ class Manifest:
         fields["runs"] = tuple(Run(**run) for run in fields["runs"])
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         fields["times"] = tuple(fields["times"])
+        if fields.get("states") is not None:
+            fields["states"] = tuple((name, count) for name, count in fields["states"])
         return cls(**fields)
 
 
@@ -95,6 +103,21 @@ class RunStore:
                     yield batches.get_batch(index)
         except (FileNotFoundError, pa.ArrowInvalid) as error:
             raise StorageError(f"run {path} of epoch {epoch} is gone or torn: {error}", path=str(path)) from error
+
+    def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
+        """Keep a run that came another way than by a writer of this store."""
+        folder = self._folder(epoch)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(folder / run.file), "wb") as file:
+                writer = None
+                for batch in batches:
+                    writer = writer or pa.ipc.new_file(file, batch.schema)
+                    writer.write_batch(batch)
+                if writer is not None:
+                    writer.close()
+        except OSError as error:
+            raise storage_error(folder, "write runs in", error) from error
 
     def drop(self, epoch: int) -> None:
         """Forget an epoch: it is confirmed, or it will be run again."""
@@ -137,14 +160,14 @@ class RunWriter:
         self._runs[place] = replace(
             run,
             count=run.count + rows.num_rows,
-            payload_bytes=run.payload_bytes + _payload_bytes(rows.column("payload")),
+            payload_bytes=run.payload_bytes + payload_bytes(rows.column("payload")),
         )
 
     def publish(self, manifest: Manifest) -> Manifest:
         """Close the runs and publish the manifest with them; the one published first counts."""
         published = self._folder / f"{self._task}.manifest"
         draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
-        whole = replace(manifest, runs=tuple(self._runs.values()))
+        whole = replace(manifest, attempt=self._task_attempt, runs=tuple(self._runs.values()))
         try:
             for file, writer in self._files.values():
                 writer.close()
@@ -164,7 +187,8 @@ class RunWriter:
         return whole
 
 
-def _payload_bytes(payload: pa.Array) -> int:
+def payload_bytes(payload: pa.Array) -> int:
+    """How many bytes the payloads of these rows have."""
     # The offsets buffer tells the bytes between the first and the last row without touching the data.
     offsets = payload.buffers()[1]
     words = memoryview(offsets).cast("i")

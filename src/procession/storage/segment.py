@@ -61,6 +61,17 @@ _CHECKED_FROM = 8  # the entry's checksum covers what follows it
 HEADER_BYTES = _FILE.size + 8
 
 
+class Use(NamedTuple):
+    """What a log is there for: its errors say it."""
+
+    name: str
+    last_resort: str
+    """What is left to do if a file is damaged and there is no copy."""
+
+
+INGRESS = Use("ingress log", "reset the pipeline and let its sources send again")
+
+
 class Entry(NamedTuple):
     """One entry's place: rows [first, end) in bytes [position, position_end) of the file."""
 
@@ -106,11 +117,12 @@ class SegmentIndex:
 class SegmentReader:
     """A mapped segment that may still grow: looks at no byte beyond what it is asked for."""
 
-    def __init__(self, path: Path, base: int) -> None:
+    def __init__(self, path: Path, base: int, use: Use = INGRESS) -> None:
         self.path = path
         self.index = SegmentIndex(base)
+        self._use = use
         self._data = _map(path)
-        check_header(self._data, base, path)
+        check_header(self._data, base, path, use)
 
     def extend(self, end: int) -> None:
         """Index the entries up to sequence `end`, as far as they are there."""
@@ -129,7 +141,7 @@ class SegmentReader:
             first, position = self.index.at(start)
             entry = entry_at(self._data, position, first)
             if entry is None or not is_intact(self._data, entry):
-                raise damaged(self.path, position)
+                raise damaged(self.path, position, self._use)
             batch = batch_at(self._data, entry)
             yield batch.slice(start - first, min(end, entry.end) - start)
             start = entry.end
@@ -145,10 +157,10 @@ def encode_header(base: int) -> bytes:
     return checked + struct.pack("<II", crc32(checked), 0)
 
 
-def check_header(data: pa.Buffer, base: int, path: Path) -> None:
+def check_header(data: pa.Buffer, base: int, path: Path, use: Use) -> None:
     """A StorageError unless the file begins as the segment of `base` does."""
     if bytes(data[:HEADER_BYTES]) != encode_header(base):
-        raise damaged(path, 0)
+        raise damaged(path, 0, use)
 
 
 def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> tuple[bytes, memoryview]:
@@ -182,15 +194,15 @@ def batch_at(data: pa.Buffer, entry: Entry) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], INGRESS_SCHEMA)
 
 
-def recover(path: Path, base: int) -> SegmentIndex:
+def recover(path: Path, base: int, use: Use = INGRESS) -> SegmentIndex:
     """Verify every entry; the index ends where the good ones do. Damage below what was durable is a StorageError."""
     data = _map(path)
-    check_header(data, base, path)
+    check_header(data, base, path, use)
     index = SegmentIndex(base)
     while (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
         index.add(entry)
     if any(later.durable_end > index.end for later in _intact_after(data, index.position_end)):
-        raise damaged(path, index.position_end)
+        raise damaged(path, index.position_end, use)
     return index
 
 
@@ -204,10 +216,10 @@ def _intact_after(data: pa.Buffer, position: int) -> Iterator[Entry]:
         position += 1
 
 
-def damaged(path: Path, position: int) -> StorageError:
+def damaged(path: Path, position: int, use: Use) -> StorageError:
     return StorageError(
-        f"The ingress log is damaged: {path.name} at byte {position} does not match its checksum.",
-        next_step=f"Restore {path} from a copy, or reset the pipeline and let its sources send again.",
+        f"The {use.name} is damaged: {path.name} at byte {position} does not match its checksum.",
+        next_step=f"Restore {path} from a copy, or {use.last_resort}.",
         path=str(path),
         position=position,
     )

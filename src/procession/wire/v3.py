@@ -230,19 +230,35 @@ def encode_messages(
     if columns.is_ready():
         ids, times = np.ascontiguousarray(message_ids, np.uint64), np.ascontiguousarray(event_times, np.int64)
         return columns.encode(stream_id, ids, times, keys, payloads)
-    header = np.empty(count, dtype=_MESSAGE_HEADER)
+    # Payloads of one length stand beside their headers, as one array; that is how logs and numbers often are.
+    size = int(payload_lengths[0])
+    is_even = keys is None and size > 0 and bool((payload_lengths == size).all())
+    header = np.empty(count, dtype=[*_MESSAGE_HEADER.descr, ("payload", f"V{size}")] if is_even else _MESSAGE_HEADER)
     header["length"] = body_lengths
     header["tag"] = MESSAGE_TAG
     header["stream_id"] = stream_id
     header["message_id"] = message_ids
     header["event_time"] = event_times
     header["key_length"] = key_lengths
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(header.itemsize), count, [None, pa.py_buffer(header)])
+    if is_even:
+        header["payload"] = np.frombuffer(_data_of(payloads), f"V{size}", count)
+        return pa.py_buffer(header)
+    size_bytes = int(body_lengths.sum()) + count * _LENGTH_BYTES
+    edges = np.arange(count + 1, dtype=np.int64) * header.itemsize
+    kind = pa.binary() if size_bytes <= columns.BYTES_MAX else pa.large_binary()
+    offsets = edges.astype(np.int32) if kind == pa.binary() else edges
+    fixed = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), pa.py_buffer(header)])
     # The join of the parts of each record, laid end to end in one data buffer, is what goes on the wire.
-    wide = pa.large_binary()
-    parts = [fixed.cast(wide)] + ([] if keys is None else [keys.cast(wide)]) + [payloads.cast(wide)]
-    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", wide))
-    return joined.buffers()[2].slice(0, int(body_lengths.sum()) + count * _LENGTH_BYTES)
+    parts = [fixed] + ([] if keys is None else [keys.cast(kind)]) + [payloads.cast(kind)]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", kind)).buffers()[2].slice(0, size_bytes)
+
+
+def _data_of(array: pa.Array) -> pa.Buffer:
+    """The bytes of the rows, end to end."""
+    _, offsets, data = array.buffers()
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    edges = np.frombuffer(offsets, np.int64 if is_large else np.int32)
+    return data[int(edges[array.offset]) : int(edges[array.offset + len(array)])]
 
 
 def _lengths(array: pa.Array, noun: str) -> npt.NDArray[np.int64]:

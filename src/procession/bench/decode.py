@@ -7,12 +7,10 @@ that it checks. The encoder is measured likewise: a loop, and what is used until
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +20,6 @@ from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Hello, Messages, Notify, NotifyAck, Ok
 
-COMMAND = "python -m bench decode"
 STREAM = 1
 PAYLOAD_BYTES = 50
 READ_BYTES = 1024 * 1024
@@ -30,17 +27,12 @@ WRITE_RECORDS = 8192
 HEADER = struct.Struct(">IBQQqH")
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    payloads = [b"%0*d" % (PAYLOAD_BYTES, number) for number in range(given.frames)]
+def measure(frames: int, rounds: int) -> dict[str, dict[str, float]]:
+    payloads = [b"%0*d" % (PAYLOAD_BYTES, number) for number in range(frames)]
     column = pa.array(payloads, pa.binary())
     data = packed_by_struct(payloads)
     columns.make_ready()
-    ways = {
+    ways: dict[str, dict[str, Callable[[], int]]] = {
         "decode": {"struct": lambda: unpacked_by_struct(data), "columns": lambda: received(data)},
         "encode": {
             "struct": lambda: len(packed_by_struct(payloads)),
@@ -48,15 +40,13 @@ def main(arguments: Sequence[str]) -> None:
             "columns": lambda: sent(column),
         },
     }
-    figures = {what: measured(way, given.frames, given.rounds) for what, way in ways.items()}
-    command = f"{COMMAND} --frames {given.frames} --rounds {given.rounds}"
-    if given.json:
-        print(json.dumps({**figures, "command": command}))
-        return
+    return {what: measured(way, frames, rounds) for what, way in ways.items()}
+
+
+def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for what, one in figures.items():
-        shown = ", ".join(f"{name} {one[name]:.1f}" for name in ways[what])
-        print(f"{what}: {shown} ns a frame; columns are {one['ratio']:.0f} times as fast as struct")
-    print(f"({command})")
+        shown = ", ".join(f"{name} {value:.1f}" for name, value in one.items() if name != "ratio")
+        yield f"{what}: {shown} ns a frame; columns are {one['ratio']:.0f} times as fast as struct"
 
 
 def measured(ways: Mapping[str, Callable[[], int]], frames: int, rounds: int) -> dict[str, float]:

@@ -2,12 +2,11 @@
 
 The same bytes go, in turn, to a plain `recv_into` loop and to a gateway, which decodes them, looks for duplicates,
 appends them to its log and gives the credits back. The producers hold their frames encoded and send as far as their
-credits go: they are not what is measured. Nor is the disk: the log is in memory, unless `--dir` says where.
+credits go: they are not what is measured. Nor is the disk: the log is in memory, unless a directory is given.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import selectors
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +28,30 @@ from procession.wire import v3
 from procession.wire.codec import Framer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Ok
 
-COMMAND = "python -m bench gateway"
 PRODUCERS = (1, 8)
 PAYLOAD_BYTES = 50
 READ_BYTES = 1024 * 1024
-LOOK_S = 0.002
+LOOK_S = 0.01
 WARM_STREAM, WARM_RECORDS = 1000, 200_000
 MEMORY = Path("/dev/shm")
 FORK: Any = multiprocessing.get_context("fork")
 """Producers are forks: what they send is in memory once, and there before the clock runs."""
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, default=MEMORY if MEMORY.is_dir() else None)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    figures = {producers: measure(producers, given.records, given.rounds, given.dir) for producers in PRODUCERS}
-    command = f"{COMMAND} --records {given.records} --rounds {given.rounds}"
-    if given.json:
-        print(json.dumps({"producers": figures, "command": command}))
-        return
+def measure(records: int, rounds: int, directory: Path | None) -> dict[str, dict[str, float]]:
+    directory = directory or (MEMORY if MEMORY.is_dir() else None)
+    return {str(producers): measure_with(producers, records, rounds, directory) for producers in PRODUCERS}
+
+
+def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for producers, one in figures.items():
-        print(
+        yield (
             f"{producers} producer(s): gateway {one['gateway_mb_s']:5.0f} MB/s, {one['gateway_records_s'] / 1e6:.1f} M"
             f" records/s; plain loopback {one['loopback_mb_s']:5.0f} MB/s; share {one['share']:.2f}"
         )
-    print(f"({command})")
 
 
-def measure(producers: int, records: int, rounds: int, directory: Path | None) -> dict[str, float]:
+def measure_with(producers: int, records: int, rounds: int, directory: Path | None) -> dict[str, float]:
     each = records // producers
     loads = [encoded(stream_id, each) for stream_id in range(1, producers + 1)]
     size_bytes = sum(map(len, loads))
@@ -201,7 +192,3 @@ def _produce(address: tuple[str, int], load: memoryview, records: int, stream_id
             pass
 
     return go
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

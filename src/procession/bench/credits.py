@@ -2,19 +2,18 @@
 
 A real gateway, a real source (the generator, which sends as fast as it may) and, in place of Spark, a driver that only
 commits: the slow one so many records a second, the fast one all that is there. How long records wait is from when
-the gateway has them to when they are committed. The log is in memory, unless `--dir` says where.
+the gateway has them to when they are committed. The log is in memory, unless a directory is given.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from procession.gateway.address import addresses
 from procession.gateway.client import ControlClient
 from procession.sdk.batch import Stream
 
-COMMAND = "python -m bench credits"
 MODES = ("fixed", "adaptive")
 MEMORY = Path("/dev/shm")
 STREAM = Stream.named("generator-0-0").id
@@ -35,36 +33,38 @@ SAMPLES = 20_000
 MIB = 1024 * 1024
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long a round with the slow pipeline is")
-    parser.add_argument("--rate", type=int, default=20_000, help="records a second that the slow pipeline commits")
-    parser.add_argument("--epoch-s", type=float, default=0.1, help="what its epochs take")
-    parser.add_argument("--records", type=int, default=2_000_000, help="of a round with the fast pipeline")
-    parser.add_argument("--latency-target-s", type=float, default=1.0)
-    parser.add_argument("--lag-bytes-max", type=int, default=256 * MIB)
-    parser.add_argument("--dir", type=Path, default=MEMORY if MEMORY.is_dir() else None)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    figures = {pipeline: measure(pipeline, given) for pipeline in ("slow", "fast")}
-    options = ("rounds", "seconds", "rate", "epoch_s", "records", "latency_target_s", "lag_bytes_max")
-    named = [f"--{name.replace('_', '-')} {getattr(given, name)}" for name in options]
-    command = " ".join([COMMAND, *named])
-    if given.json:
-        print(json.dumps({**figures, "command": command}))
-        return
+@dataclass(frozen=True)
+class Given:
+    """What is measured."""
+
+    rounds: int
+    seconds: float
+    """How long a round with the slow pipeline is."""
+    rate: int
+    """Records a second that the slow pipeline commits."""
+    epoch_s: float
+    records: int
+    """Of a round with the fast pipeline."""
+    latency_target_s: float
+    lag_bytes_max: int
+    directory: Path | None
+
+
+def measure(given: Given) -> dict[str, dict[str, dict[str, float]]]:
+    return {pipeline: measure_behind(pipeline, given) for pipeline in ("slow", "fast")}
+
+
+def told(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
     for pipeline, modes in figures.items():
         for mode, one in modes.items():
-            print(
+            yield (
                 f"{pipeline} pipeline, {mode:8} window: {one['records_s']:9,.0f} records/s;"
                 f" wait p50 {one['p50_s']:6.3f} s, p99 {one['p99_s']:6.3f} s;"
                 f" buffered at most {one['buffered_max']:9,.0f} records, {one['mib_max']:5.1f} MiB"
             )
-    print(f"({command})")
 
 
-def measure(pipeline: str, given: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure_behind(pipeline: str, given: Given) -> dict[str, dict[str, float]]:
     """The medians of rounds in turn."""
     rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for number in range(given.rounds):
@@ -77,9 +77,11 @@ def measure(pipeline: str, given: argparse.Namespace) -> dict[str, dict[str, flo
     }
 
 
-def run_round(pipeline: str, mode: str, given: argparse.Namespace) -> dict[str, float]:
+def run_round(pipeline: str, mode: str, given: Given) -> dict[str, float]:
     procession = [sys.executable, "-m", "procession"]
-    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=given.dir) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="procession-bench-", dir=given.directory or (MEMORY if MEMORY.is_dir() else None)
+    ) as name:
         directory = Path(name)
         limits = ["--credits", mode, "--latency-target-s", str(given.latency_target_s)]
         limits += ["--lag-bytes-max", str(given.lag_bytes_max)]
@@ -104,7 +106,7 @@ def run_round(pipeline: str, mode: str, given: argparse.Namespace) -> dict[str, 
 class Driver:
     """Commits, and notes down what it sees."""
 
-    def __init__(self, client: ControlClient, given: argparse.Namespace, records: int) -> None:
+    def __init__(self, client: ControlClient, given: Given, records: int) -> None:
         self._client = client
         self._given = given
         self._records = records
@@ -168,7 +170,3 @@ class Driver:
             "buffered_max": float((came - np.append(0, committed)[before]).max()),
             "mib_max": self._lag_bytes_max / MIB,
         }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

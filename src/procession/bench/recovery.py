@@ -8,13 +8,12 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from procession.ops.app import load_app
@@ -26,7 +25,6 @@ from procession.ops.progress import Progress
 from procession.ops.restarts import RestartPolicy
 from procession.ops.supervise import Supervisor
 
-COMMAND = "python -m bench recovery"
 RATE = 5_000
 RECORDS = 5_000_000
 LOOK_S = 0.02
@@ -34,24 +32,19 @@ STEADY_S = 2.0
 PATIENCE_S = 120.0
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
+def measure(rounds: int) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as work:
-        seconds = measure(Path(work) / "alone", given.rounds, (SOURCE, GATEWAY, SINK, DRIVER))
-        seconds["driver with a spare"] = measure(Path(work) / "spare", given.rounds, (DRIVER,))[DRIVER]
-    figures = {part: {"median_s": statistics.median(times), "worst_s": max(times)} for part, times in seconds.items()}
-    if given.json:
-        print(json.dumps({"parts": figures, "command": f"{COMMAND} --rounds {given.rounds}"}))
-        return
+        seconds = measure_parts(Path(work) / "alone", rounds, (SOURCE, GATEWAY, SINK, DRIVER))
+        seconds["driver with a spare"] = measure_parts(Path(work) / "spare", rounds, (DRIVER,))[DRIVER]
+    return {part: {"median_s": statistics.median(times), "worst_s": max(times)} for part, times in seconds.items()}
+
+
+def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for part, one in figures.items():
-        print(f"{part:20} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)")
-    print(f"({COMMAND} --rounds {given.rounds})")
+        yield f"{part:20} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)"
 
 
-def measure(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, list[float]]:
+def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, list[float]]:
     has_spare = parts == (DRIVER,)
     work.mkdir()
     write_input(work / "input.txt", RECORDS)

@@ -7,7 +7,6 @@ the settings that are there for speed, one at a time: what each buys, with all t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -16,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -27,7 +27,6 @@ from procession.spark.reader import freeze_once
 
 WARM_EPOCHS = 20
 EPOCHS = 60
-COMMAND = "python -m bench epoch-time"
 SHARING = "class sharing"
 FREEZING = "gc.freeze()"
 FOR_SPEED = (
@@ -76,7 +75,7 @@ class TickSource(DataSource):
         return Ticks(is_frozen=self.options.get("frozen") == "true")
 
 
-def measure(variant: str) -> dict[str, float]:
+def run_variant(variant: str) -> dict[str, float]:
     """One process's figures: the median epoch, and the time from nothing to the first."""
     began = time.perf_counter()
     if variant == "default":
@@ -86,7 +85,8 @@ def measure(variant: str) -> dict[str, float]:
     else:
         without = variant.removeprefix("without ")
         session.SETTINGS = tuple(setting for setting in session.SETTINGS if setting[0] != without)
-        session.JAVA_OPTIONS = tuple(option for option in session.JAVA_OPTIONS if option != without)
+        kept: Any = tuple(option for option in session.JAVA_OPTIONS if option != without)
+        session.JAVA_OPTIONS = kept
         spark = session.open_session("bench", 2, java_options=[] if without == SHARING else None)
     spark.dataSource.register(TickSource)
     ends: list[float] = []
@@ -109,33 +109,26 @@ def measure(variant: str) -> dict[str, float]:
     return {"epoch_ms": statistics.median(steady) * 1e3, "first_epoch_s": ends[0] - began}
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--ablate", action="store_true", help="also without each setting that is there for speed")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.variant:
-        print(json.dumps(measure(given.variant)))
-        return
-    variants = ["default", "ours", *(f"without {name}" for name in FOR_SPEED if given.ablate)]
+def measure(rounds: int, *, is_ablating: bool = False) -> dict[str, Any]:
+    variants = ["default", "ours", *(f"without {name}" for name in FOR_SPEED if is_ablating)]
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
-    for _ in range(given.rounds):
+    for _ in range(rounds):
         for variant, figures in found.items():
-            argv = [sys.executable, "-m", "bench", "epoch-time", "--variant", variant]
+            argv = [sys.executable, "-m", "procession.bench.epoch_time", variant]
             output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
             figures.append(json.loads(output.splitlines()[-1]))
     medians = {
         variant: {name: statistics.median(one[name] for one in figures) for name in figures[0]}
         for variant, figures in found.items()
     }
-    ratio = medians["ours"]["epoch_ms"] / medians["default"]["epoch_ms"]
-    if given.json:
-        print(json.dumps({**medians, "ratio": ratio, "command": COMMAND}))
-        return
-    for variant, median in medians.items():
-        print(
-            f"{variant:56} small epoch {median['epoch_ms']:6.0f} ms, first epoch after {median['first_epoch_s']:5.1f} s"
-        )
-    print(f"ours / default: {ratio:.2f}   ({COMMAND} --rounds {given.rounds})")
+    return {"variants": medians, "ratio": medians["ours"]["epoch_ms"] / medians["default"]["epoch_ms"]}
+
+
+def told(figures: Mapping[str, Any]) -> Iterator[str]:
+    for variant, one in figures["variants"].items():
+        yield f"{variant:56} small epoch {one['epoch_ms']:6.0f} ms, first epoch after {one['first_epoch_s']:5.1f} s"
+    yield f"ours / default: {figures['ratio']:.2f}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_variant(sys.argv[1])))

@@ -1,0 +1,225 @@
+"""What order costs: the workload of Conflux's Listing 1 with order and without, and with a window sort instead.
+
+All three read the same log on the same Spark, in one process, in turn, several rounds; what counts are medians. The
+output of each is counted and compared, record by record, with what must come out. One round more is run first, and does
+not count, because Java gets faster for a while; nor does the first, small epoch of each run, which starts what is
+started once. A record is made when its epoch is begun, and its latency ends when it is written. Producers, gateway and
+commit are left out: they would be the same for all. Java compiles as is Spark's default, and not as we have it, because
+in the window sort rows pass through it. The log, runs and what Spark shuffles are in memory, if there is such a place.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from procession.bench import window_sort, workload
+from procession.bench.window_sort import Stamps, bytes_of
+from procession.bench.workload import SINK, Segment
+from procession.commit.emitter import payloads
+from procession.errors import ProcessionError
+from procession.plan.planner import make_plan
+from procession.spark import session
+from procession.spark.chains import Task
+from procession.spark.query import start_query
+from procession.storage.runs import Manifest, RunStore
+
+MEMORY = Path("/dev/shm")
+VARIANTS = ("ordered", "unordered", "baseline")
+COMPILE_QUICKLY = "-XX:TieredStopAtLevel=1"
+WARM_SHARE = 50
+"""One record in so many is in the first epoch, which is not timed."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is measured."""
+
+    name: str
+    records: int
+    burn_ns: int
+    rounds: int
+    epoch_records: int
+    cores: int
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        return workload.WORKLOADS[self.name]
+
+
+@dataclass(frozen=True)
+class FixedFeed:
+    """Epochs of one size, after a small first one."""
+
+    records: int
+    epoch_records: int
+
+    def next_end(self, start: int) -> int:
+        return min(self.records, start + self.epoch_records if start else -(-self.records // WARM_SHARE))
+
+
+@dataclass
+class Timeline:
+    """When epochs ended, and when their records were written."""
+
+    records: int
+    ends_ns: list[int] = field(default_factory=list)
+    waits: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds from the beginning of an epoch until a piece of its output was written, and the records of the piece."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+    _written: int = 0
+
+    def epoch(self, stamps: Stamps) -> None:
+        if self.ends_ns:
+            self.waits += [((at_ns - self.ends_ns[-1]) / 1e9, records) for at_ns, records in stamps]
+        self._written += sum(records for _, records in stamps)
+        self.ends_ns.append(time.time_ns())
+        if self._written >= workload.expected_count(self.records):
+            self.is_over.set()
+
+    def figures(self) -> dict[str, float]:
+        timed = self.records - -(-self.records // WARM_SHARE)
+        written = sum(records for _, records in self.waits)
+        return {
+            "records_per_second": timed / ((self.ends_ns[-1] - self.ends_ns[0]) / 1e9),
+            "mean_latency_s": sum(wait * records for wait, records in self.waits) / written,
+        }
+
+
+def measure(given: Given) -> dict[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    counts = set()
+    place = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as work, _spark(given, Path(work)) as spark:
+        workload.write_log(Path(work) / "log", given.records)
+        for number in range(1 + given.rounds):
+            # Who goes first changes, so that what the machine does meanwhile is nobody's.
+            for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
+                figures, count = run(spark, given, variant, Path(work), Path(work) / f"{number}-{variant}")
+                counts.add(count)
+                if number:
+                    found[variant].append(figures)
+    medians = {
+        variant: {name: statistics.median(one[name] for one in each) for name in each[0]}
+        for variant, each in found.items()
+    }
+    (records_out,) = counts
+    return {**medians, "ratios": ratios(found), "records": given.records, "records_out": records_out}
+
+
+@contextmanager
+def _spark(given: Given, work: Path) -> Iterator[SparkSession]:
+    java_options, settings = session.JAVA_OPTIONS, session.SETTINGS
+    changed: Any = tuple(option for option in java_options if option != COMPILE_QUICKLY)
+    session.JAVA_OPTIONS = changed
+    session.SETTINGS = (*settings, ("spark.local.dir", str(work / "spark"), "what is compared is not the disk"))
+    spark = session.open_session("bench", given.cores)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        session.JAVA_OPTIONS, session.SETTINGS = java_options, settings
+
+
+def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """Medians of the ratios of each round."""
+
+    def ratio(name: str, other: str) -> float:
+        rounds = zip(found["ordered"], found[other], strict=True)
+        return statistics.median(ours[name] / theirs[name] for ours, theirs in rounds)
+
+    return {
+        "ordered_to_unordered_throughput": ratio("records_per_second", "unordered"),
+        "ordered_to_baseline_throughput": ratio("records_per_second", "baseline"),
+        "ordered_to_unordered_mean_latency": ratio("mean_latency_s", "unordered"),
+        "ordered_to_baseline_mean_latency": ratio("mean_latency_s", "baseline"),
+    }
+
+
+def told(figures: Mapping[str, Any]) -> Iterator[str]:
+    for variant in VARIANTS:
+        one = figures[variant]
+        yield f"{variant:10} {one['records_per_second']:11,.0f} records/s, mean latency {one['mean_latency_s']:6.3f} s"
+    found = figures["ratios"]
+    yield (
+        f"ordered / unordered {found['ordered_to_unordered_throughput']:.2f};"
+        f" ordered / baseline {found['ordered_to_baseline_throughput']:.2f},"
+        f" its mean latency {found['ordered_to_baseline_mean_latency']:.2f}"
+    )
+    yield f"{figures['records']:,} records in, {figures['records_out']:,} out, each time all of them, and in order"
+
+
+def run(spark: SparkSession, given: Given, variant: str, work: Path, folder: Path) -> tuple[dict[str, float], int]:
+    """One run of one variant: its figures, and how many records came out. StorageError if they are not right."""
+    folder.mkdir()
+    timeline = Timeline(given.records)
+    output = folder / "output"
+    output.touch()
+    start = _start_baseline if variant == "baseline" else _start_ours
+    query = start(spark, given, variant, work / "log", output, timeline)
+    try:
+        while not timeline.is_over.wait(0.5):
+            if not query.isActive:
+                raise ProcessionError(f"the run of {variant} failed: {query.exception()}")
+    finally:
+        query.stop()
+    count = workload.check_output(output, given.records, is_ordered=variant != "unordered")
+    output.unlink()
+    return timeline.figures(), count
+
+
+def _start_baseline(
+    spark: SparkSession, given: Given, variant: str, log: Path, output: Path, timeline: Timeline
+) -> StreamingQuery:
+    return window_sort.start_query(
+        spark,
+        given.segments,
+        log,
+        FixedFeed(given.records, given.epoch_records),
+        burn_ns=given.burn_ns,
+        output=output,
+        checkpoint=output.with_name("checkpoint"),
+        on_epoch=lambda _, stamps: timeline.epoch(stamps),
+    )
+
+
+def _start_ours(
+    spark: SparkSession, given: Given, variant: str, log: Path, output: Path, timeline: Timeline
+) -> StreamingQuery:
+    order: Literal["total", "none"] = "total" if variant == "ordered" else "none"
+    plan = make_plan(workload.pipeline(given.segments, order, given.burn_ns).graph())
+    runs = RunStore(output.with_name("runs"))
+    return start_query(
+        spark,
+        Task(plan, log, runs.directory),
+        FixedFeed(given.records, given.epoch_records),
+        checkpoint=output.with_name("checkpoint"),
+        interval_s=0.0,
+        on_epoch=_writer(runs, output, timeline),
+    )
+
+
+def _writer(runs: RunStore, output: Path, timeline: Timeline) -> Callable[[int, list[Manifest]], None]:
+    def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
+        for manifest in manifests:
+            if manifest.failure is not None:
+                raise ProcessionError.from_dict(manifest.failure)
+        stamps: Stamps = []
+        with output.open("ab") as file:
+            for piece in payloads(runs, epoch, SINK, manifests):
+                file.write(bytes_of(piece))
+                stamps.append((time.time_ns(), len(piece)))
+        runs.drop(epoch)
+        timeline.epoch(stamps)
+
+    return on_epoch

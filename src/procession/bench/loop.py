@@ -1,0 +1,186 @@
+"""The whole walk of a file through filter, map, rebalance, map and an ordered file, against a plain Python loop.
+
+Both call the same functions on the same file, in turn, several rounds, and what we commit is compared with what the
+loop wrote, byte for byte. Ours is everything: a source, a gateway with a log, Spark, an exchange, a merge, two-phase
+commit with a sink, all of it synced to disk. The clock runs from the first record that the gateway has until the last
+is committed; the start of Spark, and of the source, is told apart. The same work on columns is measured likewise.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.bench.apps import by_record
+from procession.bench.processes import cpu_s
+from procession.errors import ProcessionError, StorageError
+from procession.gateway.client import ControlClient
+from procession.ops.app import load_app
+from procession.ops.committed import committed_output
+from procession.ops.config import Settings
+from procession.ops.demo import write_input
+from procession.ops.epochs import EpochTail
+from procession.ops.local import COMMAND, Local
+from procession.ops.supervise import Supervisor
+
+APPS = Path(__file__).with_name("apps")
+FORMS = {"by_record": APPS / "by_record.py", "by_batch": APPS / "by_batch.py"}
+WARM_RECORDS = 300_000
+LOOK_S = 0.005
+EPOCH_BYTES_MAX = 256 * 1024 * 1024
+COMPARE_BYTES = 1024 * 1024
+
+
+def measure(records: int, rounds: int, settings: Settings, *, warm_records: int = WARM_RECORDS) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
+        work = Path(name)
+        source, warm = work / "input.txt", work / "warm.txt"
+        write_input(source, records)
+        write_input(warm, warm_records)
+        forms = {form: _measure_form(work / form, app, source, warm, rounds, settings) for form, app in FORMS.items()}
+    return {"records": records, "forms": forms}
+
+
+def told(figures: Mapping[str, Any]) -> Iterator[str]:
+    for form, one in figures["forms"].items():
+        yield (
+            f"{form:10} ours {one['records_per_second']:9,.0f} records/s,"
+            f" the loop {one['loop_records_per_second']:9,.0f}: {one['ratio']:.2f}"
+            f"   (Spark started in {one['start_s']:.1f} s, a source in {one['source_start_s']:.1f} s)"
+        )
+        used = ", ".join(f"{part} {share:.2f}" for part, share in sorted(one["cpu_us_per_record"].items()))
+        yield f"{'':10} processor time, µs a record: {used}"
+
+
+@dataclass
+class Found:
+    """What the rounds of one form came to."""
+
+    ours_s: list[float] = field(default_factory=list)
+    loop_s: list[float] = field(default_factory=list)
+    source_start_s: list[float] = field(default_factory=list)
+    cpu_s: list[dict[str, float]] = field(default_factory=list)
+
+    def figures(self, records: int, start_s: float) -> dict[str, Any]:
+        parts = sorted(set().union(*self.cpu_s))
+        return {
+            "records_per_second": records / statistics.median(self.ours_s),
+            "loop_records_per_second": records / statistics.median(self.loop_s),
+            "ratio": statistics.median(loop / ours for loop, ours in zip(self.loop_s, self.ours_s, strict=True)),
+            "start_s": start_s,
+            "source_start_s": statistics.median(self.source_start_s),
+            "cpu_us_per_record": {
+                part: statistics.median(one.get(part, 0.0) for one in self.cpu_s) / records * 1e6 for part in parts
+            },
+        }
+
+
+def _measure_form(work: Path, app: Path, source: Path, warm: Path, rounds: int, settings: Settings) -> dict[str, Any]:
+    work.mkdir()
+    found = Found()
+    records = _lines_of(source)
+    expected = [work / "expected-warm", *(work / f"expected-{number}" for number in range(rounds))]
+    plain_loop(warm, expected[0])
+    with Supervisor(work / "logs") as supervisor:
+        began = time.monotonic()
+        local = Local(supervisor, app, load_app(app).graph, work, work, settings)
+        local.start()
+        ours = Ours(supervisor, local, work)
+        ours.until(lambda: ours.epochs > 0)
+        start_s = time.monotonic() - began
+        ours.run(warm)
+        for number in range(rounds):
+            # Another name is another stream, of the same records.
+            named = work / f"input-{number}.txt"
+            named.hardlink_to(source)
+            found.loop_s.append(plain_loop(named, expected[1 + number]))
+            seconds, start, used = ours.run(named)
+            found.ours_s.append(seconds)
+            found.source_start_s.append(start)
+            found.cpu_s.append(used)
+    check_equal(expected, committed_output(work / "output", None))
+    return found.figures(records, start_s)
+
+
+def plain_loop(source: Path, target: Path) -> float:
+    """The seconds that a loop over the lines of a file takes."""
+    is_wanted, parted, marked = by_record.is_wanted, by_record.parted, by_record.marked
+    began = time.perf_counter()
+    with source.open("rb") as lines, target.open("wb") as out:
+        for line in lines:
+            record = line[:-1]
+            if is_wanted(record):
+                out.write(marked(parted(record)) + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+    return time.perf_counter() - began
+
+
+class Ours:
+    """A pipeline that is running, and what it is sent."""
+
+    def __init__(self, supervisor: Supervisor, local: Local, work: Path) -> None:
+        self._supervisor = supervisor
+        self._local = local
+        self._client = ControlClient(local.gateway_directory, local.settings.cookie, 20.0)
+        self._tail = EpochTail(work / "epochs.jsonl")
+        self.epochs = 0
+        self._committed_ns = 0
+
+    def run(self, source: Path) -> tuple[float, float, dict[str, float]]:
+        """The seconds that a file takes, those until its first record is there, and the processor time of each part."""
+        before, used = self._client.status()["next_sequence"], self._used()
+        started_ns = time.time_ns()
+        with subprocess.Popen([*COMMAND, "source", "file", str(source), "--to", self._local.address]) as sender:
+            self.until(lambda: self._client.status()["next_sequence"] > before)
+            began_ns = time.time_ns()
+            self.until(lambda: sender.poll() is not None)
+        if sender.returncode:
+            raise ProcessionError(f"the source of {source.name} ended with status {sender.returncode}")
+        self._look()
+        after = self._used()
+        spent = {part: after[part] - used.get(part, 0.0) for part in after}
+        return (self._committed_ns - began_ns) / 1e9, (began_ns - started_ns) / 1e9, spent
+
+    def until(self, is_reached: Callable[[], bool]) -> None:
+        while not is_reached():
+            if not self._supervisor.watch(LOOK_S):
+                raise ProcessionError("the measurement was stopped before its end")
+            self._look()
+
+    def _look(self) -> None:
+        for line in self._tail.new():
+            self.epochs += 1
+            self._committed_ns = line["committed_ns"]
+
+    def _used(self) -> dict[str, float]:
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {**cpu_s(os.getpid()), "source": ended.ru_utime + ended.ru_stime}
+
+
+def check_equal(expected: list[Path], output: Iterator[bytes]) -> None:
+    """StorageError unless the output is these files, one after the other."""
+    position, rest = 0, b""
+    for path in expected:
+        with path.open("rb") as file:
+            while wanted := file.read(COMPARE_BYTES):
+                while len(rest) < len(wanted) and (piece := next(output, b"")):
+                    rest += piece
+                if rest[: len(wanted)] != wanted:
+                    raise StorageError(f"what was committed is not what the loop wrote, from byte {position} on")
+                position, rest = position + len(wanted), rest[len(wanted) :]
+    if rest or next(output, b""):
+        raise StorageError(f"more was committed than the loop wrote: it ends at byte {position}")
+
+
+def _lines_of(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)

@@ -1,0 +1,66 @@
+"""The processes of a running pipeline, seen from outside: which part each is, and what it has used.
+
+The one rule: it only reads what the kernel tells, and a process that is gone is left out. Before it `ops/local`, which
+starts them; after it the benchmarks of memory and of the loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_S = os.sysconf("SC_CLK_TCK")
+PARTS = {
+    " gateway ": "gateway",
+    " sink file ": "sink",
+    " source file ": "source",
+    " driver ": "driver (Python)",
+    "java": "driver (JVM)",
+    "pyspark.worker": "Python workers",
+    "pyspark.daemon": "Python workers",
+    "python_streaming_source_runner": "source reader",
+}
+
+
+def memory_mib(root: int) -> dict[str, float]:
+    """The resident size of each part below this process."""
+    sizes: dict[str, float] = defaultdict(float)
+    for part, process in _parts(root):
+        sizes[part] += int((process / "statm").read_text().split()[1]) * PAGE_BYTES / 2**20
+    return dict(sizes)
+
+
+def cpu_s(root: int) -> dict[str, float]:
+    """The processor time that each part below this process has used so far."""
+    used: dict[str, float] = defaultdict(float)
+    for part, process in _parts(root):
+        # The name, in brackets, may hold anything; user and system time are the 14th and 15th field.
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        used[part] += (int(fields[11]) + int(fields[12])) / TICKS_S
+    return dict(used)
+
+
+def _parts(root: int) -> Iterator[tuple[str, Path]]:
+    for pid in _descendants(root):
+        process = Path(f"/proc/{pid}")
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            part = next((part for mark, part in PARTS.items() if mark in f" {command} "), None)
+            if part is not None:
+                yield part, process
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+def _descendants(root: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            children = thread.read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)

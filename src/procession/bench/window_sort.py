@@ -1,0 +1,131 @@
+"""The baseline: a workload as rows of Spark, put in order by sorting each window of it in one task.
+
+The one rule: it gets every advantage that costs no order: stages fused between exchanges, functions on columns, hash
+partitions instead of Spark's sorting round robin, and a writer in the sorted task itself. Before it the log; after it
+`bench/listing1`, which compares. This is how order is kept on Spark without us.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.query import StreamingQuery
+
+from procession.bench.workload import FUNCTIONS, Filter, Same, Segment
+from procession.spark.exchange import map_in_arrow
+from procession.spark.reader import Feed, Range, deal
+from procession.storage.log import LogReader
+
+SCHEMA = "message_id bigint, payload binary"
+FORMAT = "numbers"
+Stamps = list[tuple[int, int]]
+"""When a piece of the output was written, in nanoseconds, and how many records it held."""
+
+
+class Numbers(DataSourceStreamReader):
+    """The log as rows."""
+
+    def __init__(self, log: Path, feed: Feed, tasks: int) -> None:
+        self._log = log
+        self._feed = feed
+        self._tasks = tasks
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"number": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"number": self._feed.next_end(start["number"])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return deal(start["number"], end["number"], self._tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        for batch in LogReader(self._log).read(partition.first, partition.last):
+            yield pa.record_batch(
+                {"message_id": batch.column("message_id").view(pa.int64()), "payload": batch.column("payload")}
+            )
+
+
+class NumberSource(DataSource):
+    """`bound` makes the class that a session registers."""
+
+    numbers: DataSourceStreamReader
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return self.numbers
+
+
+class Stages:
+    """In Spark's workers: the stages between two exchanges."""
+
+    def __init__(self, functions: Sequence[Filter | Same]) -> None:
+        self._functions = functions
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for function in self._functions:
+                batch = function(batch)
+            yield batch
+
+
+class Append:
+    """In the one task that has the sorted window: write it, and tell when."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self._path.open("ab") as file:
+            for batch in batches:
+                file.write(bytes_of(batch.column("payload")))
+                yield pa.record_batch({"at_ns": [time.time_ns()], "records": [batch.num_rows]})
+
+
+def bytes_of(payload: pa.Array) -> memoryview:
+    """The bytes of a column, one row after the other, without a copy."""
+    _, offsets, data = payload.buffers()
+    if not len(payload):
+        return memoryview(b"")
+    edges = memoryview(offsets).cast("i")
+    return memoryview(data)[edges[payload.offset] : edges[payload.offset + len(payload)]]
+
+
+def start_query(
+    spark: SparkSession,
+    segments: Sequence[Segment],
+    log: Path,
+    feed: Feed,
+    *,
+    burn_ns: int,
+    output: Path,
+    checkpoint: Path,
+    on_epoch: Callable[[int, Stamps], None],
+) -> StreamingQuery:
+    reader = Numbers(log, feed, segments[0].tasks)
+    spark.dataSource.register(type("BoundNumberSource", (NumberSource,), {"numbers": reader}))
+    rows = spark.readStream.format(FORMAT).load()
+    for number, segment in enumerate(segments):
+        if number:
+            rows = rows.repartition(segment.tasks, "message_id")
+        rows = map_in_arrow(rows, Stages([FUNCTIONS[do](burn_ns) for do in segment.stages]), SCHEMA)
+
+    def each(window: DataFrame, epoch: int) -> None:
+        sorted_window = window.repartition(1).sortWithinPartitions("message_id")
+        written = map_in_arrow(sorted_window, Append(output), "at_ns bigint, records bigint").collect()
+        on_epoch(epoch, [(row["at_ns"], row["records"]) for row in written])
+
+    return rows.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()

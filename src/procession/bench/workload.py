@@ -1,0 +1,176 @@
+"""The workloads that everybody quotes: Conflux's Listing 1, and its two smaller ones.
+
+The one rule: all that are compared do the same work, on the same log, with the same functions; a function that is to
+burn time burns processor time, so that tasks which share a core cannot burn it twice over. Before it the log that
+`write_log` makes; after it `bench/listing1`, which measures.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.plan.pipeline import Pipeline
+from procession.storage.log import INGRESS_SCHEMA, IngressLog
+
+PAYLOAD_BYTES = 10
+DROPPED = 7
+"""Every so manieth record is filtered out, the first one too."""
+ENTRY_RECORDS = 50_000
+SINK = "output"
+
+
+class Do(enum.Enum):
+    FILTER = "filter"
+    MAP = "map"
+
+
+class Into(enum.Enum):
+    """How records come to a segment."""
+
+    RANGES = "ranges"
+    REBALANCE = "rebalance"
+    PARTITION = "partition"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Stages that no exchange parts, and how many tasks run them."""
+
+    tasks: int
+    stages: tuple[Do, ...]
+    into: Into
+
+
+WORKLOADS: dict[str, Sequence[Segment]] = {
+    "listing1": (
+        Segment(15, (Do.FILTER, Do.MAP), Into.RANGES),
+        Segment(2, (Do.MAP,), Into.REBALANCE),
+    ),
+    "w1": (
+        Segment(3, (Do.FILTER,), Into.RANGES),
+        Segment(4, (Do.MAP,), Into.REBALANCE),
+        Segment(2, (Do.MAP,), Into.PARTITION),
+    ),
+    "w2": (
+        Segment(4, (Do.FILTER,), Into.RANGES),
+        Segment(4, (Do.MAP,), Into.REBALANCE),
+        Segment(2, (Do.MAP,), Into.REBALANCE),
+    ),
+}
+
+
+def burn(nanoseconds: int) -> None:
+    """Use so much processor time of this thread."""
+    end = time.thread_time_ns() + nanoseconds
+    while time.thread_time_ns() < end:
+        pass
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Lets pass what is no multiple of seven."""
+
+    burn_ns: int
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        burn(batch.num_rows * self.burn_ns)
+        return batch.filter(pa.array(batch.column("message_id").to_numpy() % DROPPED != 0))
+
+
+@dataclass(frozen=True)
+class Same:
+    """The identity."""
+
+    burn_ns: int
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        burn(batch.num_rows * self.burn_ns)
+        return batch
+
+
+FUNCTIONS: dict[Do, type[Filter] | type[Same]] = {Do.FILTER: Filter, Do.MAP: Same}
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A function of columns as a pipeline has it: it is shown more than it needs."""
+
+    function: Filter | Same
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Array:
+        if isinstance(self.function, Same):
+            return self.function(batch).column("payload")
+        return self.function(batch.select(["payload", "message_id", "row"]))
+
+
+def pipeline(segments: Sequence[Segment], order: Literal["total", "none"], burn_ns: int) -> Pipeline:
+    """The workload as one of our pipelines."""
+    made = Pipeline(f"bench-{order}", order=order, parallelism=segments[0].tasks)
+    stage = made.source("numbers")
+    for segment in segments:
+        if segment.into is Into.REBALANCE:
+            stage = stage.rebalance(parallelism=segment.tasks)
+        elif segment.into is Into.PARTITION:
+            stage = stage.rebalance(_whole, parallelism=segment.tasks)
+        for do in segment.stages:
+            stage = stage.map_batches(Ours(FUNCTIONS[do](burn_ns)))
+    stage.sink(SINK, to="file:output", framing="raw")
+    return made
+
+
+def _whole(payload: bytes) -> bytes:
+    return payload
+
+
+def write_log(directory: Path, records: int) -> None:
+    """The source's records: numbers, each with ten digits of payload."""
+    directory.mkdir(parents=True)
+    with IngressLog(directory) as log:
+        for first in range(0, records, ENTRY_RECORDS):
+            log.append(_entry(np.arange(first, min(records, first + ENTRY_RECORDS), dtype=np.uint64)))
+        log.sync()
+
+
+def _entry(numbers: npt.NDArray[np.uint64]) -> pa.RecordBatch:
+    count = len(numbers)
+    powers = 10 ** np.arange(PAYLOAD_BYTES - 1, -1, -1, dtype=np.uint64)
+    digits = (numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8)
+    edges = np.arange(count + 1, dtype=np.int32) * PAYLOAD_BYTES
+    payloads = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
+    no_keys = pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
+    zeros = np.zeros(count, np.int64)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(zeros.astype(np.uint8)), pa.array(zeros.astype(np.uint64)), numbers, zeros, no_keys, payloads],
+        schema=INGRESS_SCHEMA,
+    )
+
+
+def expected_count(records: int) -> int:
+    return records - -(-records // DROPPED)
+
+
+def check_output(path: Path, records: int, *, is_ordered: bool) -> int:
+    """How many records the output has; StorageError unless they are those that must come out, and in order if asked."""
+    digits = np.fromfile(path, np.uint8)
+    count, rest = divmod(len(digits), PAYLOAD_BYTES)
+    if rest or count != expected_count(records):
+        raise StorageError(f"{count:,} records and {rest} bytes came out, not {expected_count(records):,} records")
+    powers = 10 ** np.arange(PAYLOAD_BYTES - 1, -1, -1, dtype=np.int64)
+    numbers = (digits.reshape(count, PAYLOAD_BYTES) - np.uint8(ord("0"))) @ powers
+    if is_ordered and (np.diff(numbers) <= 0).any():
+        at = int(np.argmax(np.diff(numbers) <= 0))
+        raise StorageError(f"record {numbers[at + 1]} came out behind record {numbers[at]}")
+    wanted = np.arange(records, dtype=np.int64)
+    if (np.sort(numbers) != wanted[wanted % DROPPED != 0]).any():
+        raise StorageError("as many records came out as must, but not all of them are those that must")
+    return count

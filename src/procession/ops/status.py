@@ -1,0 +1,35 @@
+"""Exit statuses: how every command ends.
+
+The one rule: one table, here and in docs/operating.md, for all commands; who starts us from a script or a supervisor
+decides by it what to do next. Before it `ops/cli`, which ends the process; after it nobody.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from procession.errors import ProcessionError, UsageError
+
+
+class Status(enum.IntEnum):
+    DONE = 0
+    """All that was asked for was done, and what was judged is clean."""
+    UNCLEAN = 1
+    """It was begun and not done, or what was judged is not clean; starting it again may help."""
+    USAGE = 2
+    """The command was not understood; nothing was begun."""
+    ACT = 3
+    """Somebody must act before it can work; starting it again does not help."""
+    INTERRUPTED = 130
+    """Ctrl-C ended a search that had found nothing until then."""
+
+
+HOPELESS = frozenset({Status.USAGE, Status.ACT})
+"""What the supervisor does not start again."""
+
+
+def status_of(error: ProcessionError) -> Status:
+    """An error with a next step is for somebody to act on."""
+    if isinstance(error, UsageError):
+        return Status.USAGE
+    return Status.ACT if error.next_step else Status.UNCLEAN

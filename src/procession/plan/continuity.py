@@ -1,0 +1,57 @@
+"""Continuity: whether a program can go on with the states that a checkpoint holds.
+
+The one rule: states are known by the name of their stage and by its kind; a program that keeps others than the
+checkpoint has is refused, by name and with the way out, before it changes anything. Stages without states may change
+freely. Before it the last round record; after it the driver, which runs the plan. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from procession.errors import PlanError
+from procession.plan.blueprint import Plan
+
+BEGIN_ANEW = "begin anew with another --dir (and an empty output)"
+
+
+def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
+    """The chains that begin with a keyed stage, with its name and its kind."""
+    return {
+        chain.number: (node.name, node.kind.value)
+        for chain in plan.chains
+        if chain.root is not None and (node := plan.node(chain.root)).stateful is not None
+    }
+
+
+def check_continued(plan: Plan, kept: Mapping[str, str]) -> None:
+    """Raise PlanError unless the plan keeps states for exactly these stages, given as name and kind."""
+    wanted = dict(keyed_stages(plan).values())
+    lost = [name for name in kept if name not in wanted]
+    new = [name for name in wanted if name not in kept]
+    if lost and new:
+        raise PlanError(
+            f"the checkpoint has states of stage {lost[0]!r}, and the program keeps them for {new[0]!r} instead",
+            next_step=f"if it is the same stage, give it name={lost[0]!r}; otherwise {BEGIN_ANEW}",
+            stage=new[0],
+        )
+    if lost:
+        raise PlanError(
+            f"the checkpoint has states of stage {lost[0]!r}, which the program has no more",
+            next_step=f"put the stage back, or {BEGIN_ANEW}",
+            stage=lost[0],
+        )
+    if new:
+        raise PlanError(
+            f"stage {new[0]!r} keeps states, and the checkpoint, which is further on, has none of it",
+            next_step=f"leave the stage out, or {BEGIN_ANEW}, so that it sees all records",
+            stage=new[0],
+        )
+    for name, kind in wanted.items():
+        if kind != kept[name]:
+            raise PlanError(
+                f"stage {name!r} was a {kept[name]} when the checkpoint was made, and is a {kind} now: its states are"
+                " of another sort",
+                next_step=f"make it a {kept[name]} again, or {BEGIN_ANEW}",
+                stage=name,
+            )

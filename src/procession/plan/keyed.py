@@ -1,0 +1,136 @@
+"""Keyed stages: a step from a key's state and a record to the next state and what comes out, over many records.
+
+The one rule: a key's records come in order, and what a step does depends on its state and its record only; so where an
+epoch is cut, or how many tasks there are, cannot be seen. To that end a state belongs to its stage: what comes out of a
+step is never the state itself nor a part of it, which later steps would change while it is on its way. Before it
+`plan/chain`, which brings records by key; beside it whoever keeps the states (`storage/states`). Pure.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from procession.plan.carriage import READ, VALUE, packed
+from procession.plan.stateful import Gives, Stateful, Step
+
+ABSENT = object()
+SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
+"""What cannot be changed in place, and so cannot be a part of two things."""
+
+Refuse = Callable[[int, Exception], None]
+
+
+class States(Protocol):
+    """Who keeps the states of a task's keys."""
+
+    serial: int
+    """Another number in each epoch."""
+
+    def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        """A dictionary that has the states of these keys, and perhaps of others."""
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These states are other ones now."""
+
+
+class _NoStates:
+    """For chains without a keyed stage."""
+
+    serial = 0
+
+    def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        raise AssertionError("a keyed stage was given nobody who keeps its states")
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        raise AssertionError("a keyed stage was given nobody who keeps its states")
+
+
+NO_STATES: States = _NoStates()
+
+
+def run_keyed(
+    stateful: Stateful, states: States, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse
+) -> tuple[list[Any], list[int]]:
+    """What comes out, and of which row. `refuse(row, error)` is told where a step raised: its key's state is then what
+    the step has left of it, and a key that had none has none."""
+    known = states.take(keys)
+    if stateful.gives is Gives.FIRST:
+        rows = _firsts(known, keys)
+        states.touch([keys[row] for row in rows])
+        return [values[row] for row in rows], rows
+    results: list[Any] = []
+    rows = []
+    step, initial, gives = stateful.step, stateful.initial, stateful.gives
+    assert step is not None
+    get = known.get
+    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+        state = get(key, ABSENT)
+        try:
+            state, result = step(initial() if state is ABSENT else state, value)
+            if gives is Gives.MANY:
+                result = list(result)
+            elif gives is Gives.KEPT:
+                result = value if result else ABSENT
+        except Exception as error:  # the user's code may raise anything; the record decides who acts
+            refuse(row, error)
+            continue
+        if state is None:
+            known.pop(key, None)
+        else:
+            known[key] = state
+        if result is not ABSENT:
+            if type(result) not in SCALARS and _is_open(state):
+                result = own(result)
+            results.append(result)
+            rows.append(row)
+    states.touch(keys)
+    return results, rows
+
+
+def _firsts(known: dict[bytes, Any], keys: Sequence[bytes]) -> list[int]:
+    rows = []
+    for row, key in enumerate(keys):
+        if key not in known:
+            known[key] = True
+            rows.append(row)
+    return rows
+
+
+def _is_open(state: Any) -> bool:
+    """Whether a later step could change this state in place."""
+    if type(state) is tuple:
+        return not SCALARS.issuperset(map(type, state))
+    return type(state) not in SCALARS
+
+
+def own(value: Any) -> Any:
+    """The same value, sharing nothing that can be changed."""
+    try:
+        return thawed(packed(value))
+    except (TypeError, ValueError):
+        return copy.deepcopy(value)
+
+
+def starting_with(initial: Any) -> Callable[[], Any]:
+    """What gives each new key its first state: a function as it is, a value again and again, never the same object."""
+    if callable(initial):
+        return initial  # type: ignore[no-any-return]
+    if type(initial) in SCALARS:
+        return lambda: initial
+    frozen = packed(initial)
+    return lambda: thawed(frozen)
+
+
+thawed = READ[VALUE]
+
+
+def reducing(function: Callable[[Any, Any], Any]) -> Step:
+    """The step that puts a record to what came out before; the state is that, in a tuple, since it may be None."""
+
+    def step(state: Any, value: Any) -> tuple[Any, Any]:
+        whole = value if state is None else function(state[0], value)
+        return (whole,), whole
+
+    return step

@@ -1,0 +1,164 @@
+"""Sides: the small tables that a stream is joined with.
+
+The one rule: a side is the same for every task; it is read where it is needed, once in each worker, and a file that has
+changed under a running pipeline is an error, unless the user has asked for it to be read again. Before it the user, who
+names a table and what its rows are known by; after it `plan/stage`, whose join looks records up in it.
+
+    >>> from procession import sides
+    >>> side = sides.of_rows([{"id": "a", "name": "Anna"}], by="id")
+    >>> side.matches("a")
+    [{'id': 'a', 'name': 'Anna'}]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from procession.errors import PlanError, ProcessionError, StorageError
+from procession.plan.buckets import as_key
+
+ROWS_MAX = 5_000_000
+"""So many rows a side may have: every worker holds all of them."""
+
+SHIPPED_MAX = 100_000
+"""So many rows may be given by value: they go to every task with the program. Larger sides are files."""
+
+Row = Mapping[str, Any]
+Table = dict[bytes, list[dict[str, Any]]]
+By = str | Callable[[Any], str | bytes | int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A table. `rows` if it was given by value, else the file that it is in and how to read it."""
+
+    by: By
+    rows: tuple[dict[str, Any], ...] = ()
+    path: Path | None = None
+    is_parquet: bool = False
+    is_refreshed: bool = False
+    stamp: tuple[int, int] = (0, 0)
+    """What the file looked like when the program was started."""
+    _table: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def matches(self, key: Any) -> list[dict[str, Any]]:
+        """The rows that are known by this key, in their order."""
+        return self.table().get(as_key(key), [])
+
+    def table(self) -> Table:
+        if self.path is None:
+            if "table" not in self._table:
+                self._table["table"] = _indexed(self.rows, self.by)
+            found: Table = self._table["table"]
+            return found
+        stamp = stamp_of(self.path)
+        if stamp != self.stamp and not self.is_refreshed:
+            raise PlanError(
+                f"{self.path} has changed since the pipeline was started",
+                next_step="start it again, or say refresh=True and let it be read again whenever it changes",
+            )
+        cached = _read.get(self.path)
+        if cached is None or cached[0] != (stamp, repr(self.by)):
+            _read[self.path] = cached = (stamp, repr(self.by)), _indexed(_rows_of(self.path, self.is_parquet), self.by)
+        return cached[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": {}}
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a record becomes: `join(record, row, …)` for each row of the side that matches, or for each pair of rows
+    where there are two sides. Where nothing matches, None stands for the row, or, in an inner join, nothing comes
+    out."""
+
+    pairs: tuple[tuple[Side, Callable[[Any], Any]], ...]
+    join: Callable[..., Any]
+    is_inner: bool
+
+    def __call__(self, record: Any) -> list[Any]:
+        found: list[list[Any]] = [side.matches(key(record)) for side, key in self.pairs]
+        if not self.is_inner:
+            found = [rows or [None] for rows in found]
+        return [self.join(record, *rows) for rows in product(*found)]
+
+
+# A worker lives for many tasks, and reads a file once.
+_read: dict[Path, tuple[tuple[tuple[int, int], str], Table]] = {}
+
+
+def of_rows(rows: Iterable[Row], *, by: By) -> Side:
+    """A table given by value: dicts, or the rows of a DataFrame (`df.collect()`). `by` is a column, or a function of a
+    row."""
+    given = tuple(dict(row.asDict()) if hasattr(row, "asDict") else dict(row) for row in rows)
+    if len(given) > SHIPPED_MAX:
+        raise PlanError(
+            f"a side of {len(given):,} rows was given by value; {SHIPPED_MAX:,} are allowed",
+            next_step="write it to a Parquet file, and give sides.of_parquet",
+        )
+    side = Side(by, given)
+    side.table()  # a mistake is told where it was made
+    return side
+
+
+def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> Side:
+    """A file with a JSON object on each line, which every worker can read. `refresh`: it is read again when it has
+    changed; when a task sees that is not part of any promise."""
+    return _of_file(Path(path), by, is_parquet=False, is_refreshed=refresh)
+
+
+def of_parquet(path: str | Path, *, by: By, refresh: bool = False) -> Side:
+    """A Parquet file, likewise."""
+    return _of_file(Path(path), by, is_parquet=True, is_refreshed=refresh)
+
+
+def _of_file(path: Path, by: By, *, is_parquet: bool, is_refreshed: bool) -> Side:
+    path = path.absolute()
+    side = Side(by, path=path, is_parquet=is_parquet, is_refreshed=is_refreshed, stamp=stamp_of(path))
+    side.table()
+    return side
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StorageError(
+            f"the side {path} cannot be read: {error.strerror}", next_step="put it where every worker can read it"
+        ) from error
+    return found.st_mtime_ns, found.st_size
+
+
+def _rows_of(path: Path, is_parquet: bool) -> Iterable[dict[str, Any]]:
+    try:
+        if is_parquet:
+            rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+            return rows
+        return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except ProcessionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise PlanError(f"the side {path} cannot be read: {error}", next_step="mend the file") from error
+
+
+def _indexed(rows: Iterable[dict[str, Any]], by: By) -> Table:
+    table: Table = {}
+    for number, row in enumerate(rows):
+        if number >= ROWS_MAX:
+            raise PlanError(f"a side has more than {ROWS_MAX:,} rows", next_step="join the streams by key instead")
+        try:
+            key = as_key(row[by] if isinstance(by, str) else by(row))
+        except (KeyError, TypeError) as error:
+            raise PlanError(
+                f"row {number} of a side is not known by {by!r}: {type(error).__name__}: {error}",
+                next_step="name a column that every row has, of text, bytes or whole numbers",
+            ) from error
+        table.setdefault(key, []).append(row)
+    return table

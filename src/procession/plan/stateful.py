@@ -1,0 +1,38 @@
+"""Stateful: what a keyed stage does, as a value in the graph.
+
+The one rule: it says what a step is given and gives back, and runs nothing. Before it `plan/stage`, as the user wrote
+it; after it `plan/keyed`, which takes the steps. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from procession.plan.timed import Windowing
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Gives(Enum):
+    """What the second thing is that a step gives back."""
+
+    ONE = "a record"
+    KEPT = "whether the record is kept"
+    MANY = "records"
+    FIRST = "nothing: the first record of each key is kept"
+    WINDOWS = "nothing: windows are filled, and fire"
+
+
+@dataclass(frozen=True)
+class Stateful:
+    """What a keyed stage does. `initial()` is the state of a key that has none; a step that gives None for a state lets
+    the key be forgotten."""
+
+    gives: Gives
+    step: Step | None = None
+    initial: Callable[[], Any] = lambda: None
+    windowing: Windowing | None = None

@@ -1,0 +1,377 @@
+"""Timed stages: windows by key over a sequence of records, fired by a watermark that is a function of that sequence.
+
+The one rule: the watermark is the greatest event time among all records that have come to the stage, of whatever key,
+less the lateness, in whole steps; it moves before the record that moves it is looked at. Every task learns of every
+step (`with_ticks`), so keys that are quiet fire too; and what fires has the place of the record that moved the
+watermark, then its end, then its key. So neither the cut of epochs nor the number of tasks can be seen. Before it
+`plan/chain`; beside it whoever keeps the states. Pure.
+
+What is kept: under `k` and the key its open windows; under `t`, a step and a serial the keys that have a window which
+may fire then; under `w` the watermark and which of those lists there are. A list is written in one epoch and not
+touched again until it fires, so an epoch costs what it touches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import PlanError
+from procession.plan.aggregates import Aggregate
+from procession.plan.carriage import READ
+from procession.plan.flow import Flow, Numbers
+from procession.plan.keyed import Refuse, States, own
+from procession.plan.rows import TIME, Rows
+from procession.plan.windows import Late, Windows, seconds
+
+TICK = 3
+"""The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
+
+KEY_WORDS, DIGEST_WORDS = 4, 2
+PLACE = 1 + KEY_WORDS + DIGEST_WORDS
+"""How many numbers say where a result stands among those of its record: its end, then its key. The first 32 bytes of
+keys count as they are; keys that are longer and alike so far stand in the order of a digest."""
+
+AFTER = 2**63 - 1
+"""The end, as it were, of what a record itself lets out: it stands behind what its time has fired."""
+
+LOWEST = -(2**62)
+"""Below all watermarks."""
+
+WATERMARK = b"w"
+LISTS_MAX = 64
+"""So many lists of keys there are for one step before they are put together."""
+
+
+@dataclass
+class Reached:
+    """How far a watermark has come."""
+
+    step: int = LOWEST
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What a window stage does; `run` takes the rows that came over the exchange, in order."""
+
+    windows: Windows
+    aggregate: Aggregate
+    is_keyed: bool
+    lateness: int = 0
+    late: Late = Late.DROP
+    early_records: int = 0
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
+        if self.windows.count:
+            return np.full(len(times), LOWEST, np.int64)  # no time moves it
+        return np.floor_divide(times - self.lateness, self.windows.step)
+
+    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
+        """The rows at which the watermark moves, as far as can be seen from here."""
+        steps = np.maximum.accumulate(np.concatenate(([reached.step], self.steps(rows.column(TIME).to_numpy()))))
+        reached.step = int(steps[-1])
+        return np.flatnonzero(np.diff(steps))
+
+    def run(
+        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+        if self.windows.count:
+            return _Counting(self, states).run(keys, values, refuse)
+        return _Run(self, states).run(keys, values, times, is_tick, refuse)
+
+
+Result = tuple[int, tuple[int, ...], bytes, dict[str, Any]]
+"""The row that it stands at, its place there, its key, and the result."""
+
+
+class _Results:
+    """What both ways of filling windows have in common."""
+
+    def __init__(self, stage: Windowing, states: States) -> None:
+        self.stage = stage
+        self.windows = stage.windows
+        self.states = states
+        self.results: list[Result] = []
+        self.pending: dict[int, list[bytes]] = {}
+
+    def _add(self, window: list[Any], value: Any) -> None:
+        window[3] = self.stage.aggregate.add(window[3], value)
+        window[2] += 1
+
+    def _early(self, row: int, key: bytes, window: list[Any], number: int) -> None:
+        if self.stage.early_records and window[2] % self.stage.early_records == 0:
+            self._let_out(row, key, window, "early", number)
+
+    def _let_out(self, row: int, key: bytes, window: list[Any], why: str, number: int) -> None:
+        place = (AFTER, number, *[0] * (PLACE - 2))
+        self.results.append((row, place, key, self._result(key, window, why)))
+
+    def _result(self, key: bytes, window: list[Any], why: str) -> dict[str, Any]:
+        start, end, count, held = window
+        try:
+            value = own(self.stage.aggregate.finish(held))
+        except Exception as error:
+            raise PlanError(
+                f"the `finish` of the aggregate of a window raised {type(error).__name__}: {error}",
+                next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
+            ) from error
+        told = {"key": key.decode(errors="backslashreplace")} if self.stage.is_keyed else {}
+        return told | {"start": seconds(start), "end": seconds(end), "count": count, "value": value, "fired": why}
+
+
+class _Counting(_Results):
+    """Windows of so many records."""
+
+    def run(self, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> list[Result]:
+        known = self.states.take(keys)
+        for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+            window = known.get(key) or [0, 0, 0, self.stage.aggregate.create()]
+            try:
+                self._add(window, value)
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+                continue
+            if window[2] == self.windows.count:
+                known.pop(key, None)
+                self._let_out(row, key, window, "end", 0)
+            else:
+                known[key] = window
+                self._early(row, key, window, 0)
+        self.states.touch(keys)
+        return self.results
+
+
+class _Run(_Results):
+    """Windows of time."""
+
+    def run(
+        self, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+    ) -> list[Result]:
+        mark = self._mark()
+        before = LOWEST if mark["at"] is None else mark["at"]
+        reached = np.maximum.accumulate(np.concatenate(([before], self.stage.steps(times))))
+        # The watermark stands still between two of these rows.
+        edges = [*np.flatnonzero(np.diff(reached)).tolist(), len(keys)]
+        if edges[0] != 0:
+            edges.insert(0, 0)
+        for start, end in pairwise(edges):
+            step = int(reached[start + 1])
+            if mark["at"] is None or step > mark["at"]:
+                self._fire(start, step)
+                mark = self._mark()
+            self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
+        return self.results
+
+    def _mark(self) -> dict[str, Any]:
+        known = self.states.take([WATERMARK])
+        mark: dict[str, Any] = known.setdefault(WATERMARK, new_mark())
+        return mark
+
+    # Filling
+
+    def _fill(
+        self,
+        rows: Iterable[int],
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        watermark: int,
+        refuse: Refuse,
+    ) -> None:
+        rows = [row for row in rows if not is_tick[row]]
+        names = {row: b"k" + keys[row] for row in rows}
+        known = self.states.take(list(names.values()))
+        for row in rows:
+            opened = known.get(names[row]) or []
+            try:
+                self._put(row, keys[row], values[row], int(times[row]), watermark, opened)
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+            if opened:
+                known[names[row]] = opened
+        self.states.touch(names.values())
+        self._arm()
+
+    def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> None:
+        """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first."""
+        ends = [end for end in self.windows.ends(time) if end > watermark]
+        if not ends and self.windows.is_session:
+            ends = [window[1] for window in self._near(time, opened)]
+        if not ends and self.stage.late is Late.FIRE:
+            for number, end in enumerate(self.windows.ends(time)):
+                window = [end - self.windows.size, end, 0, self.stage.aggregate.create()]
+                self._add(window, value)
+                self._let_out(row, key, window, "late", number)
+            return
+        if not ends and self.stage.late is Late.DROP:
+            return
+        if not ends:
+            time = watermark
+        if self.windows.is_session:
+            self._put_in_session(row, key, value, time, opened)
+            return
+        by_end = {window[1]: window for window in opened}
+        for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
+            window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
+            self._add(window, value)
+            if end not in by_end:
+                opened.append(window)
+                self.pending.setdefault(self._due(end), []).append(key)
+            self._early(row, key, window, number)
+        opened.sort(key=lambda window: window[1])
+
+    def _near(self, time: int, opened: list[Any]) -> list[Any]:
+        """The sessions that a record of this time belongs to."""
+        return [window for window in opened if time < window[1] and time + self.windows.size > window[0]]
+
+    def _put_in_session(self, row: int, key: bytes, value: Any, time: int, opened: list[Any]) -> None:
+        gap = self.windows.size
+        near = self._near(time, opened)
+        if not near:
+            window = [time, time + gap, 0, self.stage.aggregate.create()]
+            self._add(window, value)
+            self.pending.setdefault(self._due(window[1]), []).append(key)
+        else:
+            window = near[0]
+            combine = self.stage.aggregate.combine
+            for other in near[1:]:
+                assert combine is not None
+                window[3] = combine(window[3], other[3])
+                window[1], window[2] = other[1], window[2] + other[2]
+            window[0], window[1] = min(window[0], time), max(window[1], time + gap)
+            self._add(window, value)
+        ends = {other[1] for other in near}
+        opened[:] = sorted([*(one for one in opened if one[1] not in ends), window], key=lambda one: int(one[1]))
+        self._early(row, key, window, 0)
+
+    # Firing
+
+    def _due(self, end: int) -> int:
+        return -(-end // self.windows.step)
+
+    def _arm(self) -> None:
+        """Remember who may fire when."""
+        if not self.pending:
+            return
+        serial = self.states.serial
+        lists: dict[int, list[int]] = self._mark()["lists"]
+        names = {step: list_name(step, serial) for step in self.pending}
+        # Many lists of one step become one, so that the list of lists stays short.
+        full = {step: serials for step in self.pending if len(serials := lists.get(step, [])) >= LISTS_MAX}
+        old = [list_name(step, one) for step, serials in full.items() for one in serials]
+        known = self.states.take([WATERMARK, *names.values(), *old])
+        lists = known.setdefault(WATERMARK, new_mark())["lists"]
+        for step, serials in full.items():
+            whole = [key for one in serials for key in known.pop(list_name(step, one), [])]
+            known[names[step]] = list(dict.fromkeys(whole))
+            lists[step] = [serial]
+        for step, name in names.items():
+            known.setdefault(name, []).extend(self.pending[step])
+            if serial not in lists.setdefault(step, []):
+                lists[step].append(serial)
+        self.states.touch([WATERMARK, *names.values(), *old])
+        self.pending = {}
+
+    def _fire(self, row: int, step: int) -> None:
+        """The watermark has come to this step, at this row."""
+        mark = self._mark()
+        mark["at"] = step
+        due = [one for one in mark["lists"] if one <= step]
+        names = [list_name(one, serial) for one in due for serial in mark["lists"].pop(one)]
+        self.states.touch([WATERMARK])
+        if not names:
+            return
+        known = self.states.take(names)
+        keys = sorted({key for name in names for key in known.pop(name, [])})
+        self.states.touch(names)
+        known = self.states.take([b"k" + key for key in keys])
+        watermark = step * self.windows.step
+        fired = []
+        for key in keys:
+            opened = known.get(b"k" + key, [])
+            fired += [(key, window) for window in opened if window[1] <= watermark]
+            kept = [window for window in opened if window[1] > watermark]
+            if kept:
+                known[b"k" + key] = kept
+                if self.windows.is_session:
+                    # It has grown since it was armed.
+                    for window in kept:
+                        self.pending.setdefault(self._due(window[1]), []).append(key)
+            else:
+                known.pop(b"k" + key, None)
+        self.states.touch([b"k" + key for key in keys])
+        placed = [((int(window[1]), *place_of(key)), key, window) for key, window in fired]
+        for place, key, window in sorted(placed, key=lambda one: one[0]):
+            self.results.append((row, place, key, self._result(key, window, "end")))
+        self._arm()
+
+
+def timed_flow(
+    rows: Rows, windowing: Windowing, states: States, refuse: Callable[[Flow, int, Exception], None]
+) -> Flow:
+    """What comes out of a stage with windows, of rows that came over its exchange."""
+    assert rows.forms is not None
+    assert rows.keys is not None
+    assert rows.times is not None
+    forms = rows.forms.tolist()
+    payload = rows.payload.to_pylist()
+    values = [None if form == TICK else READ[form](data) for form, data in zip(forms, payload, strict=True)]
+    before = Flow(values, keys=rows.keys)
+    keys = rows.keys.to_pylist()
+    results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before))
+    places = np.array([place for _, place, _, _ in results], np.int64).reshape(-1, PLACE)
+    return Flow(
+        [value for *_, value in results],
+        np.array([row for row, *_ in results], np.int64),
+        tuple(np.ascontiguousarray(column) for column in places.T),
+        pa.array([key for _, _, key, _ in results], pa.binary()),
+    )
+
+
+def new_mark() -> dict[str, Any]:
+    return {"at": None, "lists": {}}
+
+
+def list_name(step: int, serial: int) -> bytes:
+    return b"t%d/%d" % (step, serial)
+
+
+def place_of(key: bytes) -> tuple[int, ...]:
+    """Numbers that stand in the order of keys."""
+    words = np.frombuffer(key[: 8 * KEY_WORDS].ljust(8 * KEY_WORDS, b"\0"), ">u8")
+    digest = np.frombuffer(hashlib.blake2b(key, digest_size=8 * DIGEST_WORDS).digest(), ">i8")
+    return (*(int(word) - 2**63 for word in words), *map(int, digest))
+
+
+def with_ticks(
+    rows: pa.RecordBatch, parts: Iterator[tuple[int, Numbers]], ticks: Numbers, buckets: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each bucket, and among them, in order, those of other buckets that move the watermark, as ticks."""
+    own_rows = dict(parts)
+    for bucket in range(buckets):
+        mine = own_rows.get(bucket, np.empty(0, np.int64))
+        others = np.setdiff1d(ticks, mine, assume_unique=True)
+        if not len(others):
+            if len(mine):
+                yield bucket, rows.take(pa.array(mine))
+            continue
+        both = np.sort(np.concatenate((mine, others)))
+        is_tick = pa.array(np.isin(both, others))
+        taken = rows.take(pa.array(both))
+        blank = {"payload": pa.scalar(b"", pa.binary()), "form": pa.scalar(TICK, pa.uint8())}
+        columns = [
+            pc.if_else(is_tick, blank[name], column) if name in blank else column
+            for name, column in zip(taken.schema.names, taken.columns, strict=True)
+        ]
+        yield bucket, pa.record_batch(columns, names=taken.schema.names)

@@ -1,0 +1,183 @@
+"""States: what a keyed stage knows about the keys of one task, as a dictionary over files.
+
+The one rule: a version is a list of files and is never changed; an epoch's work on top of it is in memory until
+`finish` writes it, as one more file that holds the touched keys only. Files that have become small beside what is laid
+on them are merged, so a version has few of them, and an epoch's cost goes with the keys that it touches. No file is
+read because it is the newest: whoever opens a version says which. Before it `plan/keyed`, whose loop works on the
+dictionary; after it the round record, which names the version that the epoch commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.statefile import Fresh, Sorted, StateFile, hashes_of, merged_pieces, write_file
+
+KEYS_MAX = 1_000_000
+"""So many keys' states a task holds in memory; the others are in its files and are read when they are touched."""
+
+MERGE_RATIO = 2
+"""A file is merged with what is laid on it when it holds at most so many times the keys."""
+
+SUFFIX = ".state"
+
+Files = tuple[tuple[str, int], ...]
+"""A version of one task's states: the names of its files and how many keys each holds, the oldest first."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a whole stage: the files of each of its tasks. A key belongs to the task that its hash says."""
+
+    tasks: tuple[Files, ...] = ()
+    kind: str = ""
+    """What kind of stage it is: its states are of use to no other."""
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Version:
+        tasks = (tuple((str(name), int(count)) for name, count in files) for files in told["tasks"])
+        return cls(tuple(tasks), str(told["kind"]))
+
+    @property
+    def names(self) -> set[str]:
+        return {name for files in self.tasks for name, _ in files}
+
+
+def file_prefix(fence: int, stage: str, task: int, epoch: int, attempt: int) -> str:
+    """How the files of one attempt at one task are named. The fence stands first: see `StateStore.sweep`."""
+    return f"{fence:010d}-{stage}-{task:06d}-{epoch:020d}-{attempt}"
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How a state becomes bytes and a state again."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+class States:
+    """The states of one task's keys, from one version to the next."""
+
+    def __init__(self, directory: Path, files: Files, codec: Codec, *, keys_max: int = KEYS_MAX) -> None:
+        self._directory = directory
+        self._codec = codec
+        self._keys_max = keys_max
+        self._opened = [StateFile(directory / name) for name, _ in files]
+        self.files = files
+        self.known: dict[bytes, Any] = {}
+        self._touched: set[bytes] = set()
+        self._prefix = ""
+        self.serial = 0
+        self._written = 0
+
+    def begin(self, prefix: str, serial: int = 0) -> None:
+        """From here on files are named so, by a name that nobody else uses: see `file_prefix`."""
+        self._prefix = prefix
+        self._written = 0
+        self.serial = serial
+
+    def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
+        """A dictionary with the states of these keys, and perhaps of others, to be worked on. A key that has no state
+        is not in it. What was changed must be told with `touch` before the next call."""
+        wanted = set(keys)
+        if len(self.known) > self._keys_max:
+            self._write()
+            self.known.clear()
+        missing = [key for key in wanted if key not in self.known and key not in self._touched]
+        if missing and self._opened:
+            self._fetch(missing)
+        return self.known
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """The states of these keys are other ones now, or gone."""
+        self._touched.update(keys)
+
+    def finish(self) -> Files:
+        """Write what was touched; gives the version that there is now. Durable when this returns."""
+        self._write()
+        if self._written:
+            fsync_dir(self._directory)
+        if len(self.known) > self._keys_max:
+            self.known.clear()
+        return self.files
+
+    def adopt(self, layers: Iterable[Files], share: tuple[int, int, int]) -> None:
+        """Begin with what other tasks have left of the keys that are now this task's: there was another number of
+        tasks."""
+        for files in layers:
+            found: list[Sorted] = [StateFile(self._directory / name) for name, _ in reversed(files)]
+            # Tasks share no key, so it does not matter which of them lies above.
+            if found:
+                self._lay(merged_pieces(found, is_oldest=True, share=share))
+
+    def _fetch(self, missing: list[bytes]) -> None:
+        hashes = hashes_of(missing)
+        for file in reversed(self._opened):
+            found = file.find(missing, hashes)
+            if not found:
+                continue
+            decode = self._codec.decode
+            self.known.update((key, decode(state)) for key, state in found.items() if state is not None)
+            rest = [row for row, key in enumerate(missing) if key not in found]
+            if not rest:
+                return
+            missing = [missing[row] for row in rest]
+            hashes = hashes[rest]
+
+    def _write(self) -> None:
+        if not self._touched:
+            return
+        # In one order, whatever the order of a set is: the same work makes the same file.
+        keys = sorted(self._touched)
+        known, encode = self.known, self._codec.encode
+        layers: list[Sorted] = [Fresh(keys, [encode(known[key]) if key in known else None for key in keys])]
+        total = len(keys)
+        while self.files and self.files[-1][1] <= MERGE_RATIO * total:
+            total += self.files[-1][1]
+            layers.append(self._opened.pop())
+            self.files = self.files[:-1]
+        self._lay(merged_pieces(layers, is_oldest=not self.files))
+        self._touched.clear()
+
+    def _lay(self, pieces: Any) -> None:
+        name = f"{self._prefix}-{self._written}{SUFFIX}"
+        count = write_file(self._directory / name, pieces)
+        self._written += 1
+        if count:
+            self.files = (*self.files, (name, count))
+            self._opened.append(StateFile(self._directory / name))
+        else:
+            (self._directory / name).unlink()
+
+
+class StateStore:
+    """The directory of a pipeline's state files, as the driver sees it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def make(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(self.directory, "make", error) from error
+        fsync_dir(self.directory.parent)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove files that no version to come will name."""
+        for name in names:
+            with suppress(OSError):  # what stays is swept by the next driver
+                (self.directory / name).unlink()
+
+    def sweep(self, kept: Iterable[Version], fence: int) -> None:
+        """Remove what the last committed epoch does not name: it was begun and never committed. Only for the driver of
+        this fence, before it starts anything; the files of a later one are that one's business."""
+        names = {name for version in kept for name in version.names}
+        found = (path.name for path in self.directory.glob(f"[0-9]*{SUFFIX}"))
+        self.drop(name for name in found if name not in names and int(name.partition("-")[0]) <= fence)

@@ -1,0 +1,68 @@
+"""`procession bench`: its commands run at toy size, and tell what they promise.
+
+The one rule: nothing here expects a speed; a machine may be as busy as it likes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from procession.ops.cli import app
+
+NAMES = ("epoch-time", "recovery", "decode", "gateway", "credits", "memory", "listing1", "loop")
+
+
+def benched(*words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["bench", *words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    figures: dict[str, Any] = json.loads(result.stdout)
+    return figures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_is_in_the_list_and_can_answer_in_json(name: str) -> None:
+    runner = CliRunner()
+    assert name in runner.invoke(app, ["bench", "--help"]).output
+    assert "--json" in runner.invoke(app, ["bench", name, "--help"], env={"NO_COLOR": "1"}).output
+
+
+def test_figures_come_with_the_command_that_repeats_them() -> None:
+    figures = benched("decode", "--frames", "1000", "--rounds", "1")
+    assert figures["command"] == "procession bench decode --frames 1000 --rounds 1"
+    assert figures["decode"].keys() == {"struct", "columns", "ratio"}
+    assert figures["encode"].keys() == {"struct", "numpy", "columns", "ratio"}
+
+
+def test_without_json_the_command_stands_below_what_was_measured() -> None:
+    result = CliRunner().invoke(app, ["bench", "decode", "--frames", "1000", "--rounds", "1"])
+    assert result.stdout.splitlines()[-1] == "(procession bench decode --frames 1000 --rounds 1)"
+
+
+def test_listing_1_tells_what_order_costs() -> None:
+    figures = benched("listing1", "--records", "2000", "--epoch-records", "1000", "--rounds", "1")
+    for variant in ("ordered", "unordered", "baseline"):
+        assert figures[variant].keys() == {"records_per_second", "mean_latency_s"}
+        assert min(figures[variant].values()) > 0
+    assert {"ordered_to_unordered_throughput", "ordered_to_baseline_throughput"} <= figures["ratios"].keys()
+    assert "ordered_to_baseline_mean_latency" in figures["ratios"]
+    assert figures["records_out"] == 1714
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["w1", "w2"])
+def test_the_smaller_workloads_run_too(workload: str) -> None:
+    figures = benched("listing1", "--workload", workload, "--records", "2000", "--rounds", "1")
+    assert figures["records_out"] == 1714
+
+
+@pytest.mark.slow
+def test_the_loop_tells_how_we_compare_with_it() -> None:
+    figures = benched("loop", "--records", "5000", "--warm-records", "1000", "--rounds", "1")
+    for form in ("by_record", "by_batch"):
+        one = figures["forms"][form]
+        assert min(one["records_per_second"], one["loop_records_per_second"], one["ratio"], one["start_s"]) > 0
+        assert {"gateway", "source", "Python workers"} <= one["cpu_us_per_record"].keys()

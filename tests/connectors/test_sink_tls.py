@@ -1,0 +1,68 @@
+"""Every sink that we ship, over TLS: who shows a certificate of the right authority commits, nobody else gets in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import sys
+from pathlib import Path
+
+import pytest
+
+from procession.address import parse_address
+from procession.sdk.testing import Worker
+from procession.tls import ClientTls, connect
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
+from tests.certificates import Authority
+from tests.sdk.loops import on_a_loop
+
+
+async def worker_at(place: str, tls: ClientTls | None) -> Worker:
+    return Worker(Connection(Side.INITIATOR, Role.SINK), *await connect(parse_address(place), tls))
+
+
+async def listening(directory: Path, process: asyncio.subprocess.Process) -> str:
+    while True:
+        try:
+            told = json.loads((directory / "sink.json").read_bytes())
+        except FileNotFoundError:
+            assert process.returncode is None
+            await asyncio.sleep(0.01)  # a file's appearance is all that there is to see
+        else:
+            return str(told["listen"])
+
+
+@on_a_loop
+@pytest.mark.parametrize("kind", ["file", "epochs", "stdout"])
+async def test_a_sink_speaks_tls_and_lets_in_only_who_shows_a_certificate(kind: str, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    pair, directory = authority.issue(), tmp_path / "sink"
+    words = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-client-ca", str(authority.ca)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "procession", "sink", kind, str(directory), "--listen", "127.0.0.1:0", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=dict(os.environ),
+    )
+    try:
+        place = await listening(directory, process)
+        shown = stranger.issue("client.example", name="client")
+        for tls in (None, ClientTls(stranger.ca), ClientTls(authority.ca), ClientTls(authority.ca, *shown)):
+            with pytest.raises((OSError, ssl.SSLError, AssertionError, EOFError)):
+                async with await worker_at(place, tls) as refused:
+                    await refused.hello()
+        async with await worker_at(place, authority.client()) as worker:
+            assert (await worker.hello())[1] == ()
+            worker.data(0, b"one\n")
+            assert await worker.phase1("t:c_id=0", 0, 4)
+            await worker.phase2("t:c_id=0", True)
+        if kind == "stdout":
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"one\n"
+    finally:
+        process.terminate()
+        await process.wait()
+    assert process.returncode == 0

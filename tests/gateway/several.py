@@ -1,0 +1,269 @@
+"""Several gateways without sockets, disks or Spark: the real states and the real global registry, with words that are
+on their way between them, and a driver that takes epochs.
+
+The one rule: nothing arrives by itself. A test delivers each word, or loses it with the process that it was meant for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from procession.gateway.cluster import GlobalRegistry, Grant
+from procession.gateway.config import Limits
+from procession.gateway.events import (
+    Action,
+    Append,
+    Appended,
+    Ask,
+    Committed,
+    Event,
+    Granted,
+    LeaderFound,
+    LeaderLost,
+    Received,
+    Refused,
+    Relinquish,
+    Relinquished,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    WriteSnapshot,
+)
+from procession.gateway.snapshot import Snapshot
+from procession.gateway.state import GatewayState
+from procession.storage.segment import INGRESS_SCHEMA, KIND_RECORD
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck
+
+HELLO = Hello("0.0.1", b"", "program", "instance")
+LEADER = "gateway-0"
+
+
+class Producer:
+    """A session with one stream, as its client sees it: it sends on from the point of reference that it is given."""
+
+    def __init__(self, gateway: Node, session: int, stream_id: int) -> None:
+        self.gateway = gateway
+        self.session = session
+        self.stream_id = stream_id
+        self.next_id: int | None = None
+        self.answers: list[NotifyAck] = []
+        self.is_over = False
+
+    def hear(self, answer: NotifyAck) -> None:
+        self.answers.append(answer)
+        if answer.success:
+            self.next_id = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.next_id is not None and not self.is_over
+
+    def notify(self) -> None:
+        self.gateway.do(Received(self.session, Notify(self.stream_id, f"stream {self.stream_id}", 0)))
+
+    def send(self) -> None:
+        assert self.next_id is not None
+        one = Messages.of([self.stream_id], [self.next_id], [0], [b""], [b"%d" % self.next_id])
+        self.next_id += 1
+        self.gateway.do(Received(self.session, one))
+
+    def end(self) -> None:
+        self.is_over = True
+        self.gateway.do(Received(self.session, Eos(self.stream_id)))
+
+    def close(self) -> None:
+        self.is_over = True
+        self.gateway.producers.pop(self.session, None)
+        self.gateway.do(SessionClosed(self.session))
+
+
+class Node:
+    """One gateway. Its log is a list; only what was offered survives a crash for certain."""
+
+    def __init__(self, name: str, cluster: Several) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.rows: list[dict[str, Any]] = []
+        self.durable = 0
+        self.producers: dict[int, Producer] = {}
+        self.sessions = 0
+        self.link = -1
+        self.outbox: deque[Ask | Relinquish] = deque()
+        self.inbox: deque[Event] = deque()
+        self.snapshot = Snapshot()
+        self.begin()
+
+    def begin(self) -> None:
+        tail = self.rows[self.snapshot.end_sequence :]
+        batches = [pa.RecordBatch.from_pylist(tail, schema=INGRESS_SCHEMA)] if tail else []
+        self.state = GatewayState(Limits(), self.snapshot, batches, len(self.rows), is_leading=self.name == LEADER)
+
+    def crash(self) -> None:
+        """All that is not on disk is gone, and so are the sessions."""
+        self.rows = self.rows[: self.durable]
+        for producer in self.producers.values():
+            producer.is_over = True
+        self.producers.clear()
+        self.cut()
+        self.begin()
+
+    def cut(self) -> None:
+        """The connection to the leader is gone, with all that was on its way."""
+        self.outbox.clear()
+        self.inbox.clear()
+        self.link = -1
+
+    def open(self, stream_id: int) -> Producer:
+        self.sessions += 1
+        producer = self.producers[self.sessions] = Producer(self, self.sessions, stream_id)
+        self.do(SessionOpened(self.sessions))
+        self.do(Received(self.sessions, HELLO))
+        producer.notify()
+        return producer
+
+    def do(self, event: Event) -> None:
+        for action in self.state.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Append(batch=batch):
+                self.rows += batch.to_pylist()
+                self.do(Appended(len(self.rows)))
+            case WriteSnapshot(snapshot):
+                self.snapshot = snapshot
+                self.do(SnapshotWritten(snapshot))
+            case Ask() | Relinquish():
+                self.outbox.append(action)
+            case Send(session, NotifyAck() as frame) if session in self.producers:
+                self.producers[session].hear(frame)
+            case Send(session, Ack()):
+                assert session in self.state.sessions
+            case _:
+                pass
+
+    @property
+    def committed(self) -> dict[int, int]:
+        return {one.stream_id: one.committed for one in self.state.registry if one.committed is not None}
+
+
+class Several:
+    """The gateways, the leader's registry, and the epochs that a driver has taken from them."""
+
+    def __init__(self, count: int) -> None:
+        self.nodes = [Node(f"gateway-{number}", self) for number in range(count)]
+        self.links = 0
+        self.lead()
+        for node in self.nodes:
+            self.join(node)
+        self.output: list[tuple[int, int]] = []
+        """Pairs (stream id, message id) of all records in committed epochs, in order."""
+        self.ends = [0] * count
+        self.epoch = -1
+        self.positions: dict[int, int] = {}
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def lead(self) -> None:
+        """A leader begins anew: it knows who there is, and its own checkpoint."""
+        known = {stream_id: at.committed for stream_id, at in self.nodes[0].snapshot.streams.items()}
+        self.registry = GlobalRegistry([node.name for node in self.nodes], known)
+
+    def join(self, node: Node) -> None:
+        """A gateway finds the leader, and says what it holds."""
+        if node.link >= 0:
+            return
+        self.links += 1
+        assert node.state.claims is not None
+        self.registry.join(node.name, self.links, node.state.claims.held, node.committed)
+        node.link = self.links
+        node.do(LeaderFound())
+
+    def lose(self, node: Node) -> None:
+        """The connection between a gateway and the leader breaks."""
+        if node.link < 0:
+            return
+        self.registry.lost(node.link)
+        node.cut()
+        node.do(LeaderLost())
+
+    def crash(self, number: int) -> None:
+        node = self.nodes[number]
+        self.registry.lost(node.link)
+        node.crash()
+        if number == 0:
+            for other in self.nodes[1:]:
+                self.lose(other)
+            self.lead()
+
+    def hear(self, node: Node) -> None:
+        """The leader hears one word of a gateway, and answers."""
+        if not node.outbox:
+            return
+        match node.outbox.popleft():
+            case Ask(stream_id):
+                answer = self.registry.notify(node.link, stream_id)
+                is_granted = isinstance(answer, Grant)
+                node.inbox.append(Granted(stream_id, answer.committed) if is_granted else Refused(stream_id))
+            case Relinquish(stream_id, committed):
+                self.registry.relinquish(node.link, stream_id, committed)
+                node.inbox.append(Relinquished(stream_id))
+
+    def answer(self, node: Node) -> None:
+        """A gateway hears one answer of the leader."""
+        if node.inbox:
+            node.do(node.inbox.popleft())
+
+    def settle(self) -> None:
+        """Everybody hears everything."""
+        for node in self.nodes:
+            self.join(node)
+        while any(node.outbox or node.inbox for node in self.nodes):
+            for node in self.nodes:
+                self.hear(node)
+                self.answer(node)
+
+    def take(self, *, tells: Callable[[int], bool] = lambda _: True) -> None:
+        """The driver takes an epoch of all that there is, commits it, and tells those gateways that it can reach."""
+        self.epoch += 1
+        for number, node in enumerate(self.nodes):
+            node.durable = len(node.rows)
+            for row in node.rows[self.ends[number] : node.durable]:
+                if row["kind"] == KIND_RECORD:
+                    self.output.append((row["stream_id"], row["message_id"]))
+                    self.positions[row["stream_id"]] = row["message_id"]
+            self.ends[number] = node.durable
+        for number in range(len(self.nodes)):
+            if tells(number):
+                self.tell(number)
+
+    def tell(self, number: int) -> None:
+        """A gateway hears what is committed by now."""
+        if self.epoch >= 0:
+            self.nodes[number].do(Committed(1, self.epoch, self.ends[number], dict(self.positions)))
+
+    # What must hold
+
+    def ids(self, stream_id: int) -> list[int]:
+        return [message_id for stream, message_id in self.output if stream == stream_id]
+
+    def check(self) -> None:
+        holders: dict[int, str] = {}
+        for node in self.nodes:
+            assert node.state.claims is not None
+            for stream_id in node.state.claims.held:
+                assert stream_id not in holders, f"{stream_id} is held by {holders[stream_id]} and {node.name}"
+                holders[stream_id] = node.name
+            for stream in node.state.registry:
+                if stream.session is not None:
+                    assert stream.session in node.state.sessions
+                    assert holders.get(stream.stream_id) == node.name, f"{stream.stream_id} is open, and not held"
+        for stream_id in self.positions:
+            ids = self.ids(stream_id)
+            assert ids == list(range(len(ids))), f"stream {stream_id} came out as {ids}"

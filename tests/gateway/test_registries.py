@@ -1,0 +1,376 @@
+"""The registries of several gateways: the sequences of the protocol's text by name, and whatever may come between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from procession.errors import ConfigError
+from procession.gateway.claims import STEPS, Claim, Claims, Step, Verdict
+from procession.gateway.cluster import GlobalRegistry, Grant, Refusal
+from procession.wire.messages import NOTHING_COMMITTED, Notify, NotifyAck
+from tests.gateway.several import Producer, Several
+
+S = 7
+
+
+@pytest.fixture
+def several() -> Several:
+    return Several(3)
+
+
+def claim(several: Several, number: int, stream_id: int = S) -> Claim | None:
+    claims = several[number].state.claims
+    assert claims is not None
+    return claims[stream_id]
+
+
+def opened(several: Several, number: int, stream_id: int = S) -> Producer:
+    producer = several[number].open(stream_id)
+    several.settle()
+    return producer
+
+
+# The sequences of the text
+
+
+def test_notify_a_new_stream_is_asked_of_the_leader_and_is_then_active(several: Several) -> None:
+    producer = several[1].open(S)
+    assert claim(several, 1) is Claim.PENDING_NOTIFY
+    assert producer.answers == []
+    several.settle()
+    assert claim(several, 1) is Claim.ACTIVE
+    assert several.registry.active == {S: "gateway-1"}
+    assert producer.answers == [NotifyAck(True, S, NOTHING_COMMITTED)]
+
+
+def test_notify_is_rejected_while_the_stream_is_pending_in_another_session_of_the_gateway(several: Several) -> None:
+    several[1].open(S)
+    other = several[1].open(S)
+    assert other.answers == [NotifyAck(False, S, 0)]
+
+
+def test_notify_is_rejected_by_the_local_registry_if_another_session_has_the_stream(several: Several) -> None:
+    opened(several, 1)
+    other = several[1].open(S)
+    assert other.answers == [NotifyAck(False, S, 0)]
+    assert not several[1].outbox, "the leader need not be asked"
+
+
+def test_notify_is_rejected_by_the_global_registry_if_another_gateway_has_the_stream(several: Several) -> None:
+    opened(several, 1)
+    assert opened(several, 2).answers == [NotifyAck(False, S, 0)]
+    assert claim(several, 2) is None
+
+
+def test_notify_moves_a_stream_from_inactive_to_active_with_its_last_acknowledged_id(several: Several) -> None:
+    first = opened(several, 1)
+    first.send()
+    first.send()
+    several.take()
+    first.close()
+    several.settle()
+    assert several.registry.inactive == {S: 1}
+    second = opened(several, 2)
+    assert second.answers == [NotifyAck(True, S, 1)]
+    assert several.registry.inactive == {}
+
+
+def test_stream_update_a_commit_reaches_the_registry_of_every_gateway(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several.take()
+    assert [node.committed for node in several.nodes] == [{S: 0}] * 3
+
+
+def test_eos_is_released_and_relinquished_by_a_checkpoint_that_began_after_it(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    producer.end()
+    assert claim(several, 1) is Claim.PENDING_CLOSE
+    several.settle()
+    assert opened(several, 2).answers == [NotifyAck(False, S, 0)]
+    several.take()
+    assert claim(several, 1) is Claim.PENDING_RELINQUISH
+    several.settle()
+    assert claim(several, 1) is None
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
+
+
+def test_relinquish_by_a_gateway_that_is_not_the_holder_changes_nothing(several: Several) -> None:
+    opened(several, 1)
+    assert not several.registry.relinquish(several[2].link, S, 5)
+    assert several.registry.active == {S: "gateway-1"}
+    assert several.registry.inactive == {}
+
+
+def test_relinquish_at_the_end_of_a_recovery_gives_up_the_streams_that_no_session_has(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several.take()
+    several.crash(1)
+    several.settle()
+    assert several.registry.active == {}
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
+
+
+# What may come between
+
+
+def test_an_answer_that_meets_a_closed_session_gives_the_stream_back(several: Several) -> None:
+    producer = several[1].open(S)
+    several.hear(several[1])
+    producer.close()
+    several.settle()
+    assert claim(several, 1) is None
+    assert several.registry.active == {}
+    assert opened(several, 2).is_open
+
+
+def test_a_refusal_that_meets_a_closed_session_leaves_nothing_behind(several: Several) -> None:
+    opened(several, 1)
+    producer = several[2].open(S)
+    producer.close()
+    several.settle()
+    assert claim(several, 2) is None
+    assert several.registry.active == {S: "gateway-1"}
+
+
+def test_a_leader_that_begins_anew_during_a_notify_refuses_it_and_forgets_that_it_was_asked(several: Several) -> None:
+    producer = several[1].open(S)
+    several.hear(several[1])
+    several.crash(0)
+    assert producer.answers == [NotifyAck(False, S, 0)]
+    several.settle()
+    assert several.registry.active == {}
+    producer.notify()
+    several.settle()
+    assert producer.answers[-1].success
+
+
+def test_two_leaders_in_a_row_that_begin_anew_leave_every_stream_with_its_holder(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several.crash(0)
+    several.join(several[1])
+    several.crash(0)
+    assert not several[2].open(S).answers[-1].success, "without a leader nothing is granted"
+    several.settle()
+    assert several.registry.active == {S: "gateway-1"}
+    producer.send()
+    several.take()
+    assert several.ids(S) == [0, 1]
+
+
+def test_a_new_leader_grants_nothing_before_every_gateway_has_said_what_it_holds(several: Several) -> None:
+    opened(several, 2)
+    several.crash(0)
+    several.join(several[0])
+    several.join(several[1])
+    assert several.registry.unheard == ["gateway-2"]
+    for number in (0, 1):
+        producer = several[number].open(S)
+        several.hear(several[number])
+        several.answer(several[number])
+        assert producer.answers == [NotifyAck(False, S, 0)]
+    several.join(several[2])
+    assert several.registry.unheard == []
+    assert several.registry.active == {S: "gateway-2"}
+
+
+def test_an_end_of_stream_during_a_checkpoint_waits_for_the_next_one(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several.take(tells=lambda number: False)
+    producer.end()
+    several.tell(1)
+    assert claim(several, 1) is Claim.PENDING_CLOSE
+    several.take()
+    assert claim(several, 1) is Claim.PENDING_RELINQUISH
+
+
+def test_a_gateway_that_died_holds_its_streams_until_it_is_back_and_what_it_took_is_committed(
+    several: Several,
+) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several[1].durable = 1
+    several.crash(1)
+    assert opened(several, 2).answers == [NotifyAck(False, S, 0)]
+    several.settle()
+    assert opened(several, 2).answers == [NotifyAck(False, S, 0)], "a record of it is in the log of the first"
+    several.take()
+    several.settle()
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
+
+
+def test_a_producer_that_comes_back_to_its_gateway_goes_on_without_the_leader(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    producer.close()
+    several.lose(several[1])
+    again = several[1].open(S)
+    assert again.answers == [NotifyAck(True, S, NOTHING_COMMITTED)]
+    again.send()
+    again.send()
+    several.take()
+    assert several.ids(S) == [0, 1]
+
+
+def test_what_is_committed_reaches_a_new_leader_through_the_gateway_that_gave_the_stream_up(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several.take(tells=lambda number: number == 1)
+    producer.close()
+    several.settle()
+    several.crash(0)
+    several.settle()
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)], "or record 0 would come twice"
+
+
+def test_a_gateway_that_claims_what_another_holds_is_not_let_in() -> None:
+    registry = GlobalRegistry(["a"])
+    registry.join("a", 1, [S], {})
+    with pytest.raises(ConfigError, match="both hold stream 7"):
+        registry.join("b", 2, [S], {})
+    assert registry.gateways == {"a": True}
+
+
+def test_a_gateway_is_heard_through_its_latest_link_only() -> None:
+    registry = GlobalRegistry(["a"])
+    registry.join("a", 1, [], {})
+    registry.join("a", 2, [], {})
+    registry.lost(1)
+    assert registry.notify(1, S) == Refusal(S)
+    assert registry.notify(2, S) == Grant(S, None)
+    assert registry.notify(2, S) == Grant(S, None), "an answer that was lost may be asked for again"
+
+
+def test_a_gateway_that_holds_a_stream_cannot_leave() -> None:
+    registry = GlobalRegistry(["a"])
+    registry.join("a", 1, [S], {})
+    with pytest.raises(ConfigError, match="still holds 1 streams"):
+        registry.leave("a")
+    registry.relinquish(1, S, None)
+    registry.leave("a")
+    assert registry.gateways == {}
+
+
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("state", Claim)
+def test_a_step_that_is_not_in_the_table_changes_nothing(state: Claim, step: Step) -> None:
+    claims = Claims([S], until=5)
+    claims.has_leader = True
+    claims._claims[S] = state
+    claims._step(S, step)
+    assert claims[S] is STEPS[state].get(step, state)
+
+
+def test_a_gateway_without_a_leader_takes_only_what_it_holds() -> None:
+    claims = Claims([1], until=5)
+    assert claims.notify(1, Notify(1, "", 0)) is Verdict.OURS
+    assert claims.notify(1, Notify(2, "", 0)) is Verdict.REFUSED
+
+
+# Anything, in any order
+
+STREAMS = st.integers(1, 3)
+NODES = st.integers(0, 2)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Sessions, words, breaks, crashes and epochs, in any order: no stream is held twice, and what comes out of each
+    stream is 0, 1, 2, …"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = Several(3)
+        self.all: list[Producer] = []
+
+    @property
+    def producers(self) -> list[Producer]:
+        return [producer for producer in self.all if not producer.is_over]
+
+    @rule(number=NODES, stream_id=STREAMS)
+    def open(self, number: int, stream_id: int) -> None:
+        self.all.append(self.several[number].open(stream_id))
+
+    @precondition(lambda self: any(one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100), count=st.integers(1, 3))
+    def send(self, choice: int, count: int) -> None:
+        able = [one for one in self.producers if one.is_open]
+        for _ in range(count):
+            able[choice % len(able)].send()
+
+    @precondition(lambda self: any(one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100))
+    def end(self, choice: int) -> None:
+        able = [one for one in self.producers if one.is_open]
+        able[choice % len(able)].end()
+
+    @precondition(lambda self: self.producers)
+    @rule(choice=st.integers(0, 100))
+    def close(self, choice: int) -> None:
+        self.producers[choice % len(self.producers)].close()
+
+    @precondition(lambda self: any(one.answers and not one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100))
+    def try_again(self, choice: int) -> None:
+        able = [one for one in self.producers if one.answers and not one.is_open]
+        able[choice % len(able)].notify()
+
+    @rule(number=NODES)
+    def hear(self, number: int) -> None:
+        self.several.hear(self.several[number])
+
+    @rule(number=NODES)
+    def answer(self, number: int) -> None:
+        self.several.answer(self.several[number])
+
+    @rule(number=NODES)
+    def lose(self, number: int) -> None:
+        if number:
+            self.several.lose(self.several[number])
+
+    @rule(number=NODES)
+    def join(self, number: int) -> None:
+        self.several.join(self.several[number])
+
+    @rule()
+    def settle(self) -> None:
+        self.several.settle()
+
+    @rule(number=NODES)
+    def crash(self, number: int) -> None:
+        self.several.crash(number)
+
+    @rule(told=st.sets(NODES))
+    def take(self, told: set[int]) -> None:
+        self.several.take(tells=told.__contains__)
+
+    @rule(number=NODES)
+    def tell(self, number: int) -> None:
+        self.several.tell(number)
+
+    @invariant()
+    def holds(self) -> None:
+        self.several.check()
+
+    def teardown(self) -> None:
+        """Nothing leaks: when all sessions have closed and all is committed, nobody holds anything."""
+        for producer in self.producers:
+            producer.close()
+        self.several.settle()
+        self.several.take()
+        self.several.settle()
+        self.several.check()
+        assert self.several.registry.active == {}
+        for node in self.several.nodes:
+            assert node.state.claims is not None
+            assert len(node.state.claims) == 0
+
+
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,187 @@
+"""Keyed stages on real Spark: every kind that keeps states, with four tasks that overtake one another, and epochs of
+one, few and many records, against the sequential run, byte for byte.
+
+The one rule: all go through one query, each to a sink of its own, so that Spark starts once for a kind of master.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from procession import Pipeline, aggregates, sides, windows
+from procession.plan.planner import check_runnable, make_plan
+from procession.plan.strategies import TABLE
+from procession.spark.session import Session
+
+from ..plan.reference import Sequential, batch_of
+from .cluster import written
+from .spark import failures, run_on_spark, session
+
+RECORDS = [b"%05d" % number for number in range(4_000)]
+CUTS = {"one, few, many": [1, 3, 1_500], "even": list(range(500, 4_000, 500)), "whole": []}
+
+
+def slow_sometimes(value: bytes) -> bytes:
+    """Slow on some, so that a task that has many of them is overtaken by the others."""
+    if int(value) % 401 == 0:
+        time.sleep(0.02)
+    return value
+
+
+def key(value: bytes) -> bytes:
+    return b"k%d" % (int(value[:5]) * int(value[:5]) % 97)
+
+
+def numbered(state: int, value: bytes) -> tuple[int, bytes]:
+    return state + 1, value + b"#%d" % state
+
+
+def is_odd_one(state: tuple[int, bytes], value: bytes) -> tuple[tuple[int, bytes], bool]:
+    return (state[0] + 1, value), state[0] % 2 == 1
+
+
+def batches_of_five(state: list[bytes], value: bytes) -> tuple[list[bytes] | None, list[bytes]]:
+    """Changes its state in place, and forgets the key when five are together."""
+    state.append(value)
+    return (None, [b"+".join(state), b"--"]) if len(state) == 5 else (state, [])
+
+
+def is_not_the_eleventh(state: dict[str, int], value: bytes) -> tuple[dict[str, int], bytes]:
+    """Errs with its state half changed."""
+    state["count"] += 1
+    if state["count"] == 11:
+        raise ValueError("eleven")
+    return state, b"%d" % state["count"]
+
+
+def not_commutative(whole: bytes, value: bytes) -> bytes:
+    return (whole + value[-2:])[-12:]
+
+
+def when(value: bytes) -> int:
+    """A second for each record, but some are late, and there is a gap in the middle."""
+    number = int(value[:5])
+    return number - (number * 7919 % 83 if number % 10 == 3 else 0) + (3_000 if number > 2_000 else 0)
+
+
+def last_digit(result: dict[str, Any]) -> str:
+    return str(result["key"])[-1]
+
+
+def end_of(result: dict[str, Any]) -> float:
+    return float(result["end"])
+
+
+NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
+
+
+def last_two(value: bytes) -> bytes:
+    return value[3:5]
+
+
+def first_two(value: bytes) -> bytes:
+    return value[1:3]
+
+
+def named(value: bytes, row: dict[str, Any] | None) -> bytes:
+    return value + (b"?" if row is None else str(row["name"]).encode())
+
+
+def named_twice(value: bytes, row: dict[str, Any], other: dict[str, Any]) -> bytes:
+    return b"%s %s %s" % (value, str(row["name"]).encode(), str(other["name"]).encode())
+
+
+def shown(value: Any) -> bytes:
+    return repr(value).encode()
+
+
+def every_kind() -> Pipeline:
+    pipeline = Pipeline("keyed", parallelism=4, dead_letter="file:dead")
+    source = pipeline.source().map(slow_sometimes)
+    counted = source.map_stateful(numbered, key=key, initial=0)
+    counted.sink("mapped", to="file:out")
+    source.filter_stateful(is_odd_one, key=key, initial=(0, b""), parallelism=3).sink("filtered", to="file:out")
+    source.flat_map_stateful(batches_of_five, key=key, initial=list).sink("many", to="file:out")
+    source.map_stateful(is_not_the_eleventh, key=key, initial={"count": 0}).sink("picky", to="file:out")
+    source.reduce(not_commutative, key=key, parallelism=2).sink("reduced", to="file:out")
+    source.rolling(aggregates.top(3, by=key), key=key).map(shown).sink("rolling", to="file:out")
+    source.distinct(key).sink("distinct", to="file:out")
+    minutes = source.window(windows.tumbling(60), aggregates.count(), key=key, time=when, late="fire", parallelism=3)
+    minutes.map(shown).sink("minutes", to="file:out")
+    hops = source.window(windows.sliding(90, every_s=30), aggregates.collect(), time=when, late="oldest")
+    hops.map(shown).sink("hops", to="file:out")
+    visits = source.window(windows.session(20), aggregates.mean(int), key=key, time=when, lateness_s=5, early_records=2)
+    visits.map(shown).sink("visits", to="file:out")
+    threes = source.window(windows.counting(3), aggregates.max_by(), key=key).map(shown)
+    threes.sink("threes", to="file:out")
+    # Windows of windows: of what came out above, by the ends of those.
+    nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
+    source.merge(nested.map(shown)).sink("nested", to="file:out")
+    # hash joins: the stream narrow, in order, with one side and with two
+    names = sides.of_rows(NAMES, by="last")
+    joined = source.hash_join(names, key=last_two, join=named).rebalance(parallelism=3)
+    joined.inner_hash_join(names, key=first_two, join=named_twice, and_side=names, and_key=last_two).sink(
+        "joined", to="file:out"
+    )
+    # A keyed stage behind a keyed stage, by another key, and back together with what went round it.
+    twice = counted.map_stateful(numbered, key=lambda value: value[-1:], initial=0, parallelism=3)
+    source.merge(twice).sink("merged", to="file:out")
+    return pipeline
+
+
+@pytest.fixture(scope="module", params=["local[4,2]", pytest.param("local-cluster[2,2,1024]", marks=pytest.mark.slow)])
+def spark(request: pytest.FixtureRequest) -> Iterator[Session]:
+    with session(request.param) as spark:
+        yield spark
+
+
+@pytest.fixture(scope="module", params=CUTS)
+def outputs(
+    request: pytest.FixtureRequest, spark: Session, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    cuts = CUTS[request.param]
+    plan = make_plan(every_kind().graph())
+    check_runnable(plan)
+    work = tmp_path_factory.mktemp("keyed")
+    epochs = run_on_spark(spark, plan, batch_of(RECORDS), cuts, work, __name__)
+    assert failures(epochs) == []
+    assert len(epochs) >= len(cuts) + 1
+    return written(plan, work / "runs", epochs)
+
+
+@pytest.fixture(scope="module")
+def sequential() -> dict[str, bytes]:
+    return Sequential(every_kind().graph()).run(batch_of(RECORDS))
+
+
+WINDOWS = ["minutes", "hops", "visits", "threes", "nested"]
+SINKS = [
+    *WINDOWS,
+    "joined",
+    "mapped",
+    "filtered",
+    "many",
+    "picky",
+    "reduced",
+    "rolling",
+    "distinct",
+    "merged",
+    "dead-letter",
+]
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_i11_a_keyed_stage_writes_what_the_sequential_run_would_have_written(
+    outputs: dict[str, bytes], sequential: dict[str, bytes], sink: str
+) -> None:
+    assert sequential[sink], "a row that writes nothing shows nothing"
+    assert outputs[sink] == sequential[sink]
+
+
+def test_every_kind_that_keeps_states_and_can_be_run_is_in_the_query() -> None:
+    kinds = {node.kind for node in every_kind().graph().nodes if node.stateful is not None}
+    assert kinds == {kind for kind, row in TABLE.items() if row.has_state and not row.comes_with}
