@@ -100,7 +100,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
     words = ["stdin", "--spool", str(tmp_path / "spool"), "--to", gateway.listen]
-    gateway.may_commit.clear()
+    gateway.hold_commits()
     with command(*words) as source:
         source.stdin.write(b"".join(b"%d\n" % number for number in range(1000)))
         source.stdin.flush()
@@ -110,7 +110,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
         source.status()
     gateway.kill()  # what it had not committed is sent again, or known to it already
     gateway.start()
-    gateway.may_commit.set()
+    gateway.let_commit()
     with command(*words) as source:
         source.stdin.write(b"1000\nthe last")
         source.stdin.close()
@@ -119,7 +119,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
 
 
 def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to_stop(gateway: LivingGateway) -> None:
-    gateway.may_commit.clear()
+    gateway.hold_commits()
     with command("stdin", "--best-effort", "--to", gateway.listen) as source:
         source.stdin.write(b"one\ntwo\n")
         source.stdin.flush()
@@ -127,13 +127,13 @@ def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
         source.wait_for("taking no more")
-        gateway.may_commit.set()
+        gateway.let_commit()
         assert source.status() == 0, source.said
     assert gateway.payloads(STDIN) == [b"one", b"two"]
 
 
 def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gateway: LivingGateway) -> None:
-    gateway.may_commit.clear()
+    gateway.hold_commits()
     with command("stdin", "--best-effort", "--to", gateway.listen) as source:
         source.stdin.write(b"one\ntwo\n")
         source.stdin.flush()

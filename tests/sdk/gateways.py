@@ -31,8 +31,8 @@ class LivingGateway(GatewayProcess):
         super().__init__(directory, settings)
         self._rows: dict[int, list[Row]] = {}
         self._lock = threading.Lock()
-        self.may_commit = threading.Event()
-        self.may_commit.set()
+        self._may_commit = threading.Event()
+        self._may_commit.set()
         self._is_over = threading.Event()
         self._end = 0
         self._epoch = 0
@@ -49,12 +49,20 @@ class LivingGateway(GatewayProcess):
         if self.process.poll() is None:
             self.kill()
 
+    def hold_commits(self) -> None:
+        """Nothing is committed from here on: one that is under way is waited for."""
+        with self._lock:
+            self._may_commit.clear()
+
+    def let_commit(self) -> None:
+        self._may_commit.set()
+
     def _drive(self) -> None:
         client = self.client(timeout_s=0.2)
         while not self._is_over.wait(LOOK_S):
             try:
                 with self._lock:
-                    if self.may_commit.is_set():
+                    if self._may_commit.is_set():
                         self._commit(client)
             except RoundError:  # killed, and not up again yet
                 client.close()
@@ -78,9 +86,8 @@ class LivingGateway(GatewayProcess):
             try:
                 client.commit(0, self._epoch, end, positions)
                 break
-            except (
-                RoundError
-            ):  # it may have heard us all the same: then sources know, and nobody may look here before us
+            except RoundError:
+                # It may have heard us all the same: then sources know, and nobody may look here before us.
                 client.close()
         self._epoch += 1
         self._end = end

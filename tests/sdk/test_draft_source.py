@@ -73,14 +73,14 @@ class Slow:
 @on_a_loop
 async def test_a_stream_that_another_session_holds_is_waited_for(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         first = asyncio.create_task(client(ListSource({ONE: RECORDS[:10]}), gateway).run())
         with gateway.client() as control:
             await until(lambda: control.status()["next_sequence"] >= 10)
             second = asyncio.create_task(client(ListSource({ONE: RECORDS[:20]}), gateway).run())
             await asyncio.wait([second], timeout=0.1)
             assert control.status()["next_sequence"] <= 11, "ten records, and maybe their end"
-        gateway.may_commit.set()
+        gateway.let_commit()
         await asyncio.gather(first, second)
         assert gateway.payloads(ONE.id) == RECORDS[:20]
 
@@ -89,13 +89,13 @@ async def test_a_stream_that_another_session_holds_is_waited_for(tmp_path: Path)
 async def test_ephemeral_records_are_sent_without_ids_and_the_end_waits_for_no_commit(tmp_path: Path) -> None:
     stream = Stream.named("lost if lost", is_ephemeral=True)
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         sent = client(ListSource({stream: RECORDS}, 1000), gateway)
         await sent.run()
         report = sent.report()
         assert report.is_done
         assert (report.sent, report.ephemeral, report.acknowledged) == (5000, 5000, 0)
-        gateway.may_commit.set()
+        gateway.let_commit()
         await until(lambda: len(gateway.rows(stream.id)) == 5000)
         assert gateway.payloads(stream.id) == RECORDS
 

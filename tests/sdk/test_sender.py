@@ -48,7 +48,7 @@ def test_every_record_that_is_written_is_committed_once_in_order(tmp_path: Path)
 
 def test_close_waits_for_the_commit_and_wait_does_too(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         out = sender(gateway)
         out.write(b"one")
         waiting = threading.Thread(target=out.wait)
@@ -56,15 +56,15 @@ def test_close_waits_for_the_commit_and_wait_does_too(tmp_path: Path) -> None:
         waiting.start()
         waiting.join(0.05)
         assert waiting.is_alive()
-        gateway.may_commit.set()
+        gateway.let_commit()
         waiting.join(PATIENCE_S)
         assert gateway.payloads(ORDERS) == [b"one"]
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         out.write(b"two")
         closing.start()
         closing.join(0.05)
         assert closing.is_alive()
-        gateway.may_commit.set()
+        gateway.let_commit()
         closing.join(PATIENCE_S)
         assert gateway.payloads(ORDERS) == [b"one", b"two"]
 
@@ -78,7 +78,7 @@ def test_a_record_does_not_wait_for_the_next_one(tmp_path: Path) -> None:
 
 def test_write_blocks_while_too_much_is_not_committed(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         written: list[int] = []
         with sender(gateway, bytes_max=100_000) as out:
 
@@ -93,7 +93,7 @@ def test_write_blocks_while_too_much_is_not_committed(tmp_path: Path) -> None:
             assert writing.is_alive()
             # What is kept, a gather that is full, and one that is being filled.
             assert len(written) <= 100 + 2 * 1049
-            gateway.may_commit.set()
+            gateway.let_commit()
             writing.join(PATIENCE_S)
             assert len(written) == 3000
         assert len(gateway.rows(ORDERS)) == 3000
@@ -113,7 +113,7 @@ def test_a_gateway_that_is_killed_in_the_middle_costs_nothing_but_time(tmp_path:
 def test_what_a_second_run_sends_is_never_taken_for_what_the_first_one_sent(tmp_path: Path) -> None:
     """The gateway has seen more of the first run than it has committed, and says only what it has committed."""
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         first = sender(gateway)
         for number in range(100):
             first.write(b"first %d" % number)
@@ -122,20 +122,20 @@ def test_what_a_second_run_sends_is_never_taken_for_what_the_first_one_sent(tmp_
         first.abort()
         second = sender(gateway)
         second.write(b"second")
-        gateway.may_commit.set()
+        gateway.let_commit()
         second.close()
         assert gateway.payloads(ORDERS) == [b"first %d" % number for number in range(100)] + [b"second"]
 
 
 def test_what_is_in_a_spool_is_sent_by_the_next_run(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         first = sender(gateway, spool=tmp_path / "spool")
         for number in range(10):
             first.write(b"%d" % number)
         first.flush()
         first.abort()
-        gateway.may_commit.set()
+        gateway.let_commit()
         with sender(gateway, spool=tmp_path / "spool") as second:
             second.write(b"10")
         assert gateway.payloads(ORDERS) == [b"%d" % number for number in range(11)]
@@ -160,7 +160,7 @@ def test_records_with_ids_of_their_own_go_on_after_what_is_committed(tmp_path: P
 
 def test_an_error_in_the_block_stops_at_once_without_an_end(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
-        gateway.may_commit.clear()
+        gateway.hold_commits()
         out = sender(gateway)
         with pytest.raises(ZeroDivisionError), out:
             out.write(b"%d" % (1 // 0))

@@ -201,18 +201,25 @@ async def test_large_records_are_written_one_by_one_and_small_ones_together() ->
 async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
     streams = [Stream(number, f"stream {number}") for number in range(5)]
     begun: list[int] = []
+    two_are_read = asyncio.Event()
 
-    class Counted(ListSource):
-        def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
+    class Counted:
+        def streams(self) -> list[Stream]:
+            return streams
+
+        async def read(self, stream: Stream, after: int | None) -> AsyncIterator[Batch]:
             begun.append(stream.id)
-            return super().read(stream, after)
+            if stream.id == 1:
+                two_are_read.set()
+            for batch in ListSource({stream: TEN}, batch_records=10).read(stream, after):
+                yield batch
 
-    source = Counted(dict.fromkeys(streams, TEN))
-    async with Gateway() as gateway, running(source, gateway, streams_at_once_max=2):
+    async with Gateway() as gateway, running(Counted(), gateway, streams_at_once_max=2):
         peer = await greeted(gateway, granted=5)
         for stream in streams:
             assert isinstance(await peer.receive(), Notify)
             peer.send(NotifyAck(True, stream.id, NOTHING_COMMITTED))
+        await two_are_read.wait()
         await nothing_comes(peer)
         assert begun == [0, 1]
         peer.send(Ack(20))
