@@ -214,7 +214,9 @@ def text_breaches(name: str, text: str) -> list[str]:
 
 
 def our_texts() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    # In a worktree `.git` is a file, and git's own.
+    own = (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
+    yield from (path for path in own if path.suffix in TEXT_SUFFIXES)
     for folder in FOLDERS_OF_OURS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts:
