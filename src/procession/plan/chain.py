@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as flatten
-from itertools import compress, islice
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,16 @@ import pyarrow.compute as pc
 from procession.plan.answer import read_answer
 from procession.plan.blueprint import BY_RECORD, Plan
 from procession.plan.buckets import keyed, listed
-from procession.plan.carriage import Forms, as_column, pack, packed_value, unpack
-from procession.plan.codecs import DECODE, ENCODE
-from procession.plan.dealing import deal_out
+from procession.plan.carriage import as_column, unpack
+from procession.plan.codecs import DECODE
+from procession.plan.delivery import Delivery
 from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
-from procession.plan.graph import Codec, Framing, Kind, Node
+from procession.plan.graph import Codec, Kind, Node
 from procession.plan.keyed import NO_STATES, States, run_keyed
-from procession.plan.letters import Letters
-from procession.plan.rows import TIME, Output, Rows, batch_of
+from procession.plan.rows import Output, Rows
 from procession.plan.stateful import Gives, Stateful
-from procession.plan.strategies import TABLE, Way, key_of, numbers_behind, way_of
+from procession.plan.strategies import numbers_behind
 from procession.plan.timed import Reached, timed_flow
-from procession.plan.windows import nanoseconds
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
@@ -43,8 +41,6 @@ CHAIN_RECORDS_MAX = 65_536
 BLOCK_RECORDS = 4096
 """So many records at a time go through stages with functions of one record: what one makes of them is still in the
 processor's cache when the next one takes it."""
-
-HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.REBALANCE})
 
 AwaitAll = Callable[[Callable[[Any], Any], list[Any], int, float], list[Any]]
 """Awaits a coroutine function on each value: (function, values, concurrency, timeout_s). Raises `CallFailed`."""
@@ -102,31 +98,16 @@ class Chain:
             self.turn += 1
 
 
-class _Pass:
+class _Pass(Delivery):
     """One slice on its way through the chain."""
 
-    def __init__(self, chain: Chain, rows: Rows) -> None:
-        self.chain = chain
-        self.plan = chain.plan
-        self.rows = rows
-        self.letters = Letters(chain.plan, rows, chain.find)
-        self.flows: dict[int, Flow] = {}
-        self.encoded: dict[tuple[int, Codec], Flow] = {}
-
     def outputs(self) -> Iterator[Output]:
-        plan, planned = self.plan, self.chain.planned
         for step in self.chain.steps:
-            is_by_record = plan.node(step[0]).kind in BY_RECORD
+            is_by_record = self.plan.node(step[0]).kind in BY_RECORD
             self.flows[step[-1]] = (
                 self._in_blocks(step) if is_by_record else self._traced(step[0], self._stage(step[0]))
             )
-        for index in planned.sinks:
-            for parent in plan.node(index).parents:
-                yield Output(index, 0, self._for_sink(index, parent))
-        for index in planned.feeds:
-            for parent in plan.node(index).parents:
-                yield from self._for_exchange(index, parent)
-        yield from (Output(*letters) for letters in self.letters.batches())
+        yield from self.delivered()
 
     # Stages
 
@@ -200,10 +181,6 @@ class _Pass:
         keys_of = None if self.rows.columns is None else self._keys
         return joined(flows, keys_of, is_kept=is_kept)
 
-    def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
-        branch = self.chain.branches.get((parent, index))
-        return flow if branch is None else flow.numbered(branch)
-
     def _source(self, index: int, node: Node) -> Flow:
         flow = Flow(self.rows.payload)
         if len(self.plan.graph.sources) > 1:
@@ -220,26 +197,6 @@ class _Pass:
                 pass  # one by one, to find which
         results, rows = self._each(index, DECODE[node.codec], flow)
         return flow.pick(rows, results)
-
-    def _each(self, stage: int, function: Callable[[Any], Any], before: Flow) -> tuple[list[Any], list[int] | None]:
-        """The function's result for each row, and which rows they are (None: all of them)."""
-        values = before.as_list()
-        results: list[Any] = []
-        failed: list[int] = []
-        append = results.append
-        while (row := len(results) + len(failed)) < len(values):
-            try:
-                # The quickest way to call a Python function; how many results there are tells on which row it raised.
-                for value in islice(values, row, None):
-                    append(function(value))
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
-                row = len(results) + len(failed)
-                self.letters.add(stage, before, row, error)
-                failed.append(row)
-        if not failed:
-            return results, None
-        refused = set(failed)
-        return results, [row for row in range(len(values)) if row not in refused]
 
     def _flattened(self, index: int, before: Flow, results: list[list[Any]], rows: list[int] | None) -> Flow:
         counts = np.fromiter(map(len, results), np.int64, len(results))
@@ -303,95 +260,3 @@ class _Pass:
             yield from self._bisect(stage, function, table.slice(half), before)
             return
         yield answer
-
-    # What goes out
-
-    def _keys(self, flow: Flow) -> pa.Array:
-        if flow.keys is not None:
-            return flow.keys
-        assert self.rows.columns is not None
-        keys = self.rows.columns.column("key")
-        return keys if flow.origins is None else keys.take(pa.array(flow.origins))
-
-    def _encoded(self, stage: int, codec: Codec) -> Flow:
-        """What left a stage, as an Arrow column of bytes; a value that cannot become bytes is that stage's error, and
-        is so once, however many take it from there."""
-        if codec is Codec.TEXT:
-            codec = Codec.BYTES
-        if (stage, codec) not in self.encoded:
-            self.encoded[stage, codec] = self._encode(stage, codec, self.flows[stage])
-        return self.encoded[stage, codec]
-
-    def _encode(self, stage: int, codec: Codec, flow: Flow) -> Flow:
-        if codec is Codec.BYTES:
-            if not isinstance(flow.values, list):
-                return flow.with_values(flow.values.cast(pa.binary()))
-            try:
-                column = pa.array(flow.values, pa.binary())
-                if not column.null_count:  # Arrow takes None for a value; we do not
-                    return flow.with_values(column)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
-                pass
-        results, rows = self._each(self._maker(stage), ENCODE[codec], flow)
-        return flow.pick(rows, pa.array(results, pa.binary()))
-
-    def _maker(self, stage: int) -> int:
-        """The stage that made the values which leave this one: the others hand on what they get."""
-        while self.plan.node(stage).kind in HANDING_ON and stage != self.chain.planned.root:
-            (stage,) = self.plan.node(stage).parents
-        return stage
-
-    def _for_sink(self, index: int, parent: int) -> pa.RecordBatch:
-        node = self.plan.node(index)
-        flow = self._branch(parent, index, self._encoded(parent, node.codec))
-        payload = flow.values
-        if node.framing is Framing.LINES:
-            newline = pa.scalar(b"\n", pa.binary())
-            payload = pc.binary_join_element_wise(payload, newline, pa.scalar(b"", pa.binary()))
-        order = self._order(flow) if self.plan.edge(parent, index).is_merged else ()
-        return batch_of(payload, order)
-
-    def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
-        node = self.plan.node(index)
-        flow = self._branch(parent, index, self.flows[parent])
-        if way_of(node) is Way.BY_KEY:
-            results, rows = self._each(index, keyed(key_of(node)), flow)
-            flow = replace(flow.only(rows), keys=pa.array(results, pa.binary()))
-        elif node.stateful is not None:
-            flow = replace(flow, keys=pa.array([b""] * len(flow), pa.binary()))
-        if node.kind is Kind.TRANSFORM:
-            flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
-        if (time := node.time) is not None:
-            results, rows = self._each(index, lambda value: nanoseconds(time(value)), flow)
-            flow = flow.only(rows).numbered(np.array(results, np.int64))
-        flow, forms = self._packed(parent, flow)
-        if node.time is not None:
-            flow, times = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
-        order = self._order(flow)
-        more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
-        if index in self.plan.carrying:
-            assert self.rows.columns is not None
-            columns = self.rows.columns.take(pa.array(flow.all_origins()))
-            more += [(name, self._keys(flow) if name == "key" else columns.column(name)) for name in COLUMNS]
-        elif node.stateful is not None:
-            more.append(("key", self._keys(flow)))
-        if TABLE[node.kind].is_timed:
-            more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
-        whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
-        (behind,) = (chain for chain in self.plan.chains if chain.root == index)
-        turn, reached = self.chain.turn, self.chain.reached[index]
-        yield from deal_out(index, node, whole, flow.keys, behind.tasks, turn=turn, reached=reached)
-
-    def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
-        try:
-            payload, forms = pack(flow.values)
-            return flow.with_values(payload), forms
-        except (TypeError, ValueError):  # one by one, to find which
-            results, rows = self._each(self._maker(stage), packed_value, flow)
-            payload = pa.array([data for data, _ in results], pa.binary())
-            return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
-
-    def _order(self, flow: Flow) -> tuple[Numbers, ...]:
-        """The whole order key of each row."""
-        own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
-        return (*own, *flow.tail)
