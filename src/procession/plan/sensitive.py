@@ -1,0 +1,231 @@
+"""Sensitive stages: the words for those whose output depends on the order of their input, and for joins.
+
+The one rule: as for every stage, each word adds one node and gives the place behind it. Before it `plan/stage`, which
+has these words among its own; after it `plan/graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from procession.errors import PlanError
+from procession.plan.aggregates import Aggregate
+from procession.plan.graph import Kind, Node
+from procession.plan.keyed import reducing, starting_with
+from procession.plan.sides import Joining, Side
+from procession.plan.stateful import Gives, Stateful, Step
+from procession.plan.timed import Windowing
+from procession.plan.windows import Late, Windows, nanoseconds
+from procession.plan.words import checked_choice, checked_count, checked_function, checked_name, checked_seconds
+
+if TYPE_CHECKING:
+    from procession.plan.pipeline import Pipeline
+    from procession.plan.stage import Stage
+
+EARLY_MAX = 1_000_000_000
+
+Key = Callable[[Any], str | bytes | int]
+
+
+class SensitiveStage:
+    """A place to go on from, with the words for stages that keep states or look into tables."""
+
+    def __init__(self, pipeline: Pipeline, index: int, add: Callable[[Node], Stage]) -> None:
+        self._pipeline = pipeline
+        self._index = index
+        self._add = add
+
+    def map_stateful(
+        self,
+        function: Callable[[Any, Any], tuple[Any, Any]],
+        *,
+        key: Key,
+        initial: Any = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """One record in, one out, with something remembered about each key: `function(state, record)` gives the next
+        state and what comes out. `initial` is the state of a new key: a value, or a function that makes one. A state of
+        None lets the key be forgotten. States are bytes, text, numbers, lists, tuples and dicts of these; they are
+        committed with the epoch, and an epoch that is run again begins with the same ones."""
+        return self._keyed(Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism)
+
+    def filter_stateful(
+        self,
+        function: Callable[[Any, Any], tuple[Any, bool]],
+        *,
+        key: Key,
+        initial: Any = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Keep a record or not, by what is remembered about its key: as `map_stateful`, with a truth for a result."""
+        return self._keyed(Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism)
+
+    def flat_map_stateful(
+        self,
+        function: Callable[[Any, Any], tuple[Any, Iterable[Any]]],
+        *,
+        key: Key,
+        initial: Any = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """One record in, any number out: as `map_stateful`, with records for a result, in their order."""
+        return self._keyed(Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism)
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        key: Key,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Put the records of a key together, one after the other: the first comes out as it is, every later one as
+        `function(what came out before, record)`."""
+        checked_function(function, "reduce")
+        return self._keyed(Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism)
+
+    def rolling(
+        self, aggregate: Aggregate, *, key: Key, name: str | None = None, parallelism: int | None = None
+    ) -> Stage:
+        """The aggregate of all records of the key so far, for each record: `rolling(aggregates.count(), key=…)`."""
+        if not isinstance(aggregate, Aggregate):
+            raise PlanError(
+                f".rolling() was given {aggregate!r}, which is no aggregate",
+                next_step="give it one of procession.aggregates, or make an Aggregate of your own",
+            )
+        return self._keyed(Kind.ROLLING, Gives.ONE, aggregate.step, key, aggregate.create, name, parallelism)
+
+    def distinct(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
+        """Of the records with one key, the first one in order. Every key is remembered."""
+        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism)
+
+    def window(
+        self,
+        windows: Windows,
+        aggregate: Aggregate,
+        *,
+        key: Key | None = None,
+        time: Callable[[Any], float] | None = None,
+        lateness_s: float = 0.0,
+        late: Literal["drop", "fire", "oldest"] = "drop",
+        early_records: int = 0,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Put together what falls into a window, for each key or, without `key`, for all records. What comes out is a
+        dict: key, start and end (seconds), count, value (the aggregate's) and why it fired: "end", "early" or "late".
+
+        `time(record)` is a record's event time in seconds; without it, the time that it was sent with. A window fires
+        when a record has come, of whatever key, that is `lateness_s` behind its end. A record that comes later than
+        that is dropped, fires a window of its own ("fire"), or goes into the oldest that is open ("oldest").
+        `early_records=n` also lets out every n-th record's result so far."""
+        if not isinstance(windows, Windows) or not isinstance(aggregate, Aggregate):
+            raise PlanError(
+                f".window() was given {windows!r} and {aggregate!r}",
+                next_step="give it one of procession.windows and one of procession.aggregates",
+            )
+        if windows.is_session and aggregate.combine is None:
+            raise PlanError(
+                "two sessions may turn out to be one, and this aggregate cannot put them together",
+                next_step="give the Aggregate a `combine`",
+            )
+        for function, what in ((key, "key"), (time, "time")):
+            if function is not None:
+                checked_function(function, "window", what)
+        kind = Kind.WINDOW if key is None else Kind.WINDOW_BY_KEY
+        windowing = Windowing(
+            windows,
+            aggregate,
+            key is not None,
+            lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "window")),
+            late=checked_choice(Late, late, "late"),
+            early_records=checked_count(early_records, "early_records", "window", EARLY_MAX) if early_records else 0,
+        )
+        node = self._node(kind, None, name, parallelism)
+        return self._add(replace(node, key=key, time=time, stateful=Stateful(Gives.WINDOWS, windowing=windowing)))
+
+    def hash_join(
+        self,
+        side: Side,
+        *,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None = None,
+        and_key: Key | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Look each record up in a table (`procession.sides`): `join(record, row)` comes out, where the record stood,
+        for each row that is known by `key(record)`, in the order of the table; `join(record, None)` if there is none.
+        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` must not change a
+        row."""
+        return self._joined(False, side, key, join, and_side, and_key, name, parallelism)
+
+    def inner_hash_join(
+        self,
+        side: Side,
+        *,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None = None,
+        and_key: Key | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """As `hash_join`; but a record that has no row in each of the sides is left out."""
+        return self._joined(True, side, key, join, and_side, and_key, name, parallelism)
+
+    def _keyed(
+        self,
+        kind: Kind,
+        gives: Gives,
+        step: Step | None,
+        key: Key,
+        initial: Any,
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stage:
+        if gives is not Gives.FIRST:
+            checked_function(step, kind.value)
+        checked_function(key, kind.value, "key")
+        try:
+            stateful = Stateful(gives, step, starting_with(initial))
+        except TypeError as error:
+            raise PlanError(
+                f"the first state of .{kind.value}() cannot be kept: {error}",
+                next_step="make it of such values, or give a function that does",
+            ) from error
+        return self._add(replace(self._node(kind, None, name, parallelism), key=key, stateful=stateful))
+
+    def _joined(
+        self,
+        is_inner: bool,
+        side: Side,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None,
+        and_key: Key | None,
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stage:
+        pairs: list[tuple[Any, Any]] = [(side, key), *([] if and_side is None else [(and_side, and_key)])]
+        for one, of_record in pairs:
+            if not isinstance(one, Side):
+                raise PlanError(f"a stream cannot be joined with {one!r}", next_step="give it one of procession.sides")
+            checked_function(of_record, "hash_join", "key")
+        checked_function(join, "hash_join", "join")
+        joining: Any = Joining(tuple(pairs), join, is_inner)
+        return self._then(Kind.HASH_JOIN, joining, name, parallelism)
+
+    def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
+        checked_function(function, kind.value)
+        return self._add(self._node(kind, function, name, parallelism))
+
+    def _node(self, kind: Kind, function: Callable[..., Any] | None, name: str | None, parallelism: int | None) -> Node:
+        named = checked_name(name, "a stage") if name is not None else ""
+        return Node(kind, named, (self._index,), function, parallelism)
