@@ -14,6 +14,7 @@ from procession.errors import StorageError
 class Files:
     def __init__(self, process: Process, disk: Disk) -> None:
         self._step = process.step
+        self._edge = process.edge
         self._chance = process.site.chance
         self._clock = process.site.clock
         self._born_s = process.site.clock.now
@@ -67,7 +68,7 @@ class Files:
         file.data = file.data[:length]
 
     def sync(self, path: str) -> None:
-        self._step()
+        self._edge()
         file = self.disk.file(path)
         if file is None:
             raise gone(path)
@@ -82,7 +83,7 @@ class Files:
         self.disk.syncs += 1
 
     def sync_directory(self, path: str) -> None:
-        self._step()
+        self._edge()
         directory = self.disk.directory(path)
         if directory is None:
             raise gone(path)
@@ -90,7 +91,7 @@ class Files:
         self.disk.syncs += 1
 
     def rename(self, folder: str, old: str, new: str) -> None:
-        self._step()
+        self._edge()
         directory = self.disk.directory(folder)
         if directory is None or old not in directory.names:
             raise gone(f"{folder}/{old}")

@@ -53,7 +53,49 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
 STEPS = {GATEWAY: 110, DRIVER: 150, SPARK: 100, "sink": 60, "producer": 20}
-"""About how many steps a part takes in a quiet run, or a little more."""
+"""About how many steps a part takes in a quiet run of five records, or a little more."""
+EDGES = {GATEWAY: 32, DRIVER: 40, SPARK: 24, "sink": 20}
+"""The same, of edges: what was forgotten shows if it dies there."""
+EDGE_SHARE = 0.35
+"""So many faults of parts that have a disk strike at an edge, and not anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is drawn for a world of this size: of each line one, and what stands twice is drawn twice as often."""
+
+    streams: tuple[int, ...]
+    records: tuple[int, ...]
+    sinks: tuple[int, ...]
+    faults: tuple[int, ...]
+    epoch_records_max: tuple[int, ...]
+    twins: float
+    """How likely a stream has a second producer."""
+    reach: float
+    """Faults strike within `STEPS`, times this."""
+
+
+SMALL = Size(
+    streams=(1, 1, 1, 1, 1, 1, 1, 2),
+    records=(1, 1, 2, 2, 3),
+    sinks=(1, 1, 1, 2),
+    faults=(1, 1, 2, 2, 3, 4),
+    epoch_records_max=(1, 2, 1000, 1000),
+    twins=0.05,
+    reach=0.8,
+)
+LARGE = Size(
+    streams=(1, 1, 1, 2, 2, 3),
+    records=(0, 1, 2, 3, 4, 5, 7),
+    sinks=(1, 1, 2),
+    faults=(0, 1, 2, 3, 4, 5, 6),
+    epoch_records_max=(1, 2, 3, 5, 8, 1000),
+    twins=0.08,
+    reach=1.5,
+)
+SMALL_SHARE = 0.75
+"""So many of the worlds are small. What goes wrong mostly goes wrong between a few things, so small worlds find it in a
+fraction of the time; the rest need many records, many epochs or many faults, and for those there are large ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +108,8 @@ class Fault:
     kind: str
     seconds: float
     delay_s: float = 0.0
+    is_at_edge: bool = False
+    """`step` counts edges only: the moments before the part puts something on disk, or renames it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +168,17 @@ class Plan:
 
 def make_plan(seed: int, chance: Chance) -> Plan:
     """The plan of a seed; `chance` must be that seed's own."""
+    size = SMALL if chance.random() < SMALL_SHARE else LARGE
     streams = tuple(
         StreamPlan(
-            records=chance.choice((0, 1, 2, 3, 4, 5, 7)),
+            records=chance.choice(size.records),
             is_dense=chance.random() < 0.6,
-            has_twin=chance.random() < 0.08,
+            has_twin=chance.random() < size.twins,
             replays=chance.choice(("no", "no", "no", "zero", "some")),
         )
-        for _ in range(chance.choice((1, 1, 1, 2, 2, 3)))
+        for _ in range(chance.choice(size.streams))
     )
-    sinks = tuple(_sink(chance) for _ in range(chance.choice((1, 1, 2))))
+    sinks = tuple(_sink(chance) for _ in range(chance.choice(size.sinks)))
     parts = [GATEWAY, GATEWAY, DRIVER, DRIVER, DRIVER, SPARK, SPARK, "site"]
     parts += [f"sink-{number}" for number in range(len(sinks))] * 2
     parts += [f"producer-{number}" for number in range(len(streams))]
@@ -141,9 +186,9 @@ def make_plan(seed: int, chance: Chance) -> Plan:
         seed=seed,
         streams=streams,
         sinks=sinks,
-        faults=tuple(_fault(chance, chance.choice(parts)) for _ in range(chance.randrange(0, 7))),
+        faults=tuple(_fault(chance, chance.choice(parts), size) for _ in range(chance.choice(size.faults))),
         credits_max=chance.choice((3, 8, 16, 16, 16, 16)),
-        epoch_records_max=chance.choice((1, 2, 3, 5, 8, 1000)),
+        epoch_records_max=chance.choice(size.epoch_records_max),
         segment_rows_max=chance.choice((1, 4, 1000)),
         is_one_machine=chance.random() < 0.3,
         loss=chance.choice((0.0, 0.0, 0.05)),
@@ -156,11 +201,14 @@ def _sink(chance: Chance) -> SinkPlan:
     return SinkPlan(is_ours=False, answers_phase2=chance.random() < 0.3, lists_refused=chance.random() < 0.5)
 
 
-def _fault(chance: Chance, part: str) -> Fault:
+def _fault(chance: Chance, part: str, size: Size) -> Fault:
     if part == "site":
         part, kind = chance.choice((GATEWAY, DRIVER, "sink-0")), "blackout"
     else:
         kind = chance.choice(KINDS[part.partition("-")[0]])
-    step = 1 + int(STEPS[part.partition("-")[0]] * chance.random())
+    role = part.partition("-")[0]
     seconds = round(chance.choice((0.01, 0.1, 0.5)) * (0.1 + chance.random()), 3)
+    if role in EDGES and chance.random() < EDGE_SHARE:
+        return Fault(part, 1 + int(EDGES[role] * size.reach * chance.random()), kind, seconds, is_at_edge=True)
+    step = 1 + int(STEPS[role] * size.reach * chance.random())
     return Fault(part, step, kind, seconds, round(chance.choice((0.0, 0.0, 0.02, 0.2)) * chance.random(), 3))

@@ -82,9 +82,17 @@ class Process:
         pace = self._pace
         pace.taken = taken = pace.taken + 1
         if taken == pace.next_fault:
-            self.site.strike_due(self, pace)
+            self.site.strike_due(self, pace.due())
         if not self.is_alive:
             raise Killed
+
+    def edge(self) -> None:
+        """A step that makes something durable, or gives it its name: what was done before it may matter now."""
+        pace = self._pace
+        pace.edges_taken = taken = pace.edges_taken + 1
+        if taken == pace.next_edge:
+            self.site.strike_due(self, pace.due_at_edge())
+        self.step()
 
     def later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> None:
         self._after(delay_s, self.post, call, *args)

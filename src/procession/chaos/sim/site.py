@@ -6,7 +6,7 @@ makes it and says what each fault does. After it: every process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from procession.chaos.sim.chance import Chance
@@ -37,21 +37,38 @@ class Machine:
 class Pace:
     """How many steps a part has taken, over all its incarnations, and at which of them faults strike it."""
 
-    __slots__ = ("_faults", "next_fault", "taken")
+    __slots__ = ("_edges", "_faults", "edges_taken", "next_edge", "next_fault", "taken")
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.taken = 0
-        self._faults = sorted(faults, key=lambda fault: fault.step)[::-1]
+        self.edges_taken = 0
+        self._faults = _last_first(fault for fault in faults if not fault.is_at_edge)
+        self._edges = _last_first(fault for fault in faults if fault.is_at_edge)
         self.next_fault = self._faults[-1].step if self._faults else 0
         """The step of the next one; 0, which is none, if there is none."""
+        self.next_edge = self._edges[-1].step if self._edges else 0
 
     def due(self) -> list[Fault]:
         """The faults of the step that was just taken."""
-        due = []
-        while self._faults and self._faults[-1].step == self.taken:
-            due.append(self._faults.pop())
+        due = _pop(self._faults, self.taken)
         self.next_fault = self._faults[-1].step if self._faults else 0
         return due
+
+    def due_at_edge(self) -> list[Fault]:
+        due = _pop(self._edges, self.edges_taken)
+        self.next_edge = self._edges[-1].step if self._edges else 0
+        return due
+
+
+def _last_first(faults: Iterable[Fault]) -> list[Fault]:
+    return sorted(faults, key=lambda fault: fault.step)[::-1]
+
+
+def _pop(faults: list[Fault], taken: int) -> list[Fault]:
+    due = []
+    while faults and faults[-1].step == taken:
+        due.append(faults.pop())
+    return due
 
 
 class Site:
@@ -79,9 +96,9 @@ class Site:
             pace = self._paces[part] = Pace([fault for fault in self._faults if fault.part == part])
         return pace
 
-    def strike_due(self, process: Process, pace: Pace) -> None:
-        """The process has taken a step at which faults strike."""
-        for fault in pace.due():
+    def strike_due(self, process: Process, due: Sequence[Fault]) -> None:
+        """The process has taken a step at which these faults strike."""
+        for fault in due:
             if fault.delay_s:
                 self.clock.after(fault.delay_s, self._strike_later, fault, process.machine)
             else:
