@@ -115,13 +115,13 @@ CLICKS = [
 
 
 def visits(lines: Iterable[str]) -> list[str]:
-    """Sessions by hand: told when a click of anybody is 35 seconds behind the last, to an eighth of 30 s."""
+    """Sessions by hand: told when a click of anybody is 35 seconds behind the last, to an eighth of 30 s; or at the end
+    of the file."""
     opened: dict[str, list[dict[str, object]]] = {}
     told: list[dict[str, object]] = []
     watermark = float("-inf")
-    for line in lines:
-        click = json.loads(line)
-        watermark = max(watermark, (click["at"] - 5) // 3.75 * 3.75)
+    for click in [*map(json.loads, lines), None]:
+        watermark = float("inf") if click is None else max(watermark, (click["at"] - 5) // 3.75 * 3.75)
         ended = [(max(one["at"] for one in seen) + 30, user) for user, seen in opened.items()]  # type: ignore[type-var, operator]
         for end, user in sorted(one for one in ended if one[0] <= watermark):
             seen = opened.pop(user)
@@ -129,7 +129,8 @@ def visits(lines: Iterable[str]) -> list[str]:
             value = {"clicks": len(seen), "first": first}
             one = {"key": user, "start": first["at"], "end": end, "count": len(seen), "value": value, "fired": "end"}
             told.append(one)
-        opened.setdefault(click["user"], []).append(click)
+        if click is not None:
+            opened.setdefault(click["user"], []).append(click)
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 

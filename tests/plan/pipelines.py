@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from procession import Pipeline
+from procession import Pipeline, aggregates, windows
 
 
 def same(record: Any) -> Any:
@@ -132,6 +132,18 @@ def cells() -> Pipeline:
     return pipeline
 
 
+def ending() -> Pipeline:
+    """Windows that fire when one of two sources has ended."""
+    pipeline = Pipeline("ending")
+    trades = pipeline.source("trades", streams=[1, 2], ends=True)
+    quotes = pipeline.source("quotes")
+    for name, stage in (("ended", trades), ("endless", trades.merge(quotes))):
+        stage.window(windows.counting(3), aggregates.count(), name=name).sink(
+            f"{name}-out", to="file:out", codec="json"
+        )
+    return pipeline
+
+
 PIPELINES: dict[str, Callable[[], Pipeline]] = {
     make.__name__: make
     for make in (
@@ -149,5 +161,6 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
         two_sources,
         sql,
         cells,
+        ending,
     )
 }

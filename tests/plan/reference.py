@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +15,23 @@ import pyarrow as pa
 from procession.plan.buckets import as_key
 from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
-from procession.plan.graph import Framing, Graph, Kind
+from procession.plan.graph import Framing, Graph, Kind, Node
 from procession.plan.keyed import own, thawed
 from procession.plan.windows import Late, nanoseconds, seconds
-from procession.storage.segment import INGRESS_SCHEMA
+from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
 
 Record = dict[str, Any]
 
 
-def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1) -> pa.RecordBatch:
-    """An ingress batch; the message id of record i is 10 * i, and records go round the streams."""
-    count = len(payloads)
-    ids = [stream_id + i % streams for i in range(count)]
-    columns = [[0] * count, ids, [10 * i for i in range(count)], [1] * count, [b"k"] * count, payloads]
+Ends = Sequence[tuple[int, int]]
+"""Where streams end: (before the record with this number, the stream's number)."""
+
+
+def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1, ends: Ends = ()) -> pa.RecordBatch:
+    """An ingress batch; the message id of record i is 10 * i, and records go round the streams, some of which end."""
+    rows = [(i, 1, (0, stream_id + i % streams, 10 * i, 1, b"k", payload)) for i, payload in enumerate(payloads)]
+    rows += [(i, 0, (1, stream_id + stream, 0, 0, b"", b"")) for i, stream in ends]
+    columns = list(zip(*(row for *_, row in sorted(rows, key=lambda row: row[:2])), strict=True)) or [()] * 6
     return pa.record_batch(
         [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)], schema=INGRESS_SCHEMA
     )
@@ -51,15 +55,78 @@ class Sequential:
     time: int = 0
     """The event time of the record at hand."""
 
+    latest: int = 0
+    has_ended: dict[int, bool] = field(default_factory=dict)
+    """Of each stream that has begun, whether it has ended."""
+    is_over: dict[int, bool] = field(default_factory=dict)
+    """Of each stage, whether all its streams have ended, and it knows."""
+
     def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
         with self.loop:
             for record in batch.to_pylist():
                 letters: list[tuple[int, bytes]] = []
-                self.time = record["event_time"]
-                self._walk(self._source_of(record), record["payload"], record, letters)
+                if record["kind"] == KIND_EOS:
+                    self._end(record, letters)
+                else:
+                    self._begin(record["stream_id"])
+                    self.time = record["event_time"]
+                    self.latest = max(self.latest, self.time)
+                    self._walk(self._source_of(record), record["payload"], record, letters)
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
         return {sink.name: self.outputs[sink.name] for sink in self.graph.sinks}
+
+    # Ends
+
+    def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
+        """Those of these streams that come to a stage."""
+        before, nodes = {index}, self.graph.nodes
+        for one in range(index, -1, -1):
+            before |= set(nodes[one].parents) if one in before else set()
+        return {stream for stream in among if self._source_of({"stream_id": stream}) in before}
+
+    def _begin(self, stream: int) -> None:
+        self.has_ended[stream] = False
+        for index in range(len(self.graph.nodes)):
+            if self._streams_of(index, [stream]):
+                self.is_over[index] = False
+
+    def _end(self, record: Record, letters: list[tuple[int, bytes]]) -> None:
+        self.has_ended[record["stream_id"]] = True
+        for index, node in enumerate(self.graph.nodes):
+            awaited = [stream for source in self.graph.sources for stream in source.awaited]
+            mine = self._streams_of(index, [*self.has_ended, *awaited])
+            sources = {self._source_of({"stream_id": stream}) for stream in mine}
+            if (
+                record["stream_id"] in mine
+                and all(self.graph.nodes[source].ends for source in sources)
+                and all(self.has_ended.get(stream) for stream in mine)
+                and not self.is_over.get(index)
+                and node.stateful is not None
+            ):
+                self.is_over[index] = True
+                self.time = self.latest
+                for one in list(self._fired(index)):
+                    for child in self.graph.children(index):
+                        self._walk(child, one, record, letters)
+
+    def _fired(self, index: int) -> Iterator[Any]:
+        """What a stage still holds."""
+        node = self.graph.nodes[index]
+        stateful: Any = node.stateful
+        if stateful.windowing is not None:
+            opened = self.windows.pop(index, {})
+            for end, whose in sorted((end, whose) for whose, end in opened):
+                held = opened[whose, end]
+                start, values = (0, held) if stateful.windowing.windows.count else held
+                yield self._told(node, start, end, values, whose, "end")
+
+    def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
+        stateful: Any = node.stateful
+        named = {"key": whose.decode()} if node.key is not None else {}
+        result = stateful.windowing.aggregate.of(values)
+        times = {"start": seconds(start), "end": seconds(end)}
+        return named | times | {"count": len(values), "value": result, "fired": why}
 
     def _source_of(self, record: Record) -> int:
         sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
@@ -129,9 +196,7 @@ class Sequential:
         opened = self.windows.setdefault(index, {})
 
         def told(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
-            named = {"key": whose.decode()} if node.key is not None else {}
-            result = stage.aggregate.of(values)
-            return named | {"start": seconds(start), "end": seconds(end), "count": count, "value": result, "fired": why}
+            return self._told(node, start, end, values, whose, why)
 
         by = stage.windows
         if by.count:

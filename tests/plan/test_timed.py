@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
-from procession.plan.timed import place_of
+from procession.plan.places import place_of
 from procession.plan.windows import Windows
 
 from ..spark.test_plans import expected, ran
+from .chance import STREAMS
 
 
 def key(value: bytes) -> bytes:
@@ -52,6 +53,8 @@ RECORDS = st.lists(
     is_keyed=st.booleans(),
     keys_max=st.sampled_from([1, 1000]),
     slice_records=st.sampled_from([1, 7, 1000]),
+    ends=st.lists(st.tuples(st.integers(0, 60), st.integers(0, STREAMS - 1)), max_size=6),
+    has_ends=st.booleans(),
 )
 @settings(max_examples=120)
 def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
@@ -64,13 +67,15 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     is_keyed: bool,
     keys_max: int,
     slice_records: int,
+    ends: list[tuple[int, int]],
+    has_ends: bool,
 ) -> None:
     now, payloads = 0, []
     for name, later, back in records:
         now += later
         payloads.append(b"%s %d" % (name, now - back))
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
-    stage = pipeline.source().window(
+    stage = pipeline.source(ends=has_ends).window(
         kind,
         aggregates.count() if kind.is_session else aggregates.collect(),
         key=key if is_keyed else None,
@@ -82,7 +87,9 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     )
     stage.map(shown).sink("out", to="file:out")
     graph = pipeline.graph()
-    assert ran(graph, payloads, cuts, len(payloads), slice_records, keys_max) == expected(graph, payloads)
+    ends += [(len(payloads), stream) for stream in range(STREAMS)]
+    got = ran(graph, payloads, cuts, len(payloads), slice_records, keys_max, ends=ends)
+    assert got == expected(graph, payloads, ends)
 
 
 def fired(records: list[bytes], kind: Windows, aggregate: Aggregate, **options: Any) -> list[Any]:

@@ -22,6 +22,8 @@ from .cluster import written
 from .spark import failures, run_on_spark, session
 
 RECORDS = [b"%05d" % number for number in range(4_000)]
+# The stream ends, twice over, comes back, and ends again.
+ENDS = [(2_500, 0), (2_500, 0), (4_000, 0)]
 CUTS = {"one, few, many": [1, 3, 1_500], "even": list(range(500, 4_000, 500)), "whole": []}
 
 
@@ -101,7 +103,7 @@ def shown(value: Any) -> bytes:
 
 def every_kind() -> Pipeline:
     pipeline = Pipeline("keyed", parallelism=4, dead_letter="file:dead")
-    source = pipeline.source().map(slow_sometimes)
+    source = pipeline.source(ends=True).map(slow_sometimes)
     counted = source.map_stateful(numbered, key=key, initial=0)
     counted.sink("mapped", to="file:out")
     source.filter_stateful(is_odd_one, key=key, initial=(0, b""), parallelism=3).sink("filtered", to="file:out")
@@ -147,7 +149,7 @@ def outputs(
     plan = make_plan(every_kind().graph())
     check_runnable(plan)
     work = tmp_path_factory.mktemp("keyed")
-    epochs = run_on_spark(spark, plan, batch_of(RECORDS), cuts, work, __name__)
+    epochs = run_on_spark(spark, plan, batch_of(RECORDS, ends=ENDS), cuts, work, __name__)
     assert failures(epochs) == []
     assert len(epochs) >= len(cuts) + 1
     return written(plan, work / "runs", epochs)
@@ -155,7 +157,7 @@ def outputs(
 
 @pytest.fixture(scope="module")
 def sequential() -> dict[str, bytes]:
-    return Sequential(every_kind().graph()).run(batch_of(RECORDS))
+    return Sequential(every_kind().graph()).run(batch_of(RECORDS, ends=ENDS))
 
 
 WINDOWS = ["minutes", "hops", "visits", "threes", "nested"]

@@ -24,7 +24,7 @@ from procession.spark.chains import Task
 from procession.spark.keeping import Keeping
 
 from ..plan.chance import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
-from ..plan.reference import Sequential, batch_of
+from ..plan.reference import Ends, Sequential, batch_of
 from .cluster import Remembered, run_epoch, write_log, written
 
 
@@ -36,6 +36,7 @@ def ran(
     slice_records: int = 1000,
     keys_max: int = 1000,
     exchange: Exchange = Exchange.RUNS,
+    ends: Ends = (),
 ) -> dict[str, bytes]:
     """What the plan of this graph writes, in epochs that are cut here."""
     plan = make_plan(replace(graph, exchange=exchange))
@@ -44,13 +45,14 @@ def ran(
         patch.setattr(chain_module, "CHAIN_RECORDS_MAX", slice_records)
         patch.setattr(chain_module, "BLOCK_RECORDS", 1 + slice_records // 3)
         work = Path(folder)
-        write_log(work / "log", batch_of(payloads, FIRST_STREAM, STREAMS))
+        batch = batch_of(payloads, FIRST_STREAM, STREAMS, ends)
+        write_log(work / "log", batch)
         (work / "state").mkdir()
         committed = Remembered()
         keeping = Keeping(work / "state", committed, 1, keys_max)
         task = Task(plan, work / "log", work / "runs", keeping)
         chance = random.Random(seed)
-        edges = [0, *sorted(cut for cut in cuts if cut < len(payloads)), len(payloads)]
+        edges = [0, *sorted(cut for cut in cuts if cut < batch.num_rows), batch.num_rows]
         epochs = []
         for epoch, edge in enumerate(pairwise(edges)):
             epochs.append(run_epoch(task, epoch, *edge, chance))
@@ -59,9 +61,9 @@ def ran(
         return written(plan, work / "runs", epochs)
 
 
-def expected(graph: Graph, payloads: list[bytes]) -> dict[str, bytes]:
+def expected(graph: Graph, payloads: list[bytes], ends: Ends = ()) -> dict[str, bytes]:
     by_row = {node.name: reversed_row for node in graph.nodes if node.function is reversed_rows}
-    return Sequential(graph, by_row).run(batch_of(payloads, FIRST_STREAM, STREAMS))
+    return Sequential(graph, by_row).run(batch_of(payloads, FIRST_STREAM, STREAMS, ends))
 
 
 @given(

@@ -55,6 +55,11 @@ class FileSource:
                 if self._paths.setdefault(stream_id_of(path), path) is not path:
                     raise UsageError(f"{path} is named twice.", next_step="Name each file once.")
 
+    @property
+    def stream_ids(self) -> frozenset[int]:
+        """The streams that there are so far."""
+        return frozenset(self._paths)
+
     def streams(self) -> Streams:
         found = [Stream(number, str(path)) for number, path in self._paths.items()]
         return self._appearing(found) if self._is_following and any(map(_is_pattern, self._names)) else found

@@ -34,8 +34,9 @@ class App:
         return self.plan.graph
 
 
-def load_app(path: Path, *, is_to_run: bool = True) -> App:
-    """Run the file and plan the one Pipeline that it defines; refuse it if it is to run and cannot."""
+def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int] = frozenset()) -> App:
+    """Run the file and plan the one Pipeline that it defines; refuse it if it is to run and cannot. `input_streams` are
+    those of the inputs that it is run with."""
     if not path.is_file():
         raise ConfigError(
             f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
@@ -63,7 +64,7 @@ def load_app(path: Path, *, is_to_run: bool = True) -> App:
         raise PlanError(
             f"the app {path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
         )
-    plan = make_plan(next(iter(pipelines.values())).graph())
+    plan = make_plan(next(iter(pipelines.values())).graph().with_inputs(input_streams))
     if is_to_run:
         check_runnable(plan)
     return App(module, plan)

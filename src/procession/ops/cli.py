@@ -265,6 +265,9 @@ def driver(
         typer.Option("--gateway", show_default="found in --dir", help="The gateway's control address, HOST:PORT."),
     ] = None,
     sink: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of a file sink (repeatable).")] = None,
+    input_stream: Annotated[
+        list[int] | None, typer.Option(help="A stream that sources end with, unless they never end (repeatable).")
+    ] = None,
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
@@ -310,6 +313,7 @@ def driver(
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,
         state_keys_max=settings.state_keys_max,
+        input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,
         cookie=settings.cookie,

@@ -67,6 +67,8 @@ class DriverConfig:
     epoch_bytes_max: int = 64 * 1024 * 1024
     answer_timeout_s: float = 30.0
     state_keys_max: int = KEYS_MAX
+    input_streams: frozenset[int] = frozenset()
+    """The streams of the inputs that the pipeline is run with: its sources end with them."""
     runs: Path | None = None
     master: str | None = None
     cookie: bytes = field(default=b"", repr=False)
@@ -96,7 +98,7 @@ class Stopping(Exception):
 def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
     """Run the app until SIGTERM or SIGINT. Raises what somebody must act on. With `turn`, make Spark ready and wait for
     a line there first; if there will be none, end."""
-    app = load_app(config.app)
+    app = load_app(config.app, input_streams=config.input_streams)
     spark = None
     if turn is not None:
         from procession.spark.warm import rehearse

@@ -39,6 +39,8 @@ class Local:
     base: Path
     settings: Settings
     listen: str = "127.0.0.1:0"
+    input_streams: frozenset[int] = frozenset()
+    """The streams of the inputs that the pipeline is run with: its sources end with them."""
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """More environment for a part, by its name: how tests arm fault points."""
 
@@ -135,6 +137,8 @@ class Local:
         argv += ["--state-keys-max", str(settings.state_keys_max)]
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []
+        for stream in sorted(self.input_streams):
+            argv += ["--input-stream", str(stream)]
         for sink, directory in self.sink_directories.items():
             address = json.loads((directory / "sink.json").read_text())["listen"]
             argv += ["--sink", f"{sink}={address}"]

@@ -24,11 +24,12 @@ def run_app(
     app: Path, directory: Path | None, inputs: Sequence[Path], listen: str, settings: Settings, *, is_silent: bool
 ) -> dict[str, Any]:
     """Run until the inputs are committed, or until asked to stop if there are none. Gives what was done."""
-    graph = load_app(app).graph
-    FileSource(inputs)  # what cannot be read is told now, not when everything has been started
+    # What cannot be read is told now, not when everything has been started.
+    streams = FileSource(inputs).stream_ids
+    graph = load_app(app, input_streams=streams).graph
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
-        local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen)
+        local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
         progress = Progress.from_now(local.directory, settings.cookie)
         before = progress.committed, progress.epochs
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")

@@ -6,8 +6,10 @@ The one rule: it is a value; `plan/planner` fills it in, rule by rule, and nobod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.strategies import Strategy
 
@@ -71,6 +73,8 @@ class Plan:
     """The stages whose records carry their order key, because it is asked for behind them."""
     carrying: frozenset[int] = frozenset()
     """The exchanges over which records take what they have beside their payload, because a stage behind is shown it."""
+    endings: Mapping[int, Ending] = field(default_factory=dict)
+    """The stages that fire when their input has ended, and what must have ended for that."""
     edges: tuple[Edge, ...] = ()
     notes: tuple[str, ...] = field(default=())
     """What the user asked for and did not get, with the reason."""

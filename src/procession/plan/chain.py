@@ -8,8 +8,8 @@ the user's functions are all that it calls, and what waits for the asynchronous 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as flatten
@@ -26,9 +26,12 @@ from procession.plan.buckets import keyed, listed
 from procession.plan.carriage import as_column, unpack
 from procession.plan.codecs import DECODE
 from procession.plan.delivery import Delivery
+from procession.plan.ends import BEYOND, Change, End
+from procession.plan.final import fired_at_end, followed, row_of_end
 from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
 from procession.plan.graph import Codec, Kind, Node
 from procession.plan.keyed import NO_STATES, States, run_keyed
+from procession.plan.places import flow_of
 from procession.plan.rows import Output, Rows
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
@@ -70,6 +73,7 @@ class Chain:
         await_all: AwaitAll | None = None,
         turn: int = 0,
         states: States = NO_STATES,
+        changes: Sequence[Change] = (),
     ) -> None:
         self.plan = plan
         self.planned = plan.chains[number]
@@ -90,6 +94,33 @@ class Chain:
         self.steps = plan.steps(number)
         # How far this task's records have moved the watermark of each stage with windows that it feeds.
         self.reached: defaultdict[int, Reached] = defaultdict(Reached)
+        ending = None if root is None else plan.endings.get(root)
+        self.ends = [] if ending is None else followed(ending, states, changes)
+
+    def run_all(self, pieces: Iterable[Rows]) -> Iterator[Output]:
+        """The output of all rows of an epoch, and of the ends that lie between them."""
+        ends = deque(self.ends)
+        for rows in pieces:
+            start = 0
+            while ends and len(rows) and ends[0].sequence < rows.order[0][-1]:
+                end = int(np.searchsorted(rows.order[0], ends[0].sequence, "right"))
+                yield from self.run(rows.slice(start, end - start))
+                yield from self._end(ends.popleft())
+                start = end
+            yield from self.run(rows.slice(start, len(rows) - start) if start else rows)
+        for last in ends:
+            yield from self._end(last)
+
+    def _end(self, end: End) -> Iterator[Output]:
+        """The input of the first stage has ended: what it fires stands behind all else at that place."""
+        root = self.planned.root
+        assert root is not None
+        stateful = self.plan.node(root).stateful
+        assert stateful is not None
+        key = (end.sequence, BEYOND + root, *[0] * self.key_length)[: self.key_length]
+        row = row_of_end(key, end, is_carrying=root in self.plan.carrying)
+        for results in fired_at_end(stateful, self.states):
+            yield from _Pass(self, row, flow_of(results)).outputs()
 
     def run(self, rows: Rows) -> Iterator[Output]:
         """The output of these rows, in slices of bounded size."""
@@ -99,7 +130,11 @@ class Chain:
 
 
 class _Pass(Delivery):
-    """One slice on its way through the chain."""
+    """One slice on its way through the chain. `fired` is what the first stage gives, if it is an end that lets it."""
+
+    def __init__(self, chain: Chain, rows: Rows, fired: Flow | None = None) -> None:
+        super().__init__(chain, rows)
+        self.fired = fired
 
     def outputs(self) -> Iterator[Output]:
         for step in self.chain.steps:
@@ -129,6 +164,8 @@ class _Pass(Delivery):
     def _stage(self, index: int) -> Flow:
         node = self.plan.node(index)
         if index == self.chain.planned.root:
+            if self.fired is not None:
+                return self.fired
             assert self.rows.forms is not None
             if node.stateful is not None and (windowing := node.stateful.windowing) is not None:
                 return timed_flow(self.rows, windowing, self.chain.states, partial(self.letters.add, index))

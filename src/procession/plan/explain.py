@@ -27,6 +27,9 @@ def explain(plan: Plan) -> str:
     lines += ["", "exchanges"]
     lines += [f"  {_exchange(plan, edge)}" for edge in plan.edges if edge.is_exchange] or ["  none"]
     lines += ["", _shuffled(plan)]
+    if plan.endings:
+        waits = [f"{_name(plan, index)}: {' and '.join(one.sources)}" for index, one in plan.endings.items()]
+        lines += ["", "fires what it holds when all streams of these have ended", *(f"  {line}" for line in waits)]
     if plan.notes:
         lines += ["", "asked for, but not so", *(f"  {note}" for note in plan.notes)]
     if later := not_yet(plan):
@@ -94,6 +97,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),
                 "is_traced": index in plan.traced,
+                "ends_with": list(plan.endings[index].sources) if index in plan.endings else [],
             }
             for index, node in enumerate(graph.nodes)
         ],

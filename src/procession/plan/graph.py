@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -109,6 +109,10 @@ class Node:
     """What is promised at a sink."""
     streams: frozenset[int] | None = None
     """The streams that a source takes; None: all that no other source takes."""
+    ends: bool | None = None
+    """Whether a source ends when its streams have; None: if it is run with inputs."""
+    awaited: frozenset[int] = frozenset()
+    """The streams that a source waits for before it ends, even if they have not begun."""
     concurrency: int = 0
     """How many calls of an asynchronous function may be under way at a time in one task."""
     timeout_s: float = 0.0
@@ -154,6 +158,17 @@ class Graph:
     @property
     def sources(self) -> tuple[Node, ...]:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
+
+    def with_inputs(self, streams: frozenset[int]) -> Graph:
+        """The same, to be run with inputs that have these streams: sources end with them, unless they are said not
+        to."""
+        nodes = list(self.nodes)
+        named = frozenset().union(*(source.streams or () for source in self.sources))
+        for index, node in enumerate(nodes if streams else ()):
+            if node.kind is Kind.SOURCE and node.ends is not False:
+                own = streams - named if node.streams is None else streams & node.streams
+                nodes[index] = replace(node, ends=True, awaited=node.awaited | own)
+        return replace(self, nodes=tuple(nodes))
 
     @property
     def sinks(self) -> tuple[Node, ...]:

@@ -9,7 +9,7 @@ step is never the state itself nor a part of it, which later steps would change 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from procession.plan.carriage import READ, VALUE, packed
@@ -27,6 +27,8 @@ class States(Protocol):
 
     serial: int
     """Another number in each epoch."""
+    keys_max: int
+    """So many keys at most may be held in memory."""
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """A dictionary that has the states of these keys, and perhaps of others."""
@@ -34,16 +36,23 @@ class States(Protocol):
     def touch(self, keys: Iterable[bytes]) -> None:
         """These states are other ones now."""
 
+    def all_keys(self) -> Iterator[list[bytes]]:
+        """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
+
 
 class _NoStates:
     """For chains without a keyed stage."""
 
     serial = 0
+    keys_max = 0
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         raise AssertionError("a keyed stage was given nobody who keeps its states")
 
     def touch(self, keys: Iterable[bytes]) -> None:
+        raise AssertionError("a keyed stage was given nobody who keeps its states")
+
+    def all_keys(self) -> Iterator[list[bytes]]:
         raise AssertionError("a keyed stage was given nobody who keeps its states")
 
 

@@ -77,6 +77,7 @@ class Pipeline:
         *,
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
         streams: Iterable[int] | None = None,
+        ends: bool | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Where records come in: connectors send to the gateway. `codec` is what the functions are handed.
@@ -84,6 +85,10 @@ class Pipeline:
         All producers' streams come in at the one source, in the order of their arrival. To treat some of them
         differently, declare several sources and name the `streams` of each by their ids; one source may be without, and
         takes the rest. `merge` puts sources together again, in the order of arrival.
+
+        `ends=True`: the source ends when all its streams have (those that have begun; with `streams`, all of them).
+        Windows that are open then fire, and only such a source can be sorted, or put together without windows. Without
+        it, a source ends if the app is run with `--input`; with `ends=False` it never does.
         """
         taken = None if streams is None else _streams(streams, name)
         for other in self._nodes:
@@ -101,6 +106,8 @@ class Pipeline:
                 checked_name(name, "a source"),
                 codec=checked_choice(Codec, codec, "codec"),
                 streams=taken,
+                ends=None if ends is None else checked_flag(ends, "ends", f"source {name!r}"),
+                awaited=taken or frozenset() if ends else frozenset(),
                 parallelism=_parallelism(parallelism, name),
             )
         )

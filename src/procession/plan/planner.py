@@ -13,6 +13,7 @@ from itertools import combinations
 
 from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
+from procession.plan.ends import find_endings
 from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.strategies import TABLE, Strategy, Way, way_of
 
@@ -217,6 +218,11 @@ def _kept_before(plan: Plan, index: int) -> bool:
     return _asked_of_input(node, plan.needs[index], plan.graph.order) is not Order.NONE
 
 
+def follow_ends(plan: Plan) -> Plan:
+    """Which stages fire when their input has ended, and what that waits for."""
+    return replace(plan, endings=find_endings(plan.graph))
+
+
 # Edges
 
 
@@ -336,5 +342,6 @@ RULES: tuple[Rule, ...] = (
     count_tasks,
     shape_keys,
     find_traced,
+    follow_ends,
     choose_strategies,
 )

@@ -36,3 +36,13 @@ class Stateful:
     step: Step | None = None
     initial: Callable[[], Any] = lambda: None
     windowing: Windowing | None = None
+
+    @property
+    def heeds_ends(self) -> bool:
+        """Whether the end of its input lets it fire."""
+        return self.windowing is not None
+
+    @property
+    def needs_ends(self) -> bool:
+        """Whether it would never give anything without."""
+        return False

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from procession.plan.graph import Kind, Node
-from procession.plan.timed import PLACE
+from procession.plan.places import PLACE
 
 ORDER_SENSITIVE = "the order-sensitive stages: state, windows, joins, sorting"
 

@@ -13,7 +13,6 @@ touched again until it fires, so an epoch costs what it touches.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,19 +28,12 @@ from procession.plan.aggregates import Aggregate
 from procession.plan.carriage import READ
 from procession.plan.flow import Flow, Numbers
 from procession.plan.keyed import Refuse, States, own
+from procession.plan.places import AFTER, PLACE, Result, flow_of, place_of, taken_in_order
 from procession.plan.rows import TIME, Rows
 from procession.plan.windows import Late, Windows, seconds
 
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
-
-KEY_WORDS, DIGEST_WORDS = 4, 2
-PLACE = 1 + KEY_WORDS + DIGEST_WORDS
-"""How many numbers say where a result stands among those of its record: its end, then its key. The first 32 bytes of
-keys count as they are; keys that are longer and alike so far stand in the order of a digest."""
-
-AFTER = 2**63 - 1
-"""The end, as it were, of what a record itself lets out: it stands behind what its time has fired."""
 
 LOWEST = -(2**62)
 """Below all watermarks."""
@@ -89,9 +81,9 @@ class Windowing:
             return _Counting(self, states).run(keys, values, refuse)
         return _Run(self, states).run(keys, values, times, is_tick, refuse)
 
-
-Result = tuple[int, tuple[int, ...], bytes, dict[str, Any]]
-"""The row that it stands at, its place there, its key, and the result."""
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
+        return (_Counting if self.windows.count else _Run)(self, states).end()
 
 
 class _Results:
@@ -133,22 +125,27 @@ class _Counting(_Results):
     """Windows of so many records."""
 
     def run(self, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> list[Result]:
-        known = self.states.take(keys)
-        for row, (key, value) in enumerate(zip(keys, values, strict=True)):
-            window = known.get(key) or [0, 0, 0, self.stage.aggregate.create()]
+        names = [b"k" + key for key in keys]
+        known = self.states.take(names)
+        for row, (key, name, value) in enumerate(zip(keys, names, values, strict=True)):
+            window = known.get(name) or [0, 0, 0, self.stage.aggregate.create()]
             try:
                 self._add(window, value)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
                 continue
             if window[2] == self.windows.count:
-                known.pop(key, None)
+                known.pop(name, None)
                 self._let_out(row, key, window, "end", 0)
             else:
-                known[key] = window
+                known[name] = window
                 self._early(row, key, window, 0)
-        self.states.touch(keys)
+        self.states.touch(names)
         return self.results
+
+    def end(self) -> Iterator[list[Result]]:
+        for held in taken_in_order(self.states):
+            yield [(0, (int(window[1]), *place_of(key)), key, self._result(key, window, "end")) for key, window in held]
 
 
 class _Run(_Results):
@@ -171,6 +168,17 @@ class _Run(_Results):
                 mark = self._mark()
             self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
         return self.results
+
+    def end(self) -> Iterator[list[Result]]:
+        """As if the watermark went through all that is due; then it stands again where it stood, for whoever begins
+        anew."""
+        reached = self._mark()["at"]
+        while due := self._mark()["lists"]:
+            self._fire(0, min(due))
+            results, self.results = self.results, []
+            yield results
+        self._mark()["at"] = reached
+        self.states.touch([WATERMARK])
 
     def _mark(self) -> dict[str, Any]:
         known = self.states.take([WATERMARK])
@@ -330,13 +338,7 @@ def timed_flow(
     before = Flow(values, keys=rows.keys)
     keys = rows.keys.to_pylist()
     results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before))
-    places = np.array([place for _, place, _, _ in results], np.int64).reshape(-1, PLACE)
-    return Flow(
-        [value for *_, value in results],
-        np.array([row for row, *_ in results], np.int64),
-        tuple(np.ascontiguousarray(column) for column in places.T),
-        pa.array([key for _, _, key, _ in results], pa.binary()),
-    )
+    return flow_of(results)
 
 
 def new_mark() -> dict[str, Any]:
@@ -345,13 +347,6 @@ def new_mark() -> dict[str, Any]:
 
 def list_name(step: int, serial: int) -> bytes:
     return b"t%d/%d" % (step, serial)
-
-
-def place_of(key: bytes) -> tuple[int, ...]:
-    """Numbers that stand in the order of keys."""
-    words = np.frombuffer(key[: 8 * KEY_WORDS].ljust(8 * KEY_WORDS, b"\0"), ">u8")
-    digest = np.frombuffer(hashlib.blake2b(key, digest_size=8 * DIGEST_WORDS).digest(), ">i8")
-    return (*(int(word) - 2**63 for word in words), *map(int, digest))
 
 
 def with_ticks(

@@ -19,6 +19,7 @@ from procession.errors import ProcessionError, RoundError
 from procession.merge.merger import merged
 from procession.plan.blueprint import Plan
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
+from procession.plan.ends import Change, Listening
 from procession.plan.flow import Numbers
 from procession.plan.graph import Exchange, Graph, Node
 from procession.plan.keyed import NO_STATES
@@ -72,7 +73,7 @@ class Task:
 
     def run_range(self, attempt: Attempt, first: int, last: int, store: RunStore | CellStore | None = None) -> Manifest:
         """The first chain, on the records with sequence numbers in [first, last)."""
-        summary = Summary()
+        summary, listening = Summary(), Listening() if self.plan.endings else None
         empty = Manifest(attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number)
 
         def rows() -> Iterator[Rows]:
@@ -80,21 +81,38 @@ class Task:
             for batch in gathered(_reader(self.log_directory).read(first, last)):
                 numbers = np.arange(sequence, sequence + batch.num_rows, dtype=np.int64)
                 sequence += batch.num_rows
+                if listening is not None:
+                    listening.add(batch, numbers)
                 records, of_records = _of_kinds(batch, RECORD_KINDS, numbers)
                 references, _ = _of_kinds(batch, REFERENCE_KINDS, numbers)
                 summary.add(records, references)
                 yield Rows.of_ingress(records, of_records)
 
         def told() -> Manifest:
-            return replace(empty, records=summary.records, positions=summary.positions, times=summary.quantiles())
+            changes = () if listening is None else listening.changes
+            return replace(
+                empty,
+                records=summary.records,
+                positions=summary.positions,
+                times=summary.quantiles(),
+                changes=changes,
+            )
 
         return self._run(attempt, empty, rows(), told, store or self.store())
 
     def run_bucket(
-        self, attempt: Attempt, chain: int, runs: Sequence[Run], store: RunStore | CellStore, heard: int = 0
+        self,
+        attempt: Attempt,
+        chain: int,
+        runs: Sequence[Run],
+        store: RunStore | CellStore,
+        heard: int = 0,
+        changes: tuple[Change, ...] = (),
     ) -> Manifest:
-        """A later chain, on what the runs of its exchange hold for one task."""
-        empty = Manifest(attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, heard=heard)
+        """A later chain, on what the runs of its exchange hold for one task, and what it was told of streams."""
+        empty = Manifest(
+            attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, heard=heard, changes=changes
+        )
         paths = [store.read(attempt.epoch, run) for run in runs]
         edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)
         batches = merged(paths) if edge.is_merged else (batch for path in paths for batch in path)
@@ -121,10 +139,10 @@ class Task:
                 await_all=await_all,
                 turn=attempt.partition,
                 states=states or NO_STATES,
+                changes=[Change(*change) for change in empty.changes],
             )
-            for piece in pieces:
-                for output in chain.run(piece):
-                    writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
+            for output in chain.run_all(pieces):
+                writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
             if states is None:
                 return writer.publish(told())
             made = writer.publish(replace(told(), states=states.finish()))

@@ -18,7 +18,19 @@ from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-def
 from pyspark.util import PythonEvalType
 
 from procession.spark.chains import Task
-from procession.spark.parcels import SCHEMA, Parcel, as_rows, from_rows, heard, loaded, opened, sent, slots, unloaded
+from procession.spark.parcels import (
+    SCHEMA,
+    Parcel,
+    as_rows,
+    changes_in,
+    from_rows,
+    heard,
+    loaded,
+    opened,
+    sent,
+    slots,
+    unloaded,
+)
 from procession.spark.reader import attempt_of, freeze_once
 from procession.storage.runs import Manifest
 
@@ -67,6 +79,6 @@ class Hop:
             made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
         else:
             runs = [parcel.run for parcel in mine if parcel.run is not None]
-            made = self._task.run_bucket(attempt, chain, runs, store, tries)
+            made = self._task.run_bucket(attempt, chain, runs, store, tries, changes_in(mine))
         onward = loaded(sent(plan, made, plan.chains[chain].tasks), store)
         yield from as_rows(plan, level + 1, flatten(passing, onward))

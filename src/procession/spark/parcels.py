@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
 from procession.plan.blueprint import Plan
+from procession.plan.ends import Change
 from procession.storage.cells import CELL_BYTES_MAX, CellStore
 from procession.storage.runs import Manifest, Run, RunStore
 
@@ -41,6 +42,8 @@ class Parcel:
     """The task failed, and the epoch with it: nobody need work on it any more."""
     attempt: int = 0
     """Which try at the task sent it."""
+    changes: tuple[tuple[int, int, bool, int], ...] = ()
+    """What the log told of streams, as the task that sent it knows: to the tasks behind, not to the driver."""
     piece: int = 0
     pieces: int = 1
     """A run that goes along in cells has a row for each: this one, of so many."""
@@ -55,8 +58,8 @@ class Parcel:
     @classmethod
     def from_json(cls, text: str, cell: bytes | None = None) -> Parcel:
         fields = json.loads(text)
-        run = fields.pop("run")
-        return cls(**fields, run=None if run is None else Run(**run), cell=cell)
+        run, changes = fields.pop("run"), tuple(map(tuple, fields.pop("changes")))
+        return cls(**fields, run=None if run is None else Run(**run), changes=changes, cell=cell)
 
 
 def slots(plan: Plan, level: int) -> list[tuple[int, int]]:
@@ -84,12 +87,13 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
                 runs.get((name, bucket)),
                 is_failed=manifest.failure is not None,
                 attempt=manifest.attempt,
+                changes=manifest.changes,
             )
             for bucket in range(behind.tasks)
         ]
     # The driver draws what goes to sinks; the rest is for the tasks.
     sinks = {plan.node(sink).name for sink in chain.sinks}
-    told = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks))
+    told = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks), changes=())
     parcels.append(
         Parcel(
             plan.levels,
@@ -181,6 +185,11 @@ def from_rows(batch: pa.RecordBatch) -> Iterator[Parcel]:
 def heard(parcels: Iterable[Parcel]) -> int:
     """Which tries at their tasks these parcels came from, as one number."""
     return _digest((parcel.chain, parcel.partition, parcel.attempt) for parcel in parcels)
+
+
+def changes_in(parcels: Iterable[Parcel]) -> tuple[Change, ...]:
+    """What the log told of streams: every task before has told what it knows of it, most of them the same."""
+    return tuple(sorted({Change(*change) for parcel in parcels for change in parcel.changes}))
 
 
 def _digest(tries: Iterable[tuple[int, int, int]]) -> int:

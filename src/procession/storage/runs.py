@@ -59,6 +59,8 @@ class Manifest:
     heard: int = 0
     """A digest of which tries the task's own input came from."""
     failure: Mapping[str, Any] | None = None
+    changes: tuple[tuple[int, int, bool, int], ...] = ()
+    """Which streams went on and which ended in the range, for those who fire at an end: see `plan/ends`."""
     states: tuple[tuple[str, int], ...] | None = None
     """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
 
@@ -71,6 +73,7 @@ class Manifest:
         fields["runs"] = tuple(Run(**run) for run in fields["runs"])
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         fields["times"] = tuple(fields["times"])
+        fields["changes"] = tuple(map(tuple, fields["changes"]))
         if fields.get("states") is not None:
             fields["states"] = tuple((name, count) for name, count in fields["states"])
         return cls(**fields)

@@ -9,7 +9,7 @@ dictionary; after it the round record, which names the version that the epoch co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ class States:
     def __init__(self, directory: Path, files: Files, codec: Codec, *, keys_max: int = KEYS_MAX) -> None:
         self._directory = directory
         self._codec = codec
-        self._keys_max = keys_max
+        self.keys_max = keys_max
         self._opened = [StateFile(directory / name) for name, _ in files]
         self.files = files
         self.known: dict[bytes, Any] = {}
@@ -86,7 +86,7 @@ class States:
         """A dictionary with the states of these keys, and perhaps of others, to be worked on. A key that has no state
         is not in it. What was changed must be told with `touch` before the next call."""
         wanted = set(keys)
-        if len(self.known) > self._keys_max:
+        if len(self.known) > self.keys_max:
             self._write()
             self.known.clear()
         missing = [key for key in wanted if key not in self.known and key not in self._touched]
@@ -98,12 +98,19 @@ class States:
         """The states of these keys are other ones now, or gone."""
         self._touched.update(keys)
 
+    def all_keys(self) -> Iterator[list[bytes]]:
+        """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
+        self._write()
+        if self._opened:
+            for piece in merged_pieces(list(reversed(self._opened)), is_oldest=True):
+                yield piece.column("key").to_pylist()
+
     def finish(self) -> Files:
         """Write what was touched; gives the version that there is now. Durable when this returns."""
         self._write()
         if self._written:
             fsync_dir(self._directory)
-        if len(self.known) > self._keys_max:
+        if len(self.known) > self.keys_max:
             self.known.clear()
         return self.files
 
