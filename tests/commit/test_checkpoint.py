@@ -304,3 +304,41 @@ def test_a_checkpoint_directory_that_cannot_be_made_is_one_sentence(tmp_path: Pa
     with pytest.raises(StorageError, match="Cannot make") as caught:
         claim(tmp_path / "file" / "checkpoint")
     assert caught.value.next_step
+
+
+def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> None:
+    at_work = grown(claim(tmp_path), 3, is_open=True)
+
+    def refuse(last: Round) -> None:
+        raise PlanError(f"not from epoch {last.epoch}")
+
+    with pytest.raises(PlanError, match="not from epoch 3"):
+        Checkpoint.claim(tmp_path, name="p", fingerprint="f", check=refuse)
+    at_work.check_fence()
+    assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == [at_work.directory.name]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence", "step"),
+    [
+        ({"in": "source"}, "sink of lines 'out' is gone", "put it back"),
+        (
+            {"in": "source", "out": "sink of raw bytes"},
+            "'out' is a sink of raw bytes, and was a sink of lines",
+            "again",
+        ),
+        (
+            {"in": "source", "other": "sink of lines"},
+            "'out' is gone, and sink of lines 'other' is new",
+            "name it 'out'",
+        ),
+        ({"in": "source", "out": "sink of lines", "two": "sink of lines"}, "'two' is new", "leave it out"),
+        ({"in": "source", "out": "sink of lines"}, "its guarantee", "declare it as before"),
+    ],
+)
+def test_other_sources_and_sinks_are_named(tmp_path: Path, given: dict[str, str], sentence: str, step: str) -> None:
+    Checkpoint.claim(tmp_path, name="p", fingerprint="f", ends={"in": "source", "out": "sink of lines"})
+    with pytest.raises(PlanError) as caught:
+        Checkpoint.claim(tmp_path, name="p", fingerprint="g", ends=given)
+    assert sentence in caught.value.sentence
+    assert step in caught.value.next_step

@@ -96,6 +96,9 @@ def restarted(directory: Path, app: str) -> str:
 
 def test_a_changed_program_is_told_what_to_do(cluster: Cluster) -> None:
     cluster.supervisor.stop()
+    current = (cluster.directory / "checkpoint" / "CURRENT").read_text()
     told = restarted(cluster.directory, APP.replace('name="salted"', 'name="spiced"'))
     assert "states of stage 'salted', and the program keeps them for 'spiced'" in told
     assert "give it name='salted'" in told
+    # Nothing was claimed: a driver that was at work would still be.
+    assert (cluster.directory / "checkpoint" / "CURRENT").read_text() == current

@@ -13,12 +13,13 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from procession.commit.breach import fenced
-from procession.commit.rounds import Rounds
+from procession.commit.rounds import Round, Rounds
 from procession.commit.sparklog import SparkLog, is_whole
 from procession.errors import ConfigError, PlanError, StorageError
 from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
@@ -68,8 +69,18 @@ class Checkpoint:
             )
 
     @classmethod
-    def claim(cls, root: Path, *, name: str, fingerprint: str) -> Checkpoint:
-        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off."""
+    def claim(
+        cls,
+        root: Path,
+        *,
+        name: str,
+        fingerprint: str,
+        ends: Mapping[str, str] | None = None,
+        check: Callable[[Round], None] = lambda last: None,
+    ) -> Checkpoint:
+        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `ends`
+        are its sources and sinks, by name, with what they are. `check(last committed round)` may raise: then nothing is
+        claimed, and a driver that is at work goes on."""
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,8 +88,10 @@ class Checkpoint:
         fsync_dir(root.parent)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            identity = _identity(root, name, fingerprint)
+            identity = _identity(root, name, fingerprint, ends or {})
             checkpoint = cls(root, identity, _current(root) + 1)
+            if (last := _last_committed(root)) is not None:
+                check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root)):
                 raise _damaged(root / CURRENT)
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
@@ -119,7 +132,16 @@ class Checkpoint:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _identity(root: Path, name: str, fingerprint: str) -> str:
+def _last_committed(root: Path) -> Round | None:
+    """The record of the last epoch that is known to be committed; a driver that still works may be further on."""
+    complete = _copies(root)
+    if not complete:
+        return None
+    last = root / f"{complete[-1]:010d}"
+    return Rounds(last / "rounds").read(SparkLog(last).committed)
+
+
+def _identity(root: Path, name: str, fingerprint: str, ends: Mapping[str, str]) -> str:
     path = root / PIPELINE
     if not path.exists():
         # Our own names, and what a claim that was killed left half made, are no strangers.
@@ -130,11 +152,12 @@ def _identity(root: Path, name: str, fingerprint: str) -> str:
                 f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
                 next_step="give --dir an empty or a new directory",
             )
-        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint}
+        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint, "ends": dict(ends)}
         write_durably(path, json.dumps(made).encode())
     try:
         found = json.loads(path.read_text())
         known, identity, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
+        known_ends = {str(one): str(what) for one, what in found.get("ends", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
@@ -145,12 +168,32 @@ def _identity(root: Path, name: str, fingerprint: str) -> str:
             next_step=f"give {name!r} a directory of its own with --dir",
         )
     if shape != fingerprint:
-        raise PlanError(
-            f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with",
-            next_step="name them as before, or begin anew with another --dir (and an empty output); stages between"
-            " source and sink may change freely",
-        )
+        raise _other_ends(root, name, known_ends, ends)
     return identity
+
+
+def _other_ends(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
+    """What to say to a program whose sources or sinks are not those of the checkpoint, by name."""
+    lost = [one for one in known if given.get(one) != known[one]]
+    new = [one for one in given if one not in known]
+    if lost and lost[0] in given:
+        what = f"{lost[0]!r} is a {given[lost[0]]}, and was a {known[lost[0]]}"
+        step = f"make it a {known[lost[0]]} again"
+    elif lost and new:
+        what = f"{known[lost[0]]} {lost[0]!r} is gone, and {given[new[0]]} {new[0]!r} is new"
+        step = f"if it is the same one, name it {lost[0]!r}"
+    elif lost:
+        what, step = f"{known[lost[0]]} {lost[0]!r} is gone", "put it back"
+    elif known and new:
+        what, step = f"{given[new[0]]} {new[0]!r} is new", "leave it out"
+    else:
+        what, step = "its guarantee or what is idempotent is another", "declare it as before"
+    return PlanError(
+        f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with: {what}",
+        next_step=f"{step}, or begin anew with another --dir (and an empty output); stages between source and sink that"
+        " keep no states may change freely",
+        stage=(lost or new or [""])[0],
+    )
 
 
 def _current(root: Path) -> int:

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -30,7 +31,8 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
-from procession.plan.continuity import check_continued, keyed_stages
+from procession.plan.blueprint import Plan
+from procession.plan.continuity import check_continued, check_tasks, keyed_stages
 from procession.plan.graph import Graph
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
@@ -109,9 +111,19 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         if not turn.readline():
             return
     checkpoint = Checkpoint.claim(
-        config.directory / "checkpoint", name=app.graph.name, fingerprint=app.graph.fingerprint()
+        config.directory / "checkpoint",
+        name=app.graph.name,
+        fingerprint=app.graph.fingerprint(),
+        ends=app.graph.ends(),
+        check=partial(check_last, app.plan),
     )
     Driver(config, app, checkpoint, say, spark).run()
+
+
+def check_last(plan: Plan, last: Round) -> None:
+    """Raise PlanError unless this plan can go on from this epoch, with the states that it has committed."""
+    check_continued(plan, {name: version.kind for name, version in last.states.items()})
+    check_tasks(plan, {name: len(version.tasks) for name, version in last.states.items()})
 
 
 class Driver:
@@ -185,10 +197,8 @@ class Driver:
         return conductor
 
     def _continue_states(self, last: Round | None) -> None:
-        """Go on with the states that the last epoch committed. Raises PlanError if they are not the program's."""
+        """Go on with the states that the last epoch committed."""
         kept = {} if last is None else last.states
-        if last is not None:
-            check_continued(self._app.plan, {name: version.kind for name, version in kept.items()})
         if keyed_stages(self._app.plan):
             self._states.make()
             self._states.sweep(kept.values(), self._checkpoint.fence)

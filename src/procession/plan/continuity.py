@@ -1,8 +1,9 @@
 """Continuity: whether a program can go on with the states that a checkpoint holds.
 
-The one rule: states are known by the name of their stage and by its kind; a program that keeps others than the
-checkpoint has is refused, by name and with the way out, before it changes anything. Stages without states may change
-freely. Before it the last round record; after it the driver, which runs the plan. Pure.
+The one rule: states are known by the name of their stage and by what it is; a program that keeps others than the
+checkpoint has is refused, by name and with the way out, before it changes anything: not even the checkpoint is claimed.
+Stages without states may change freely. Before it the last round record; after it the driver, which runs the plan.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,21 +12,44 @@ from collections.abc import Mapping
 
 from procession.errors import PlanError
 from procession.plan.blueprint import Plan
+from procession.plan.graph import Node
+from procession.plan.strategies import TABLE
 
 BEGIN_ANEW = "begin anew with another --dir (and an empty output)"
 
 
 def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
-    """The chains that begin with a keyed stage, with its name and its kind."""
+    """The chains that begin with a keyed stage, with its name and what it is."""
     return {
-        chain.number: (node.name, node.kind.value)
+        chain.number: (node.name, _what(node))
         for chain in plan.chains
         if chain.root is not None and (node := plan.node(chain.root)).stateful is not None
     }
 
 
+def _what(node: Node) -> str:
+    """What the states of a stage are made for: its kind and, where times are in them, what they are cut by."""
+    windowing = node.stateful.windowing if node.stateful is not None else None
+    return node.kind.value if windowing is None else f"{node.kind.value} of {windowing.shape}"
+
+
+def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
+    """Raise PlanError if a stage that a watermark moves is to run with another number of tasks than these: each has a
+    part of what waits for it."""
+    for chain in plan.chains:
+        node = None if chain.root is None else plan.node(chain.root)
+        if node is None or not TABLE[node.kind].is_timed or kept.get(node.name, 0) in (0, chain.tasks):
+            continue
+        raise PlanError(
+            f"stage {node.name!r} ran with parallelism {kept[node.name]} when the checkpoint was made, and is to run"
+            f" with {chain.tasks}: what is open in it cannot be dealt out anew",
+            next_step=f"give it parallelism={kept[node.name]}, or {BEGIN_ANEW}",
+            stage=node.name,
+        )
+
+
 def check_continued(plan: Plan, kept: Mapping[str, str]) -> None:
-    """Raise PlanError unless the plan keeps states for exactly these stages, given as name and kind."""
+    """Raise PlanError unless the plan keeps states for exactly these stages, given as name and what they are."""
     wanted = dict(keyed_stages(plan).values())
     lost = [name for name in kept if name not in wanted]
     new = [name for name in wanted if name not in kept]

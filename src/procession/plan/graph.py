@@ -83,6 +83,9 @@ class Framing(Enum):
     RAW = "raw"
 
 
+FRAMED = {Framing.LINES: "lines", Framing.RAW: "raw bytes"}
+
+
 class OnError(Enum):
     """What happens to a record on which a user's function raises."""
 
@@ -186,6 +189,12 @@ class Graph:
     @property
     def letters_order(self) -> Order:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
+
+    def ends(self) -> dict[str, str]:
+        """What a checkpoint knows sources and sinks by, for a sentence that must name one."""
+        sources = {source.name: "source" for source in self.sources}
+        sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
+        return sources | {sink.name: f"sink of {FRAMED[sink.framing]}" for sink in sinks}
 
     def fingerprint(self) -> str:
         """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;

@@ -61,6 +61,11 @@ class Windowing:
     late: Late = Late.DROP
     early_records: int = 0
 
+    @property
+    def shape(self) -> str:
+        """What its states are cut by: they are of no use to windows of another shape."""
+        return self.windows.shape
+
     def steps(self, times: Numbers) -> Numbers:
         """The step of the watermark that each time alone would lead to."""
         if self.windows.count:

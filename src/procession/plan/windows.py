@@ -50,6 +50,15 @@ class Windows:
         """The watermark moves in steps of this: no window could fire in between."""
         return max(1, self.size // SESSION_STEPS) if self.is_session else self.every
 
+    @property
+    def shape(self) -> str:
+        """What they are, in words that are the same as long as they are."""
+        if self.count:
+            return f"{self.count} records"
+        if self.is_session:
+            return f"sessions with gaps of {seconds(self.size)} s"
+        return f"{seconds(self.size)} s, every {seconds(self.every)} s"
+
     def ends(self, time: int) -> tuple[int, ...]:
         """The ends of the windows that a moment is in, the earliest first."""
         if self.is_session:
