@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from procession.plan.alarms import Reached
 from procession.plan.answer import read_answer
 from procession.plan.blueprint import BY_RECORD, Plan
 from procession.plan.buckets import keyed, listed
@@ -35,7 +36,7 @@ from procession.plan.places import flow_of
 from procession.plan.rows import Output, Rows
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
-from procession.plan.timed import Reached, timed_flow
+from procession.plan.timed import timed_flow
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536

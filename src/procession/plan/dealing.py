@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from procession.plan.alarms import Reached
 from procession.plan.buckets import dealt, parted
 from procession.plan.graph import Node
 from procession.plan.rows import Output
 from procession.plan.strategies import Way, way_of
-from procession.plan.timed import Reached, with_ticks
+from procession.plan.timed import with_ticks
 
 
 def deal_out(

@@ -6,9 +6,7 @@ step (`with_ticks`), so keys that are quiet fire too; and what fires has the pla
 watermark, then its end, then its key. So neither the cut of epochs nor the number of tasks can be seen. Before it
 `plan/chain`; beside it whoever keeps the states. Pure.
 
-What is kept: under `k` and the key its open windows; under `t`, a step and a serial the keys that have a window which
-may fire then; under `w` the watermark and which of those lists there are. A list is written in one epoch and not
-touched again until it fires, so an epoch costs what it touches.
+What is kept: under `k` and the key its open windows; the rest is `plan/alarms`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +22,7 @@ import pyarrow.compute as pc
 
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
+from procession.plan.alarms import LOWEST, Alarms, Reached
 from procession.plan.carriage import READ
 from procession.plan.flow import Flow, Numbers
 from procession.plan.keyed import Refuse, States, own
@@ -34,20 +32,6 @@ from procession.plan.windows import Late, Windows, seconds
 
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
-
-LOWEST = -(2**62)
-"""Below all watermarks."""
-
-WATERMARK = b"w"
-LISTS_MAX = 64
-"""So many lists of keys there are for one step before they are put together."""
-
-
-@dataclass
-class Reached:
-    """How far a watermark has come."""
-
-    step: int = LOWEST
 
 
 @dataclass(frozen=True)
@@ -74,9 +58,7 @@ class Windowing:
 
     def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
         """The rows at which the watermark moves, as far as can be seen from here."""
-        steps = np.maximum.accumulate(np.concatenate(([reached.step], self.steps(rows.column(TIME).to_numpy()))))
-        reached.step = int(steps[-1])
-        return np.flatnonzero(np.diff(steps))
+        return reached.moved_at(self.steps(rows.column(TIME).to_numpy()))
 
     def run(
         self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
@@ -98,8 +80,8 @@ class _Results:
         self.stage = stage
         self.windows = stage.windows
         self.states = states
+        self.alarms = Alarms(states)
         self.results: list[Result] = []
-        self.pending: dict[int, list[bytes]] = {}
 
     def _add(self, window: list[Any], value: Any) -> None:
         window[3] = self.stage.aggregate.add(window[3], value)
@@ -159,36 +141,16 @@ class _Run(_Results):
     def run(
         self, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
     ) -> list[Result]:
-        mark = self._mark()
-        before = LOWEST if mark["at"] is None else mark["at"]
-        reached = np.maximum.accumulate(np.concatenate(([before], self.stage.steps(times))))
-        # The watermark stands still between two of these rows.
-        edges = [*np.flatnonzero(np.diff(reached)).tolist(), len(keys)]
-        if edges[0] != 0:
-            edges.insert(0, 0)
-        for start, end in pairwise(edges):
-            step = int(reached[start + 1])
-            if mark["at"] is None or step > mark["at"]:
-                self._fire(start, step)
-                mark = self._mark()
+        for start, end, step, rung in self.alarms.stretches(self.stage.steps(times)):
+            self._fire(start, step, rung)
             self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
         return self.results
 
     def end(self) -> Iterator[list[Result]]:
-        """As if the watermark went through all that is due; then it stands again where it stood, for whoever begins
-        anew."""
-        reached = self._mark()["at"]
-        while due := self._mark()["lists"]:
-            self._fire(0, min(due))
+        for step, rung in self.alarms.run_out():
+            self._fire(0, step, rung)
             results, self.results = self.results, []
             yield results
-        self._mark()["at"] = reached
-        self.states.touch([WATERMARK])
-
-    def _mark(self) -> dict[str, Any]:
-        known = self.states.take([WATERMARK])
-        mark: dict[str, Any] = known.setdefault(WATERMARK, new_mark())
-        return mark
 
     # Filling
 
@@ -214,7 +176,7 @@ class _Run(_Results):
             if opened:
                 known[names[row]] = opened
         self.states.touch(names.values())
-        self._arm()
+        self.alarms.keep()
 
     def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> None:
         """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first."""
@@ -240,7 +202,7 @@ class _Run(_Results):
             self._add(window, value)
             if end not in by_end:
                 opened.append(window)
-                self.pending.setdefault(self._due(end), []).append(key)
+                self.alarms.set(self._due(end), key)
             self._early(row, key, window, number)
         opened.sort(key=lambda window: window[1])
 
@@ -254,7 +216,7 @@ class _Run(_Results):
         if not near:
             window = [time, time + gap, 0, self.stage.aggregate.create()]
             self._add(window, value)
-            self.pending.setdefault(self._due(window[1]), []).append(key)
+            self.alarms.set(self._due(window[1]), key)
         else:
             window = near[0]
             combine = self.stage.aggregate.combine
@@ -273,41 +235,10 @@ class _Run(_Results):
     def _due(self, end: int) -> int:
         return -(-end // self.windows.step)
 
-    def _arm(self) -> None:
-        """Remember who may fire when."""
-        if not self.pending:
+    def _fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+        """The watermark has come to this step, at this row, and these keys may have windows to fire."""
+        if not keys:
             return
-        serial = self.states.serial
-        lists: dict[int, list[int]] = self._mark()["lists"]
-        names = {step: list_name(step, serial) for step in self.pending}
-        # Many lists of one step become one, so that the list of lists stays short.
-        full = {step: serials for step in self.pending if len(serials := lists.get(step, [])) >= LISTS_MAX}
-        old = [list_name(step, one) for step, serials in full.items() for one in serials]
-        known = self.states.take([WATERMARK, *names.values(), *old])
-        lists = known.setdefault(WATERMARK, new_mark())["lists"]
-        for step, serials in full.items():
-            whole = [key for one in serials for key in known.pop(list_name(step, one), [])]
-            known[names[step]] = list(dict.fromkeys(whole))
-            lists[step] = [serial]
-        for step, name in names.items():
-            known.setdefault(name, []).extend(self.pending[step])
-            if serial not in lists.setdefault(step, []):
-                lists[step].append(serial)
-        self.states.touch([WATERMARK, *names.values(), *old])
-        self.pending = {}
-
-    def _fire(self, row: int, step: int) -> None:
-        """The watermark has come to this step, at this row."""
-        mark = self._mark()
-        mark["at"] = step
-        due = [one for one in mark["lists"] if one <= step]
-        names = [list_name(one, serial) for one in due for serial in mark["lists"].pop(one)]
-        self.states.touch([WATERMARK])
-        if not names:
-            return
-        known = self.states.take(names)
-        keys = sorted({key for name in names for key in known.pop(name, [])})
-        self.states.touch(names)
         known = self.states.take([b"k" + key for key in keys])
         watermark = step * self.windows.step
         fired = []
@@ -320,14 +251,14 @@ class _Run(_Results):
                 if self.windows.is_session:
                     # It has grown since it was armed.
                     for window in kept:
-                        self.pending.setdefault(self._due(window[1]), []).append(key)
+                        self.alarms.set(self._due(window[1]), key)
             else:
                 known.pop(b"k" + key, None)
         self.states.touch([b"k" + key for key in keys])
         placed = [((int(window[1]), *place_of(key)), key, window) for key, window in fired]
         for place, key, window in sorted(placed, key=lambda one: one[0]):
             self.results.append((row, place, key, self._result(key, window, "end")))
-        self._arm()
+        self.alarms.keep()
 
 
 def timed_flow(
@@ -344,14 +275,6 @@ def timed_flow(
     keys = rows.keys.to_pylist()
     results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before))
     return flow_of(results)
-
-
-def new_mark() -> dict[str, Any]:
-    return {"at": None, "lists": {}}
-
-
-def list_name(step: int, serial: int) -> bytes:
-    return b"t%d/%d" % (step, serial)
 
 
 def with_ticks(
