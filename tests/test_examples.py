@@ -147,6 +147,44 @@ def priced(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+def _paid(number: int) -> dict[str, object]:
+    """An order every second; payments for most come some time later, for a few before or much too late."""
+    if number % 2:
+        wait = (number * 37 % 90) - 5
+        return {"kind": "payment", "order": number // 2 - wait % 40, "at": number + wait % 7 - 3, "cents": number % 50}
+    return {"kind": "order", "order": number // 2, "at": number, "cents": number * 11 % 70}
+
+
+EVENTS_PAID = [json.dumps(_paid(number)) for number in range(500)]
+
+
+def settled(lines: Iterable[str]) -> list[str]:
+    """By hand: an event waits until one of anybody's is 65 seconds behind it, to an eighth of 60 s."""
+    waiting: list[dict[str, object]] = []
+    paid: set[int] = set()
+    told: list[dict[str, object]] = []
+    watermark = float("-inf")
+    for event in map(json.loads, lines):
+        watermark = max(watermark, (event["at"] - 5) // 7.5 * 7.5)
+        gone = [one for one in waiting if one["at"] + 60 < watermark]  # type: ignore[operator]
+        waiting = [one for one in waiting if one not in gone]
+        unpaid = [one for one in gone if one["kind"] == "order" and one["order"] not in paid]
+        unpaid.sort(key=lambda one: (one["at"], str(one["order"])))
+        told += [{"order": one["order"], "paid": False} for one in unpaid]
+        for one in waiting:
+            apart = abs(one["at"] - event["at"])  # type: ignore[operator]
+            if one["order"] == event["order"] and one["kind"] != event["kind"] and apart <= 60:
+                order, payment = (one, event) if event["kind"] == "payment" else (event, one)
+                owed, after = order["cents"] - payment["cents"], payment["at"] - order["at"]
+                paid.add(order["order"])
+                told.append({"order": order["order"], "paid": True, "owed": owed, "after_s": after})
+        waiting.append(event)
+    unpaid = [one for one in waiting if one["kind"] == "order" and one["order"] not in paid]
+    unpaid.sort(key=lambda one: (one["at"], str(one["order"])))
+    told += [{"order": one["order"], "paid": False} for one in unpaid]
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -157,6 +195,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "trade_surveillance": ("trade-surveillance-alerts-0", EVENTS, alerts),
     "visits": ("visits-visits-0", CLICKS, visits),
     "enrichment": ("enrichment-priced-0", ORDERS, priced),
+    "payments": ("payments-settled-0", EVENTS_PAID, settled),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 

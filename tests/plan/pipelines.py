@@ -144,6 +144,16 @@ def ending() -> Pipeline:
     return pipeline
 
 
+def pairs() -> Pipeline:
+    """Two streams, joined by key within a time bound."""
+    pipeline = Pipeline("pairs")
+    trades = pipeline.source("trades", codec="json", streams=[1, 2])
+    quotes = pipeline.source("quotes", codec="json").rebalance(parallelism=3).map(same)
+    joined = trades.join(quotes, within_s=5, join=max, key=len, time=len, name="near", parallelism=4)
+    joined.sink("out", to="file:out")
+    return pipeline
+
+
 PIPELINES: dict[str, Callable[[], Pipeline]] = {
     make.__name__: make
     for make in (
@@ -162,5 +172,6 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
         sql,
         cells,
         ending,
+        pairs,
     )
 }

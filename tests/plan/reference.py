@@ -52,6 +52,9 @@ class Sequential:
 
     windows: dict[int, dict[Any, Any]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
+    held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """The records that wait for a partner in each join."""
+    serial: int = 0
     time: int = 0
     """The event time of the record at hand."""
 
@@ -114,7 +117,11 @@ class Sequential:
         """What a stage still holds."""
         node = self.graph.nodes[index]
         stateful: Any = node.stateful
-        if stateful.windowing is not None:
+        if node.kind is Kind.JOIN:
+            for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
+                if stateful.windowing.is_outer and one["side"] == 0 and not one["partners"]:
+                    yield own(stateful.windowing.join(thawed(one["value"]), None))
+        elif stateful.windowing is not None:
             opened = self.windows.pop(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened):
                 held = opened[whose, end]
@@ -182,6 +189,8 @@ class Sequential:
                     yield value
             case Kind.WINDOW | Kind.WINDOW_BY_KEY:
                 yield from self._windows(index, value)
+            case Kind.JOIN:
+                yield from self._pairs(index, value)
             case _:
                 yield from self._stateful(index, value)
 
@@ -189,8 +198,7 @@ class Sequential:
         """Every open window of every key in one dictionary, looked through for each record."""
         node = self.graph.nodes[index]
         assert node.stateful is not None
-        stage = node.stateful.windowing
-        assert stage is not None
+        stage: Any = node.stateful.windowing
         key = as_key(node.key(value)) if node.key is not None else b""
         time = nanoseconds(node.time(value)) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
@@ -236,6 +244,35 @@ class Sequential:
             start, values = opened[key, end]
             if stage.early_records and len(values) % stage.early_records == 0:
                 yield told(start, end, len(values), values, key, "early")
+
+    def _pairs(self, index: int, sided: Any) -> Iterator[Any]:
+        """Every record that is held, of whatever key, in one list, looked through for each record."""
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        stage: Any = node.stateful.windowing
+        key = as_key(node.key(sided))  # type: ignore[misc]
+        time = nanoseconds(node.time(sided)) if node.time is not None else self.time
+        side, value = sided
+        moved = (time - stage.lateness) // stage.step * stage.step
+        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
+        held = self.held.setdefault(index, [])
+        gone = [one for one in held if one["time"] + stage.within < watermark]
+        held[:] = [one for one in held if one not in gone]
+        for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
+            if stage.is_outer and one["side"] == 0 and not one["partners"]:
+                yield own(stage.join(thawed(one["value"]), None))
+        near = [one for one in held if one["key"] == key and one["side"] != side]
+        near = [one for one in near if abs(one["time"] - time) <= stage.within]
+        pairs = [(one, own(stage.join(*[thawed(one["value"]), value][:: -1 if side == 0 else 1]))) for one in near]
+        for one, pair in pairs:
+            one["partners"] += 1
+            yield pair
+        if time + stage.within >= watermark:
+            self.serial += 1
+            same = {"serial": self.serial, "side": side, "key": key, "time": time}
+            held.append({**same, "value": packed(value), "partners": len(pairs)})
+        elif stage.is_outer and side == 0 and not pairs:
+            yield own(stage.join(value, None))
 
     def _stateful(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]

@@ -97,6 +97,18 @@ def named_twice(value: bytes, row: dict[str, Any], other: dict[str, Any]) -> byt
     return b"%s %s %s" % (value, str(row["name"]).encode(), str(other["name"]).encode())
 
 
+def is_seventh(value: bytes) -> bool:
+    return int(value) % 7 == 0
+
+
+def first_two_as_key(value: bytes) -> bytes:
+    return b"k%d" % int(value[1:3])
+
+
+def side_by_side(left: bytes, right: bytes | None) -> bytes:
+    return left + b"|" + (right or b"-")
+
+
 def shown(value: Any) -> bytes:
     return repr(value).encode()
 
@@ -128,6 +140,13 @@ def every_kind() -> Pipeline:
     joined = source.hash_join(names, key=last_two, join=named).rebalance(parallelism=3)
     joined.inner_hash_join(names, key=first_two, join=named_twice, and_side=names, and_key=last_two).sink(
         "joined", to="file:out"
+    )
+    # Two streams: what went another way, in other tasks, with the source; and the source with itself
+    few = source.filter(is_seventh).rebalance(parallelism=3).map(bytes.lower)
+    pairs = source.join(few, within_s=40, join=side_by_side, key=key, time=when, lateness_s=5, outer=True)
+    pairs.sink("paired", to="file:out")
+    source.join(source, within_s=8, join=side_by_side, left_key=key, right_key=first_two_as_key, time=when).sink(
+        "paired-inner", to="file:out"
     )
     # A keyed stage behind a keyed stage, by another key, and back together with what went round it.
     twice = counted.map_stateful(numbered, key=lambda value: value[-1:], initial=0, parallelism=3)
@@ -164,6 +183,8 @@ WINDOWS = ["minutes", "hops", "visits", "threes", "nested"]
 SINKS = [
     *WINDOWS,
     "joined",
+    "paired",
+    "paired-inner",
     "mapped",
     "filtered",
     "many",

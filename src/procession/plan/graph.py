@@ -40,6 +40,7 @@ class Kind(Enum):
     WINDOW = "window"
     WINDOW_BY_KEY = "window_by_key"
     HASH_JOIN = "hash_join"
+    JOIN = "join"
     SINK = "sink"
 
     AGGREGATE = "aggregate"

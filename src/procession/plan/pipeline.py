@@ -112,6 +112,11 @@ class Pipeline:
             )
         )
 
+    @property
+    def size(self) -> int:
+        """How many stages there are."""
+        return len(self._nodes)
+
     def graph(self) -> Graph:
         """The pipeline, frozen and checked."""
         nodes = list(self._nodes)

@@ -29,7 +29,7 @@ AFTER = 2**63 - 1
 TAKEN_MAX = 4096
 """So many states are taken at a time when all are."""
 
-Result = tuple[int, tuple[int, ...], bytes, dict[str, Any]]
+Result = tuple[int, tuple[int, ...], bytes, Any]
 """The row that it stands at, its place there, its key, and the result."""
 
 

@@ -1,4 +1,4 @@
-"""Sensitive stages: the words for those whose output depends on the order of their input, and for joins.
+"""Sensitive stages: the words for those whose output depends on the order of their input.
 
 The one rule: as for every stage, each word adds one node and gives the place behind it. Before it `plan/stage`, which
 has these words among its own; after it `plan/graph`.
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
 from procession.plan.graph import Kind, Node
+from procession.plan.joins import Joins
 from procession.plan.keyed import reducing, starting_with
-from procession.plan.sides import Joining, Side
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
 from procession.plan.windows import Late, Windows, nanoseconds
@@ -29,8 +29,8 @@ EARLY_MAX = 1_000_000_000
 Key = Callable[[Any], str | bytes | int]
 
 
-class SensitiveStage:
-    """A place to go on from, with the words for stages that keep states or look into tables."""
+class SensitiveStage(Joins):
+    """A place to go on from, with the words for stages that keep states."""
 
     def __init__(self, pipeline: Pipeline, index: int, add: Callable[[Node], Stage]) -> None:
         self._pipeline = pipeline
@@ -149,37 +149,6 @@ class SensitiveStage:
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, time=time, stateful=Stateful(Gives.WINDOWS, windowing=windowing)))
 
-    def hash_join(
-        self,
-        side: Side,
-        *,
-        key: Key,
-        join: Callable[..., Any],
-        and_side: Side | None = None,
-        and_key: Key | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stage:
-        """Look each record up in a table (`procession.sides`): `join(record, row)` comes out, where the record stood,
-        for each row that is known by `key(record)`, in the order of the table; `join(record, None)` if there is none.
-        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` must not change a
-        row."""
-        return self._joined(False, side, key, join, and_side, and_key, name, parallelism)
-
-    def inner_hash_join(
-        self,
-        side: Side,
-        *,
-        key: Key,
-        join: Callable[..., Any],
-        and_side: Side | None = None,
-        and_key: Key | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stage:
-        """As `hash_join`; but a record that has no row in each of the sides is left out."""
-        return self._joined(True, side, key, join, and_side, and_key, name, parallelism)
-
     def _keyed(
         self,
         kind: Kind,
@@ -201,26 +170,6 @@ class SensitiveStage:
                 next_step="make it of such values, or give a function that does",
             ) from error
         return self._add(replace(self._node(kind, None, name, parallelism), key=key, stateful=stateful))
-
-    def _joined(
-        self,
-        is_inner: bool,
-        side: Side,
-        key: Key,
-        join: Callable[..., Any],
-        and_side: Side | None,
-        and_key: Key | None,
-        name: str | None,
-        parallelism: int | None,
-    ) -> Stage:
-        pairs: list[tuple[Any, Any]] = [(side, key), *([] if and_side is None else [(and_side, and_key)])]
-        for one, of_record in pairs:
-            if not isinstance(one, Side):
-                raise PlanError(f"a stream cannot be joined with {one!r}", next_step="give it one of procession.sides")
-            checked_function(of_record, "hash_join", "key")
-        checked_function(join, "hash_join", "join")
-        joining: Any = Joining(tuple(pairs), join, is_inner)
-        return self._then(Kind.HASH_JOIN, joining, name, parallelism)
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         checked_function(function, kind.value)

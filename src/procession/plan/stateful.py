@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from procession.plan.timed import Windowing
+    from procession.plan.timed import Timed
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -25,6 +25,7 @@ class Gives(Enum):
     MANY = "records"
     FIRST = "nothing: the first record of each key is kept"
     WINDOWS = "nothing: windows are filled, and fire"
+    PAIRS = "nothing: records meet those of another stream"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Stateful:
     gives: Gives
     step: Step | None = None
     initial: Callable[[], Any] = lambda: None
-    windowing: Windowing | None = None
+    windowing: Timed | None = None
+    """What a watermark moves, if one does: windows or pairs."""
 
     @property
     def heeds_ends(self) -> bool:

@@ -113,6 +113,7 @@ TABLE: dict[Kind, Row] = {
     Kind.WINDOW: replace(_TO_ONE, has_state=True, is_timed=True, comes_with=""),
     Kind.WINDOW_BY_KEY: replace(_KEYED, is_creating=True, is_timed=True),
     Kind.HASH_JOIN: Row(is_multiplying=True),
+    Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True),
     Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),

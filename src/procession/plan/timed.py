@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,25 @@ from procession.plan.windows import Late, Windows, seconds
 
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
+
+
+class Timed(Protocol):
+    """What a stage does that a watermark moves: windows, or the pairs of `plan/pairs`."""
+
+    @property
+    def shape(self) -> str:
+        """What its states are cut by: they are of no use to a stage of another shape."""
+
+    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
+        """The rows at which the watermark moves, as far as can be seen from here."""
+
+    def run(
+        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
 
 
 @dataclass(frozen=True)
@@ -261,10 +280,8 @@ class _Run(_Results):
         self.alarms.keep()
 
 
-def timed_flow(
-    rows: Rows, windowing: Windowing, states: States, refuse: Callable[[Flow, int, Exception], None]
-) -> Flow:
-    """What comes out of a stage with windows, of rows that came over its exchange."""
+def timed_flow(rows: Rows, windowing: Timed, states: States, refuse: Callable[[Flow, int, Exception], None]) -> Flow:
+    """What comes out of a stage that a watermark moves, of rows that came over its exchange."""
     assert rows.forms is not None
     assert rows.keys is not None
     assert rows.times is not None

@@ -69,13 +69,13 @@ class Windows:
 
 def tumbling(size_s: float) -> Windows:
     """Windows of this many seconds, one after the other, counted from 1970."""
-    size = _ns(size_s, "size_s")
+    size = span(size_s, "size_s")
     return Windows(size, size)
 
 
 def sliding(size_s: float, *, every_s: float) -> Windows:
     """Windows of `size_s` seconds, one of which ends every `every_s` seconds; the size is a multiple of it."""
-    size, every = _ns(size_s, "size_s"), _ns(every_s, "every_s")
+    size, every = span(size_s, "size_s"), span(every_s, "every_s")
     if size % every or size // every > OVERLAPS_MAX:
         raise PlanError(
             f"windows of {size_s} s cannot slide by {every_s} s",
@@ -86,7 +86,7 @@ def sliding(size_s: float, *, every_s: float) -> Windows:
 
 def session(gap_s: float) -> Windows:
     """A window for records that follow one another within `gap_s` seconds; it ends that long after the last."""
-    return Windows(_ns(gap_s, "gap_s"), is_session=True)
+    return Windows(span(gap_s, "gap_s"), is_session=True)
 
 
 def counting(records: int) -> Windows:
@@ -96,7 +96,8 @@ def counting(records: int) -> Windows:
     return Windows(count=records)
 
 
-def _ns(seconds: float, what: str) -> int:
+def span(seconds: float, what: str) -> int:
+    """A time that something lasts, as a user gave it, in nanoseconds."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 1e-6 <= seconds <= 1e9:
         raise PlanError(f"{what}={seconds!r} is no time", next_step="give seconds above 0")
     return round(seconds * NS)

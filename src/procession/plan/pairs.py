@@ -1,0 +1,204 @@
+"""Pairs: records of two streams that have one key, and times that are no further apart than a bound.
+
+The one rule: a record meets those of the other side that came before it and are still held, in the order in which they
+came; how long one is held depends on its time and on the watermark, which is a function of the sequence. So neither the
+cut of epochs nor the number of tasks can be seen. A pair has the place of the record that completed it, then that of
+its partner; a record that found none has the place of the record that moved the watermark. Before it `plan/chain`;
+beside it `plan/alarms` and whoever keeps the states. Pure.
+
+What is kept: under `k` and the key the records held of the left and of the right side, each as [time, record, whether
+it has found somebody], in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from procession.errors import PlanError
+from procession.plan.alarms import Alarms, Reached
+from procession.plan.flow import Numbers
+from procession.plan.keyed import SCALARS, Refuse, States, own
+from procession.plan.places import AFTER, PLACE, Result, place_of
+from procession.plan.rows import TIME
+from procession.plan.windows import seconds
+
+LEFT, RIGHT = 0, 1
+
+STEPS = 8
+"""The watermark of a join moves in steps of its bound divided by this: so much longer a record may be held."""
+
+HELD_MAX = 100_000
+"""So many records of one key a join holds, unless it is said."""
+
+
+def as_left(value: Any) -> list[Any]:
+    return [LEFT, value]
+
+
+def as_right(value: Any) -> list[Any]:
+    return [RIGHT, value]
+
+
+@dataclass(frozen=True)
+class Sided:
+    """A function of a record that knows which side it is of."""
+
+    left: Callable[[Any], Any]
+    right: Callable[[Any], Any]
+
+    def __call__(self, sided: list[Any]) -> Any:
+        side, value = sided
+        return self.right(value) if side else self.left(value)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What a join of two streams does; `run` takes the rows that came over the exchange, in order, of both sides."""
+
+    within: int
+    join: Callable[[Any, Any], Any]
+    is_outer: bool = False
+    """Whether a left record that finds nobody comes out with None."""
+    lateness: int = 0
+    held_max: int = HELD_MAX
+
+    @property
+    def shape(self) -> str:
+        """What its states are cut by: they are of no use to another bound."""
+        return f"pairs within {seconds(self.within)} s"
+
+    @property
+    def step(self) -> int:
+        return max(1, self.within // STEPS)
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
+        return np.floor_divide(times - self.lateness, self.step)
+
+    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
+        """The rows at which the watermark moves, as far as can be seen from here."""
+        return reached.moved_at(self.steps(rows.column(TIME).to_numpy()))
+
+    def due(self, time: int) -> int:
+        """The step at which a record of this time is let go: the first that is further than the bound behind it."""
+        return (time + self.within) // self.step + 1
+
+    def run(
+        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+        run = _Run(self, states)
+        for start, end, step, rung in run.alarms.stretches(self.steps(times)):
+            run.let_go(start, step, rung)
+            run.meet([row for row in range(start, end) if not is_tick[row]], keys, values, times, step, refuse)
+        return run.results
+
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """Nothing will come any more: all are let go, in order, and a bounded number at a time."""
+        run = _Run(self, states)
+        for step, rung in run.alarms.run_out():
+            run.let_go(0, step, rung)
+            results, run.results = run.results, []
+            yield results
+
+
+class _Run:
+    """Rows on their way through a join."""
+
+    def __init__(self, stage: Pairing, states: States) -> None:
+        self.stage = stage
+        self.states = states
+        self.alarms = Alarms(states)
+        self.results: list[Result] = []
+        self.is_set: set[tuple[int, bytes]] = set()
+
+    def meet(
+        self,
+        rows: Iterable[int],
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        step: int,
+        refuse: Refuse,
+    ) -> None:
+        names = {row: b"k" + keys[row] for row in rows}
+        known = self.states.take(list(names.values()))
+        for row, name in names.items():
+            held = known.get(name) or [[], []]
+            side, value = values[row]
+            try:
+                self._meet(row, keys[row], side, value, int(times[row]), step, held)
+            except PlanError:
+                raise
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+            if held[LEFT] or held[RIGHT]:
+                known[name] = held
+        self.states.touch(names.values())
+        self.alarms.keep()
+
+    def _meet(self, row: int, key: bytes, side: int, value: Any, time: int, step: int, held: list[Any]) -> None:
+        """Put a record together with all that are held of the other side and near it; then hold it, unless it is
+        late. If `join` raises, it has not been here."""
+        stage = self.stage
+        near = [(number, other) for number, other in enumerate(held[1 - side]) if abs(other[0] - time) <= stage.within]
+        found = [
+            (number, self._joined(other[1], value) if side else self._joined(value, other[1])) for number, other in near
+        ]
+        due = stage.due(time)
+        if step >= due and stage.is_outer and side == LEFT and not found:
+            found = [(0, self._joined(value, None))]
+        elif step < due:
+            held[side].append([time, value, bool(found)])
+            if len(held[LEFT]) + len(held[RIGHT]) > stage.held_max:
+                raise PlanError(
+                    f"a join holds more than {stage.held_max:,} records of key {key!r}",
+                    next_step="give it a smaller within_s or lateness_s, or a larger held_max; nothing of this epoch"
+                    " was committed",
+                )
+            if (due, key) not in self.is_set:
+                self.is_set.add((due, key))
+                self.alarms.set(due, key)
+        for _, other in near:
+            other[2] = True
+        self.results += [(row, (AFTER, number, *[0] * (PLACE - 2)), key, result) for number, result in found]
+
+    def let_go(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+        """The watermark has come to this step, at this row: of these keys, what has waited long enough goes."""
+        if not keys:
+            return
+        known = self.states.take([b"k" + key for key in keys])
+        alone = []
+        for key in keys:
+            held = known.pop(b"k" + key, [[], []])
+            if self.stage.is_outer:
+                gone = [one for one in held[LEFT] if self.stage.due(one[0]) <= step and not one[2]]
+                place = place_of(key)[: PLACE - 2]
+                alone += [((one[0] + self.stage.within, *place, at), key, one[1]) for at, one in enumerate(gone)]
+            kept = [[one for one in side if self.stage.due(one[0]) > step] for side in held]
+            if kept[LEFT] or kept[RIGHT]:
+                known[b"k" + key] = kept
+        self.states.touch([b"k" + key for key in keys])
+        for place, key, value in sorted(alone, key=lambda one: one[0]):
+            try:
+                self.results.append((row, place, key, self._joined(value, None)))
+            except Exception as error:
+                raise PlanError(
+                    f"the `join` of a record of key {key!r} that found nobody raised {type(error).__name__}: {error}",
+                    next_step="mend it: it is called with None for the right record; nothing of this epoch was"
+                    " committed, and it is run again when you start again",
+                ) from error
+
+    def _joined(self, left: Any, right: Any) -> Any:
+        """What the user makes of a pair; it shares nothing with what is held, unless that cannot be changed."""
+        result = self.stage.join(left, right)
+        if type(result) in SCALARS:
+            return result
+        parts = result.values() if type(result) is dict else result if type(result) in (list, tuple) else None
+        is_flat = parts is not None and result is not left and result is not right
+        return result if is_flat and SCALARS.issuperset(map(type, parts or ())) else own(result)
