@@ -25,6 +25,6 @@ known = orders.join(
     time=lambda event: event["at"],
     lateness_s=5,
     outer=True,
-    name="settled",
+    name="settling",
 )
 known.sink("settled", to="file:output", codec="json")
