@@ -337,8 +337,8 @@ def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> N
     ],
 )
 def test_other_sources_and_sinks_are_named(tmp_path: Path, given: dict[str, str], sentence: str, step: str) -> None:
-    Checkpoint.claim(tmp_path, name="p", fingerprint="f", ends={"in": "source", "out": "sink of lines"})
+    Checkpoint.claim(tmp_path, name="p", fingerprint="f", doors={"in": "source", "out": "sink of lines"})
     with pytest.raises(PlanError) as caught:
-        Checkpoint.claim(tmp_path, name="p", fingerprint="g", ends=given)
+        Checkpoint.claim(tmp_path, name="p", fingerprint="g", doors=given)
     assert sentence in caught.value.sentence
     assert step in caught.value.next_step

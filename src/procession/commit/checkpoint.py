@@ -75,10 +75,10 @@ class Checkpoint:
         *,
         name: str,
         fingerprint: str,
-        ends: Mapping[str, str] | None = None,
+        doors: Mapping[str, str] | None = None,
         check: Callable[[Round], None] = lambda last: None,
     ) -> Checkpoint:
-        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `ends`
+        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `doors`
         are its sources and sinks, by name, with what they are. `check(last committed round)` may raise: then nothing is
         claimed, and a driver that is at work goes on."""
         try:
@@ -88,7 +88,7 @@ class Checkpoint:
         fsync_dir(root.parent)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            identity = _identity(root, name, fingerprint, ends or {})
+            identity = _identity(root, name, fingerprint, doors or {})
             checkpoint = cls(root, identity, _current(root) + 1)
             if (last := _last_committed(root)) is not None:
                 check(last)
@@ -141,7 +141,7 @@ def _last_committed(root: Path) -> Round | None:
     return Rounds(last / "rounds").read(SparkLog(last).committed)
 
 
-def _identity(root: Path, name: str, fingerprint: str, ends: Mapping[str, str]) -> str:
+def _identity(root: Path, name: str, fingerprint: str, doors: Mapping[str, str]) -> str:
     path = root / PIPELINE
     if not path.exists():
         # Our own names, and what a claim that was killed left half made, are no strangers.
@@ -152,12 +152,12 @@ def _identity(root: Path, name: str, fingerprint: str, ends: Mapping[str, str]) 
                 f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
                 next_step="give --dir an empty or a new directory",
             )
-        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint, "ends": dict(ends)}
+        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint, "doors": dict(doors)}
         write_durably(path, json.dumps(made).encode())
     try:
         found = json.loads(path.read_text())
         known, identity, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
-        known_ends = {str(one): str(what) for one, what in found.get("ends", {}).items()}
+        known_doors = {str(one): str(what) for one, what in found.get("doors", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
@@ -168,11 +168,11 @@ def _identity(root: Path, name: str, fingerprint: str, ends: Mapping[str, str]) 
             next_step=f"give {name!r} a directory of its own with --dir",
         )
     if shape != fingerprint:
-        raise _other_ends(root, name, known_ends, ends)
+        raise _other_doors(root, name, known_doors, doors)
     return identity
 
 
-def _other_ends(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
+def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
     """What to say to a program whose sources or sinks are not those of the checkpoint, by name."""
     lost = [one for one in known if given.get(one) != known[one]]
     new = [one for one in given if one not in known]

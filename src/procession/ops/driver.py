@@ -114,7 +114,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         config.directory / "checkpoint",
         name=app.graph.name,
         fingerprint=app.graph.fingerprint(),
-        ends=app.graph.ends(),
+        doors=app.graph.doors(),
         check=partial(check_last, app.plan),
     )
     Driver(config, app, checkpoint, say, spark).run()

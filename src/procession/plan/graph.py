@@ -191,7 +191,7 @@ class Graph:
     def letters_order(self) -> Order:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
-    def ends(self) -> dict[str, str]:
+    def doors(self) -> dict[str, str]:
         """What a checkpoint knows sources and sinks by, for a sentence that must name one."""
         sources = {source.name: "source" for source in self.sources}
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
