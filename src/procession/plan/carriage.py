@@ -8,6 +8,7 @@ Before it and after it `plan/chain`; between them `storage/runs`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import countOf
 from typing import Any
 
 import msgpack
@@ -41,7 +42,8 @@ def pack(values: pa.Array | list[Any]) -> tuple[pa.Array, Forms]:
 
 def as_column(values: list[Any]) -> pa.Array | list[Any]:
     """Values that are all bytes, and nothing but bytes, as a column; others as they are."""
-    return pa.array(values, pa.binary()) if set(map(type, values)) == {bytes} else values
+    is_plain = values and countOf(map(type, values), bytes) == len(values)
+    return pa.array(values, pa.binary()) if is_plain else values
 
 
 def packed_value(value: Any) -> tuple[bytes, int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as flatten
-from itertools import compress
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from procession.plan.delivery import Delivery
 from procession.plan.ends import BEYOND, Change, End
 from procession.plan.final import fired_at_end, followed, row_of_end
 from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
+from procession.plan.fusion import LINES, fused
 from procession.plan.graph import Codec, Kind, Node
 from procession.plan.keyed import NO_STATES, States, run_keyed
 from procession.plan.places import flow_of
@@ -157,10 +158,27 @@ class _Pass(Delivery):
         pieces = []
         for start in range(0, max(1, len(before)), BLOCK_RECORDS):
             piece = before if len(before) <= BLOCK_RECORDS else before.slice(start, BLOCK_RECORDS)
-            for index in step:
-                piece = self._traced(index, self._called(index, piece))
+            for is_fused, part in groupby(step, lambda index: self.plan.node(index).kind in LINES):
+                if is_fused:
+                    piece = self._fused(tuple(part), piece)
+                    continue
+                for index in part:
+                    piece = self._traced(index, self._called(index, piece))
             pieces.append(piece.with_values(as_column(piece.as_list())))
         return put_together(pieces)
+
+    def _fused(self, stages: tuple[int, ...], before: Flow) -> Flow:
+        """Stages that give at most one value for one."""
+        nodes = [self.plan.node(index) for index in stages]
+        functions = [node.function for node in nodes if node.function is not None]
+
+        def failed(place: int, row: int, error: Exception) -> None:
+            came = before if self.plan.traced.issuperset(stages[:place]) else replace(before, tail=())
+            self.letters.add(stages[place], came, row, error)
+
+        results, rows = fused(tuple(node.kind for node in nodes), functions, before.as_list(), failed)
+        made = before.pick(rows, results)
+        return made if self.plan.traced.issuperset(stages) else replace(made, tail=())
 
     def _stage(self, index: int) -> Flow:
         node = self.plan.node(index)
@@ -188,23 +206,11 @@ class _Pass(Delivery):
         node = self.plan.node(index)
         assert node.function is not None
         before = before.with_values(before.as_list())
-        if node.kind in (Kind.FLAT_MAP, Kind.HASH_JOIN):
-            results, rows = self._each(index, listed(node.function), before)
-            return self._flattened(index, before, results, rows)
-        function = keyed(node.function) if node.kind is Kind.KEY_BY else node.function
-        results, rows = self._each(index, function, before)
-        match node.kind:
-            case Kind.MAP:
-                return before.pick(rows, results)
-            case Kind.FILTER:
-                asked = before.only(rows)
-                kept = np.flatnonzero(np.fromiter(results, np.bool_, len(results)))
-                return asked.pick(kept, list(compress(asked.as_list(), results)))
-            case Kind.KEY_BY:
-                return replace(before.only(rows), keys=pa.array(results, pa.binary()))
-            case Kind.PEEK:
-                return before.only(rows)
-        raise AssertionError(f"{node.kind} cannot be run")
+        if node.kind is Kind.KEY_BY:
+            results, rows = self._each(index, keyed(node.function), before)
+            return replace(before.only(rows), keys=pa.array(results, pa.binary()))
+        results, rows = self._each(index, listed(node.function), before)
+        return self._flattened(index, before, results, rows)
 
     def _before(self, index: int) -> Flow:
         """What comes to a stage, of those of its parents that this chain runs."""

