@@ -272,27 +272,27 @@ class _Pass(Delivery):
         assert self.rows.columns is not None
         count = len(before)
         rows = np.arange(count, dtype=np.int64)
-        others = self.rows.columns.select(COLUMNS[1:])
-        others = others if before.origins is None else others.take(pa.array(before.origins))
         table = pa.RecordBatch.from_arrays(
-            [before.values, self._keys(before), *others.columns, pa.array(rows)],
+            [before.values, self._keys(before), *self._others(before).columns, pa.array(rows)],
             names=["payload", *COLUMNS, "row"],
         )
-        pieces = list(self._bisect(index, node.function, table, before))
+        pieces = list(self._bisect(index, node.function, table, before, rows))
         if not pieces:
             return before.pick([], pa.array([], pa.binary())).numbered(0)
         values, picked, numbers = zip(*pieces, strict=True)
+        if picked[0] is rows:  # one for one: nothing has to be picked
+            return before.with_values(values[0]).numbered(numbers[0])
         flow = before.pick(np.concatenate(picked), pa.concat_arrays(values))
         return flow.numbered(np.concatenate(numbers))
 
     def _bisect(
-        self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, before: Flow
+        self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, before: Flow, whole: Numbers
     ) -> Iterator[tuple[pa.Array, Numbers, Numbers]]:
         """Run the function; where it raises, halve the batch until the record that did it stands alone. Gives payloads,
         the row that each came from, and its number among those of that row."""
         if not table.num_rows:
             return
-        rows = table.column("row").to_numpy()
+        rows = whole if table.num_rows == len(whole) else table.column("row").to_numpy()
         try:
             answer = read_answer(function(table), rows, is_placed=stage in self.plan.traced)
         except Exception as error:  # the user's code may raise anything; the record decides who acts
@@ -300,7 +300,7 @@ class _Pass(Delivery):
                 self.letters.add(stage, before, int(rows[0]), error)
                 return
             half = table.num_rows // 2
-            yield from self._bisect(stage, function, table.slice(0, half), before)
-            yield from self._bisect(stage, function, table.slice(half), before)
+            yield from self._bisect(stage, function, table.slice(0, half), before, whole)
+            yield from self._bisect(stage, function, table.slice(half), before, whole)
             return
         yield answer

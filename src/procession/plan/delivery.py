@@ -47,6 +47,7 @@ class Delivery:
         self.letters = Letters(chain.plan, rows, chain.find)
         self.flows: dict[int, Flow] = {}
         self.encoded: dict[tuple[int, Codec], Flow] = {}
+        self._taken: tuple[Numbers | None, pa.RecordBatch] = None, None
 
     def delivered(self) -> Iterator[Output]:
         """What every sink and every exchange behind the chain gets, and the letters."""
@@ -88,6 +89,16 @@ class Delivery:
         assert self.rows.columns is not None
         keys = self.rows.columns.column("key")
         return keys if flow.origins is None else keys.take(pa.array(flow.origins))
+
+    def _others(self, flow: Flow) -> pa.RecordBatch:
+        """What the records of these rows came with, beside payload and key."""
+        assert self.rows.columns is not None
+        if flow.origins is None:
+            return self.rows.columns.select(COLUMNS[1:])
+        # Stages that give one for one hand the same rows on: they are taken once.
+        if self._taken[0] is not flow.origins:
+            self._taken = flow.origins, self.rows.columns.select(COLUMNS[1:]).take(pa.array(flow.origins))
+        return self._taken[1]
 
     def _encoded(self, stage: int, codec: Codec) -> Flow:
         """What left a stage, as an Arrow column of bytes; a value that cannot become bytes is that stage's error, and
@@ -146,9 +157,8 @@ class Delivery:
         order = self._order(flow)
         more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
         if index in self.plan.carrying:
-            assert self.rows.columns is not None
-            columns = self.rows.columns.take(pa.array(flow.all_origins()))
-            more += [(name, self._keys(flow) if name == "key" else columns.column(name)) for name in COLUMNS]
+            columns = self._others(flow)
+            more += [("key", self._keys(flow)), *((name, columns.column(name)) for name in columns.schema.names)]
         elif node.stateful is not None:
             more.append(("key", self._keys(flow)))
         if TABLE[node.kind].is_timed:
