@@ -39,6 +39,11 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
+def parse_addresses(text: str) -> list[Address]:
+    """One or several of them, parted by commas."""
+    return [parse_address(one.strip()) for one in text.split(",")]
+
+
 def listening_socket(address: Address, previous: Address | None = None) -> socket.socket:
     """A socket bound to the address. Port 0 takes that of last time if it is free, so that peers find us again."""
     if address.port == 0 and previous is not None and previous.host == address.host:

@@ -16,6 +16,7 @@ from procession.commit.checkpoint import CURRENT, PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.rounds import Part, Round
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
+from procession.storage.pieces import Place
 
 
 def claim(root: Path, name: str = "p", fingerprint: str = "f") -> Checkpoint:
@@ -67,10 +68,20 @@ def test_offsets_that_a_power_cut_has_torn_are_offered_anew(tmp_path: Path, torn
 
 
 def test_another_gateways_directory_is_refused(tmp_path: Path) -> None:
-    claim(tmp_path).check_gateway("one")
-    claim(tmp_path).check_gateway("one")
+    claim(tmp_path).places.keep("gateway-0", Place("here", "one"))
+    claim(tmp_path).places.keep("gateway-0", Place("there", "one"))
+    assert claim(tmp_path).places.all() == {"gateway-0": Place("there", "one")}
     with pytest.raises(StorageError, match="not the one"):
-        claim(tmp_path).check_gateway("other")
+        claim(tmp_path).places.keep("gateway-0", Place("there", "other"))
+    claim(tmp_path).places.keep("gateway-1", Place("elsewhere", "other"))
+
+
+def test_the_gateway_of_a_checkpoint_that_knew_only_one_is_still_known(tmp_path: Path) -> None:
+    checkpoint = claim(tmp_path)
+    (checkpoint.root / "GATEWAY").write_text("one")
+    with pytest.raises(StorageError, match="gateway-0 is not the one"):
+        checkpoint.places.keep("gateway-0", Place("here", "other"))
+    checkpoint.places.keep("gateway-0", Place("here", "one"))
 
 
 def test_what_a_first_claim_left_half_made_bars_nobody(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from procession.spark.chains import Task
 from procession.spark.keeping import Keeping
 from procession.spark.query import ship_by_value, start_query
 from procession.spark.session import Session, open_session
+from procession.storage.pieces import FIRST_GATEWAY, Place
 from procession.storage.runs import Manifest
 
 from .cluster import versions_of, write_log
@@ -30,9 +31,13 @@ class Cuts:
     """Offers the log in epochs that are cut here."""
 
     ends: tuple[int, ...]
+    log: Path
 
-    def next_end(self, start: int) -> int:
-        return next((end for end in self.ends if end > start), start)
+    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+        return {name: next((end for end in self.ends if end > start), start) for name, start in starts.items()}
+
+    def places(self) -> dict[str, Place]:
+        return {FIRST_GATEWAY: Place(str(self.log))}
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def run_on_spark(
     query = start_query(
         spark,
         Task(plan, work / "log", work / "runs", Keeping(work / "state", rounds, 1)),
-        Cuts((*cuts, batch.num_rows)),
+        Cuts((*cuts, batch.num_rows), work / "log"),
         checkpoint=work / "cp",
         interval_s=0,
         on_epoch=on_epoch,

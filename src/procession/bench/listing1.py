@@ -32,6 +32,7 @@ from procession.plan.planner import make_plan
 from procession.spark import session
 from procession.spark.chains import Task
 from procession.spark.query import start_query
+from procession.storage.pieces import FIRST_GATEWAY, Place
 from procession.storage.runs import Manifest, RunStore
 
 MEMORY = Path("/dev/shm")
@@ -63,9 +64,16 @@ class FixedFeed:
 
     records: int
     epoch_records: int
+    log: Path
 
     def next_end(self, start: int) -> int:
         return min(self.records, start + self.epoch_records if start else -(-self.records // WARM_SHARE))
+
+    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+        return {gateway: self.next_end(start) for gateway, start in starts.items()}
+
+    def places(self) -> dict[str, Place]:
+        return {FIRST_GATEWAY: Place(str(self.log))}
 
 
 @dataclass
@@ -185,7 +193,7 @@ def _start_baseline(
         spark,
         given.segments,
         log,
-        FixedFeed(given.records, given.epoch_records),
+        FixedFeed(given.records, given.epoch_records, log),
         burn_ns=given.burn_ns,
         output=output,
         checkpoint=output.with_name("checkpoint"),
@@ -202,7 +210,7 @@ def _start_ours(
     return start_query(
         spark,
         Task(plan, log, runs.directory),
-        FixedFeed(given.records, given.epoch_records),
+        FixedFeed(given.records, given.epoch_records, log),
         checkpoint=output.with_name("checkpoint"),
         interval_s=0.0,
         on_epoch=_writer(runs, output, timeline),

@@ -43,8 +43,8 @@ def measure(records: int, rounds: int, settings: Settings, *, warm_records: int 
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
         work = Path(name)
         source, warm = work / "input.txt", work / "warm.txt"
-        write_input(source, records)
-        write_input(warm, warm_records)
+        write_input(source, range(records))
+        write_input(warm, range(warm_records))
         forms = {form: _measure_form(work / form, app, source, warm, rounds, settings) for form, app in FORMS.items()}
     return {"records": records, "forms": forms}
 

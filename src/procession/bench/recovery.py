@@ -47,7 +47,7 @@ def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, list[float]]:
     has_spare = parts == (DRIVER,)
     work.mkdir()
-    write_input(work / "input.txt", RECORDS)
+    write_input(work / "input.txt", range(RECORDS))
     policy = RestartPolicy(kills_max=10_000)
     seconds: dict[str, list[float]] = defaultdict(list)
     with Supervisor(work / "logs", policy) as supervisor:

@@ -40,7 +40,7 @@ class Numbers(DataSourceStreamReader):
         return {"number": 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return {"number": self._feed.next_end(start["number"])}
+        return self._feed.next_ends(start)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return deal(start["number"], end["number"], self._tasks)

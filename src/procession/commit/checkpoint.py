@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procession.commit.breach import fenced
+from procession.commit.places import Places
 from procession.commit.rounds import Round, Rounds
 from procession.commit.sparklog import SparkLog, is_whole
 from procession.errors import ConfigError, PlanError, StorageError
@@ -26,7 +27,6 @@ from procession.storage.durable import fsync_dir, storage_error, write_all, writ
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
-GATEWAY = "GATEWAY"
 EPOCHS_COPIED = 10
 """A successor needs the last two; each file costs a sync, and a restart should be quick."""
 
@@ -57,16 +57,9 @@ class Checkpoint:
         if current != self.fence:
             raise fenced(self.fence, current)
 
-    def check_gateway(self, identity: str) -> None:
-        """The gateway's directory must be the one that the pipeline began with: sequence numbers are its own."""
-        path = self.root / GATEWAY
-        if not path.exists():
-            write_durably(path, identity.encode())
-        if path.read_text() != identity:
-            raise StorageError(
-                "the gateway's directory is not the one that this checkpoint was made with",
-                next_step="restore the gateway's directory, or begin anew with another --dir (and an empty output)",
-            )
+    @property
+    def places(self) -> Places:
+        return Places(self.root)
 
     @classmethod
     def claim(

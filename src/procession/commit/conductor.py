@@ -138,11 +138,14 @@ class Conductor:
             positions.update(manifest.positions)
         runs = [run for manifest in manifests for run in manifest.runs if run.to in self._links]
         lengths = {name: sum(run.payload_bytes for run in runs if run.to == name) for name in self._links}
+        starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
             lengths=lengths,
             first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
             last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
+            starts=starts,
+            ends=_joined(epoch, ranges, starts),
             positions=positions,
             counters=_added(
                 last.counters if last is not None else {},
@@ -350,3 +353,14 @@ def _check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
         if manifest.first != end:
             raise StorageError(f"epoch {epoch} begins or goes on at record {manifest.first}, not at {end}")
         end = manifest.last
+
+
+def _joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int]) -> dict[str, int]:
+    """Where the epoch ends in the log of each gateway; its pieces go on where the last epoch ended, without a gap."""
+    ends = dict(starts)
+    for piece in (piece for manifest in manifests for piece in manifest.pieces):
+        if piece.first != ends.get(piece.gateway, 0):
+            told = f"epoch {epoch} begins or goes on at record {piece.first} of {piece.gateway}"
+            raise StorageError(f"{told}, not at {ends.get(piece.gateway, 0)}")
+        ends[piece.gateway] = piece.last
+    return ends

@@ -311,6 +311,7 @@ class Coordinator:
             positions=ready.positions,
             counters=ready.counters,
             states=ready.states,
+            ends=ready.ends,
         )
 
     def _abort_all(self, delay_s: float = 0.0) -> list[Action]:

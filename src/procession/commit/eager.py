@@ -12,6 +12,7 @@ not sent again. With at-most-once it is sent only after `commits/N`, so no drive
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from procession.commit.breach import fenced, lost_prepared, set_back, unsettled
@@ -140,7 +141,7 @@ class EagerCoordinator(Coordinator):
             return actions
         self.open.phase = Phase.RECORDING
         record = self._record(event, {})  # names no transaction: no sink waits for it
-        begun = [Tell(_begun(record))] if self.policy.acknowledges is Acknowledges.BEGUN else []
+        begun = [Tell(_begun(record, event))] if self.policy.acknowledges is Acknowledges.BEGUN else []
         return [*begun, *actions, WriteRecord(record)]
 
     def _voted(self, event: VoteReceived) -> list[Action]:
@@ -206,6 +207,6 @@ def coordinator_for(policy: Policy, idempotent: tuple[str, ...], **settings: Any
     return kind(policy=policy, idempotent=idempotent, **settings)
 
 
-def _begun(record: Round) -> Round:
-    """What the gateway may tell the producers; its log is kept from the epoch's first record on."""
-    return Round(record.epoch, record.fence, record.fingerprint, record.first, record.first, {}, record.positions)
+def _begun(record: Round, ready: EpochReady) -> Round:
+    """What the gateways may tell the producers; their logs are kept from the epoch's first record on."""
+    return replace(record, last=record.first, parts={}, counters={}, states={}, ends=ready.starts)

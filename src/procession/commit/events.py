@@ -43,6 +43,9 @@ class EpochReady:
     counters: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, Version] = field(default_factory=dict)
     """The files that hold the states of keyed stages after the epoch."""
+    starts: Mapping[str, int] = field(default_factory=dict)
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Where the epoch begins and ends in the log of each gateway."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, write_durably
+from procession.storage.pieces import FIRST_GATEWAY
 from procession.storage.states import Version
 
 ROUNDS_KEPT = 100
@@ -46,6 +47,13 @@ class Round:
     counters: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, Version] = field(default_factory=dict)
     """The version of each keyed stage's states that the epoch commits."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Where the epoch ends in the log of each gateway that had a record for any epoch so far."""
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """The same; of a record that was written before there could be several gateways, too."""
+        return self.ends or {FIRST_GATEWAY: self.last}
 
     def to_json(self) -> bytes:
         # The fields in their order, as `asdict` has them, without its copies of everything.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from procession.address import parse_address
 from procession.errors import ProcessionError, RoundError
 from procession.gateway.address import addresses
+from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
 
 DELAY_S_MIN = 0.02
@@ -30,19 +31,26 @@ _ERRORS = {kind: error for error, kind in KINDS.items()}
 class Offer(NamedTuple):
     end: int
     start_sequence: int
+    gateways: list[Member]
+    """All there are, if the one that was asked leads."""
 
 
 class Fence(NamedTuple):
     committed_end: int
     next_sequence: int
     identity: str
+    gateways: list[Member]
 
 
 class ControlClient:
     """Asks the gateway at an address, or that of a directory: then it is found again if it moves to another port."""
 
-    def __init__(self, at: str | Path, cookie: bytes = b"", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, at: str | Path, cookie: bytes = b"", timeout_s: float = 30.0, identity: str | None = None
+    ) -> None:
+        """With an `identity`, no other gateway that may have taken this one's port is asked."""
         self._at = at
+        self._whom = {} if identity is None else {"identity": identity}
         self._cookie = cookie
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
@@ -50,7 +58,7 @@ class ControlClient:
     def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> Offer:
         """How far the driver may read from `start` on; all of it is on disk."""
         reply = self._ask("offer", fence=fence, start=start, records_max=records_max, bytes_max=bytes_max)
-        return Offer(reply["end"], reply["start_sequence"])
+        return Offer(reply["end"], reply["start_sequence"], _members(reply))
 
     def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
         """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
@@ -60,7 +68,16 @@ class ControlClient:
     def fence(self, fence: int) -> Fence:
         """From now on no driver before this one is heard."""
         reply = self._ask("fence", fence=fence)
-        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"])
+        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply))
+
+    def gateways(self) -> list[dict[str, Any]]:
+        """All gateways, whether they are connected and how many streams each holds. Only the leader is asked."""
+        told: list[dict[str, Any]] = self._ask("gateways")["gateways"]
+        return told
+
+    def leave(self, name: str) -> None:
+        """Let this gateway go, when all that it took is committed. Only the leader is asked."""
+        self._ask("leave", name=name)
 
     def status(self) -> dict[str, Any]:
         return self._ask("status")
@@ -79,7 +96,7 @@ class ControlClient:
         self.close()
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        line = json.dumps({"op": op, "cookie": self._cookie.hex(), **fields}).encode() + b"\n"
+        line = json.dumps({"op": op, "cookie": self._cookie.hex(), **self._whom, **fields}).encode() + b"\n"
         deadline = time.monotonic() + self._timeout_s
         delay_s = DELAY_S_MIN
         while True:
@@ -124,6 +141,10 @@ class ControlClient:
 def _left(deadline: float) -> float:
     """The seconds left, and never none: a socket takes 0 for "do not wait"."""
     return max(0.001, deadline - time.monotonic())
+
+
+def _members(reply: Mapping[str, Any]) -> list[Member]:
+    return [Member.from_dict(told) for told in reply.get("gateways", ())]
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from procession.errors import ConfigError
+from procession.storage.pieces import FIRST_GATEWAY
 
-LEADER = "gateway-0"
-"""The name of the first gateway of a pipeline, which leads."""
+LEADER = FIRST_GATEWAY
+"""It leads."""
 
 
 @dataclass(frozen=True, slots=True)

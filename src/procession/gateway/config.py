@@ -68,6 +68,18 @@ class GatewayConfig:
     """How long a peer has to read our last word before the connection is cut."""
     lingering_max: int = 64
     """So many connections may be in that time at once; beyond the sessions, these are all that hold descriptors."""
+    name: str = ""
+    """What it is called among several gateways; the leader names it if it does not say."""
+    join: str | Path | None = None
+    """The control address of the leader, or its directory; None: this gateway leads, if there will be others."""
+    advertise: str = ""
+    """The host by which others reach this gateway, if it is not the one where it listens."""
+    flight: str = ""
+    """Where its log can be fetched from over Arrow Flight; empty: only who has its directory can read it."""
+    link_interval_s: float = 0.5
+    """How often a gateway shows the leader that it is there."""
+    link_timeout_s: float = 10.0
+    """How long leader and gateway wait for a word of the other before they take the link for lost."""
     silence_s: float = 30.0
     """How long a peer's machine may be unreachable before its streams are free for another session."""
 

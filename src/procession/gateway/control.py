@@ -1,12 +1,14 @@
-"""The gateway's side door: JSON lines over TCP, for the driver and the operator.
+"""The gateway's side door: JSON lines over TCP, for the driver, the operator and, at the leader, the other gateways.
 
 The one rule: one request object a line, one reply object a line, `{"ok": true, ...}` or `{"ok": false, "error": ...,
-"kind": ...}`; every request may be sent again. Before it: `client`. After it: `core`.
+"kind": ...}`; every request may be sent again. A request that names an `identity` is not for anybody else. Before it:
+`client` and `link`. After it: `core` and `doorway`.
 
-    offer   fence, start, records_max, bytes_max      -> end, start_sequence
+    offer   fence, start, records_max, bytes_max      -> end, start_sequence, gateways
     commit  fence, epoch, end, positions              ->
-    fence   fence                                     -> committed_end, next_sequence
+    fence   fence                                     -> committed_end, next_sequence, identity, gateways
     status                                            -> see `Gateway.status`
+    and what `doorway` has: gateways, leave, join, notify, relinquish, beat, left
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ import structlog
 
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.gateway.core import Gateway
+from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
 from procession.gateway.refusal import KINDS, Garbled
+from procession.gateway.words import integers, positions
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
-
-U64_DIGITS = 20
 
 log = structlog.get_logger("gateway")
 
 
 class ControlServer:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, doorway: Doorway) -> None:
         self._gateway = gateway
+        self._doorway = doorway
         self._config = gateway.config
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[Any]] = set()
@@ -64,7 +67,7 @@ class ControlServer:
                 while line := await self._line(reader):
                     reply = await self._answer(line, task)
                     if task not in self._strangers:
-                        deadline.reschedule(None)
+                        deadline.reschedule(self._patience(task))
                     writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
                     await writer.drain()
         except (OSError, asyncio.CancelledError):
@@ -73,7 +76,13 @@ class ControlServer:
         finally:
             self._talks.discard(task)
             self._strangers.pop(task, None)
+            self._doorway.lost(task)
             writer.close()
+
+    def _patience(self, task: asyncio.Task[Any]) -> float | None:
+        """When a peer must have spoken again: a gateway that is linked does so steadily, others when they like."""
+        is_linked = self._doorway.is_linked(task)
+        return asyncio.get_running_loop().time() + self._config.link_timeout_s if is_linked else None
 
     def _make_room(self) -> None:
         """Strangers shut nobody out: the oldest goes. If all have shown the cookie, that is the one who came last."""
@@ -96,6 +105,10 @@ class ControlServer:
             request = _parse(line)
             self._check_cookie(request)
             self._strangers.pop(talk, None)
+            if request.get("identity", self._gateway.identity) != self._gateway.identity:
+                raise Garbled("this is another gateway than the one that was asked")
+            if (reply := self._doorway.answer(talk, request)) is not None:
+                return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
             kind = KINDS.get(type(error), "invalid")
@@ -112,18 +125,18 @@ class ControlServer:
         gateway = self._gateway
         match request.get("op"):
             case "offer":
-                fence, start, records_max, bytes_max = _integers(request, "fence", "start", "records_max", "bytes_max")
+                fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 end = await gateway.offer(fence, start, records_max, bytes_max)
-                return {"end": end, "start_sequence": gateway.log.start_sequence}
+                return {"end": end, "start_sequence": gateway.log.start_sequence, **self._doorway.gateways()}
             case "commit":
-                fence, epoch, end = _integers(request, "fence", "epoch", "end")
-                await gateway.commit(Committed(fence, epoch, end, _positions(request)))
+                fence, epoch, end = integers(request, "fence", "epoch", "end")
+                await gateway.commit(Committed(fence, epoch, end, positions(request)))
                 return {}
             case "fence":
-                await gateway.fence(*_integers(request, "fence"))
+                await gateway.fence(*integers(request, "fence"))
                 end_sequence = gateway.state.snapshot.end_sequence
                 found = {"committed_end": end_sequence, "next_sequence": gateway.state.next_sequence}
-                return {**found, "identity": gateway.identity}
+                return {**found, "identity": gateway.identity, **self._doorway.gateways()}
             case "status":
                 return gateway.status()
             case other:
@@ -138,26 +151,3 @@ def _parse(line: bytes) -> Request:
     if not isinstance(request, dict):
         raise Garbled("a request that is not an object")
     return request
-
-
-def _integers(request: Request, *names: str) -> list[int]:
-    for name in names:
-        if not _is_u64(request.get(name)):
-            raise RemoteProtocolError(f"{name} must be a whole number below 2^64")
-    return [request[name] for name in names]
-
-
-def _positions(request: Request) -> dict[int, int]:
-    positions = request.get("positions")
-    if not isinstance(positions, dict):
-        raise RemoteProtocolError("positions must be an object")
-    for stream_id, message_id in positions.items():
-        if not (stream_id.isdecimal() and len(stream_id) <= U64_DIGITS and _is_u64(int(stream_id))):
-            raise RemoteProtocolError("positions must map stream ids to message ids")
-        if not _is_u64(message_id):
-            raise RemoteProtocolError("positions must map stream ids to message ids")
-    return {int(stream_id): message_id for stream_id, message_id in positions.items()}
-
-
-def _is_u64(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**64

@@ -22,10 +22,12 @@ from procession.gateway.events import (
     Action,
     Append,
     Appended,
+    Ask,
     Close,
     Committed,
     Event,
     FenceRaised,
+    Relinquish,
     Send,
     SnapshotWritten,
     Trim,
@@ -50,6 +52,14 @@ class Peer(Protocol):
     def close(self, reason: str | None) -> None: ...
 
 
+class Leader(Protocol):
+    """Who is asked for streams. The answers come as events."""
+
+    def ask(self, stream_id: int) -> None: ...
+
+    def relinquish(self, stream_id: int, committed: int | None) -> None: ...
+
+
 class Gateway:
     """One gateway, recovered from its directory. Lives in one event loop; only fsyncs leave it."""
 
@@ -62,7 +72,11 @@ class Gateway:
         self.identity = identity(config.directory)
         tail = self.log.read(found.end_sequence, self.log.next_sequence)
         lag_bytes = self.log.lag_bytes(found.end_sequence)
-        self.state = GatewayState(config.limits, found, tail, self.log.next_sequence, lag_bytes)
+        self.state = GatewayState(
+            config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=config.join is None
+        )
+        self.leader: Leader | None = None
+        """Set before anybody can connect; nobody is asked before it is found."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the gateway cannot go on: a disk that is full, or broken."""
         self._peers: dict[int, Peer] = {}
@@ -99,6 +113,12 @@ class Gateway:
                     self._peers[session].close(reason)
             case Trim(before_sequence):
                 self.log.trim(before_sequence)
+            case Ask(stream_id):
+                assert self.leader is not None
+                self.leader.ask(stream_id)
+            case Relinquish(stream_id, committed):
+                assert self.leader is not None
+                self.leader.relinquish(stream_id, committed)
             case WriteSnapshot():
                 raise AssertionError("only a commit writes a snapshot, and it waits for it")
 
@@ -187,6 +207,11 @@ class Gateway:
                 if isinstance(follower, Trim):
                     faults.point("gateway:after-ack-before-trim")
                 self._perform(follower)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it ever took is committed, and it holds no stream."""
+        return not self.state.claims and self.state.snapshot.end_sequence == self.state.next_sequence
 
     def status(self) -> dict[str, Any]:
         """What an operator or a test wants to know, as plain values."""

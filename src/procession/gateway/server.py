@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,12 +21,17 @@ from typing import Any, cast
 import structlog
 import uvloop
 
-from procession.address import address_of, listening_socket, notice_silence, parse_address
+from procession.address import Address, address_of, listening_socket, notice_silence, parse_address
 from procession.gateway.address import ADDRESS_FILE, addresses
+from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
+from procession.gateway.doorway import Doorway
 from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
+from procession.gateway.leadership import Leadership
+from procession.gateway.link import LeaderLink
+from procession.gateway.members import Member
 from procession.readiness import Readiness
 from procession.storage.durable import write_durably
 from procession.tls import Door
@@ -123,12 +129,12 @@ class Session(asyncio.BufferedProtocol):
                 self._transport.write(word)
         self._linger()
 
-    def restart(self) -> None:
-        """Ask the producer to come again, then close."""
+    def restart(self, address: str | None = None) -> None:
+        """Ask the producer to come again, to another gateway if an address is given, then close."""
         if self._connection.state is not State.STREAMING:
             self.close("the gateway is stopping")
             return
-        self.send(Restart())
+        self.send(Restart(address))
         self._linger()
 
     def _linger(self) -> None:
@@ -166,7 +172,10 @@ class GatewayServer:
         self.control = ""
         self._config = config
         self._sessions: set[Session] = set()
-        self._control = ControlServer(self.gateway)
+        self._is_departing = False
+        self.link: LeaderLink | None = None
+        self._linking: asyncio.Task[None] | None = None
+        self._control: ControlServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._door: asyncio.Server | Door | None = None
 
@@ -178,6 +187,7 @@ class GatewayServer:
         controlling = listening_socket(parse_address(self._config.control), previous.get("control"))
         self.listen = str(address_of(listening))
         self.control = str(address_of(controlling))
+        await self._lead_or_follow(controlling)
         intake = Intake(self._config.read_bytes_max)
         if self._config.tls:
             timeout_s = self._config.handshake_timeout_s
@@ -186,11 +196,44 @@ class GatewayServer:
             )
         else:
             self._door = await loop.create_server(partial(self._session, intake), sock=listening)
-        await self._control.start(controlling)
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
+
+    async def _lead_or_follow(self, controlling: socket.socket) -> None:
+        """Open the side door; begin to lead, or look for who does."""
+        config, gateway = self._config, self.gateway
+        own = Member(
+            config.name if config.join else LEADER,
+            gateway.identity,
+            self._advertised(self.listen),
+            self._advertised(self.control),
+            str(config.log_directory.resolve()),
+        )
+        if config.join is None:
+            gateway.leader = leadership = Leadership(config, gateway.state, gateway.handle)
+            leadership.begin(own)
+            self._control = ControlServer(gateway, Doorway(leadership))
+        else:
+            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart)
+            self._linking = asyncio.get_running_loop().create_task(self.link.run())
+            self._control = ControlServer(gateway, Doorway(None, str(config.join)))
+        await self._control.start(controlling)
+
+    def _advertised(self, address: str) -> str:
+        return str(Address(self._config.advertise, parse_address(address).port)) if self._config.advertise else address
+
+    def _depart(self, others: list[str]) -> None:
+        """The leader lets this gateway go: nobody comes in any more, and who is here is sent to another one."""
+        if self._is_departing:
+            return
+        self._is_departing = True
+        log.info("=", leaving=True, sessions=len(self._sessions), others=others)
+        if self._door is not None:
+            self._door.close()
+        for number, session in enumerate(list(self._sessions)):
+            session.restart(others[number % len(others)] if others else None)
 
     def _session(self, intake: Intake) -> Session:
         return Session(self.gateway, self._sessions, intake)
@@ -210,7 +253,11 @@ class GatewayServer:
             session.restart()
         if self._sessions:
             await asyncio.wait([session.gone for session in self._sessions], timeout=2 * self._config.linger_s)
-        await self._control.stop()
+        if self._linking is not None:
+            self._linking.cancel()
+            await asyncio.wait([self._linking])
+        if self._control is not None:
+            await self._control.stop()
         await self.gateway.close()
 
 
@@ -224,6 +271,7 @@ async def _serve(config: GatewayConfig) -> None:
     try:
         await server.start()
         endings: list[asyncio.Future[Any]] = [waiter, server.gateway.failure]
+        endings += [server.link.has_left] if server.link is not None else []
         await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiter.cancel()

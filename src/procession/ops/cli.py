@@ -78,6 +78,9 @@ Runs = Annotated[
     Path | None,
     typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed."),
 ]
+Gateways = Annotated[
+    int | None, typer.Option(min=1, max=64, show_default="1", help="Gateways that take records, each a process.")
+]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
 SpareDriver = Annotated[
     bool | None,
@@ -103,6 +106,7 @@ def demo(
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
+    gateways: Gateways = None,
     spare_driver: SpareDriver = None,
 ) -> None:
     """Stream an input through gateway, Spark and a file sink, then compare what was committed, byte for byte."""
@@ -116,6 +120,7 @@ def demo(
         epoch_interval_s=epoch_interval_s,
         epoch_records_max=epoch_records_max,
         epoch_bytes_max=epoch_bytes_max,
+        gateways=gateways,
         spare_driver=spare_driver,
     )
     with Display() as display:
@@ -154,6 +159,7 @@ def run(
     state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
+    gateways: Gateways = None,
     spare_driver: SpareDriver = None,
     cookie_file: CookieFile = None,
 ) -> None:
@@ -173,6 +179,7 @@ def run(
         state_keys_max=state_keys_max,
         runs=runs,
         master=master,
+        gateways=gateways,
         spare_driver=spare_driver,
         cookie_file=cookie_file.resolve() if cookie_file else None,
     )

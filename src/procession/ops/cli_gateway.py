@@ -41,6 +41,19 @@ def gateway(
     draft_debug: Annotated[
         bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
     ] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT|DIR",
+            help="Be one of several gateways: where the first one's --control is, or its --dir.",
+        ),
+    ] = None,
+    name: Annotated[
+        str, typer.Option(show_default="the first gateway names it", help="With --join: what this gateway is called.")
+    ] = "",
+    advertise: Annotated[
+        str, typer.Option(metavar="HOST", show_default="where it listens", help="The host by which others reach it.")
+    ] = "",
     cookie_file: CookieFile = None,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
@@ -65,4 +78,20 @@ def gateway(
         held_bytes_max=held_bytes_max,
         extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
     )
-    serve(GatewayConfig(directory, listen, control, limits, server_tls(tls_cert, tls_key, tls_client_ca)))
+    serve(
+        GatewayConfig(
+            directory,
+            listen,
+            control,
+            limits,
+            server_tls(tls_cert, tls_key, tls_client_ca),
+            name=name,
+            join=_leader(join),
+            advertise=advertise,
+        )
+    )
+
+
+def _leader(join: str | None) -> str | Path | None:
+    """An address, or the directory in which the leader says where it is."""
+    return join if join is None or not (Path(join).is_dir() or "/" in join) else Path(join).resolve()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
 
 CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
-To = Annotated[str, typer.Option(help="The gateway's address, HOST:PORT.")]
+To = Annotated[
+    str, typer.Option(help="The gateway's address, HOST:PORT; with several, of any of them, parted by commas.")
+]
 Rate = Annotated[float | None, typer.Option(help="Records a second at most.")]
 Stamp = Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")]
 Acks = Annotated[Path | None, typer.Option(help="Note down in this file what is acknowledged, and when.")]

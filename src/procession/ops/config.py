@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     )
     draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
     draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
+    gateways: int = Field(1, ge=1, le=64, description="so many gateways take records, each as a process of its own")
     state_keys_max: int = Field(
         1_000_000, ge=1, description="so many keys' states a task holds in memory; the others are read when touched"
     )

@@ -11,17 +11,18 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from procession.chaos.order import Order
 from procession.ops.app import load_app
 from procession.ops.config import Settings
-from procession.ops.local import DRIVER, GATEWAY, SOURCE, Local
+from procession.ops.local import DRIVER, SOURCE, Local
 from procession.ops.progress import Display, Progress
 from procession.ops.supervise import Supervisor
-from procession.ops.verify import Report, verify
+from procession.ops.verify import Question, Report, judge
 
 APP = Path(__file__).with_name("apps") / "passthrough.py"
 LOOK_S = 0.05
@@ -46,17 +47,25 @@ class Demo:
         """The figures of the run; `outcome` says whether it was clean."""
         work = self.directory or Path(tempfile.mkdtemp(prefix="procession-demo-"))
         work.mkdir(parents=True, exist_ok=True)
-        source = work / "input.txt"
-        self.display.say(f"writing {self.records:,} records to {source}")
-        write_input(source, self.records)
-        figures = self._stream(work, source)
+        sources = self._write_inputs(work)
+        figures = self._stream(work, sources)
         if self.directory is None and figures["outcome"] in ("clean", "stopped"):
             shutil.rmtree(work)
         else:
             self.display.say(f"everything is kept in {work}")
         return figures
 
-    def _stream(self, work: Path, source: Path) -> dict[str, Any]:
+    def _write_inputs(self, work: Path) -> dict[str, Path]:
+        """The input of each source: one for each gateway."""
+        count = self.settings.gateways
+        names = [SOURCE] if count == 1 else [f"{SOURCE}-{number}" for number in range(count)]
+        inputs = {name: work / f"input{name.removeprefix(SOURCE)}.txt" for name in names}
+        self.display.say(f"writing {self.records:,} records to {', '.join(map(str, inputs.values()))}")
+        for number, path in enumerate(inputs.values()):
+            write_input(path, range(self.records * number // count, self.records * (number + 1) // count))
+        return inputs
+
+    def _stream(self, work: Path, sources: dict[str, Path]) -> dict[str, Any]:
         with Supervisor(work / "logs", say=self.display.say) as supervisor:
             settings = self._crash_settings() if self.is_crashing else self.settings
             local = Local(supervisor, APP, load_app(APP).graph, work, work, settings)
@@ -66,14 +75,16 @@ class Demo:
             # The first epoch, which is empty, pays for what Spark does only once.
             while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
                 self.display.show(progress, sum(supervisor.restarts.values()))
-            kills = Kills(self.seed, self.records) if self.is_crashing else Kills.none()
+            parts = [*sources, *local.gateway_parts, SINK, DRIVER]
+            kills = Kills(self.seed, self.records, parts) if self.is_crashing else Kills.none()
             if self.is_crashing:
                 self.display.say(f"killing, by seed {self.seed}: {kills}")
             began = time.monotonic()
             if not supervisor.is_asked_to_stop:
-                rate = self.records / CRASH_SECONDS if self.is_crashing else None
-                local.start_source([source], rate=rate, is_stamping=True)
-            while supervisor.watch(LOOK_S) and not supervisor.is_done(SOURCE):
+                rate = self.records / CRASH_SECONDS / len(sources) if self.is_crashing else None
+                for turn, (name, path) in enumerate(sources.items()):
+                    local.start_source([path], rate=rate, is_stamping=True, name=name, turn=turn)
+            while supervisor.watch(LOOK_S) and not all(map(supervisor.is_done, sources)):
                 self.display.show(progress.look(), sum(supervisor.restarts.values()))
                 for part in kills.due(progress.committed):
                     self.display.say(f"SIGKILL to {part}")
@@ -83,7 +94,9 @@ class Demo:
             progress.look()
             restarts = dict(supervisor.restarts)
             was_stopped = supervisor.is_asked_to_stop
-        report = verify([source], work / "output")
+        # Of several gateways nobody can say who is first; each source's own order holds.
+        order = Order.TOTAL if len(sources) == 1 else Order.STREAM
+        report = judge(Question(list(sources.values()), work / "output", order=order))
         return self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
 
     def _crash_settings(self) -> Settings:
@@ -123,15 +136,14 @@ class Demo:
 
 @dataclass
 class Kills:
-    """Who is killed at how many committed records: each of the four at least once, in the middle of the work."""
+    """Who is killed at how many committed records: each part once, in the middle of the work."""
 
     _seed: int
     _schedule: list[tuple[int, str]]
 
-    def __init__(self, seed: int, records: int) -> None:
+    def __init__(self, seed: int, records: int, parts: Sequence[str] = ()) -> None:
         chance = random.Random(seed)
-        parts = [SOURCE, GATEWAY, SINK, DRIVER]
-        chance.shuffle(parts)
+        parts = chance.sample(parts, len(parts))
         self._seed = seed
         self._schedule = [
             (int(records * (number + chance.uniform(0.2, 0.8)) / (len(parts) + 1)), part)
@@ -156,10 +168,10 @@ class Kills:
         return ", ".join(f"{part} at {records:,}" for records, part in self._schedule)
 
 
-def write_input(path: Path, records: int) -> None:
+def write_input(path: Path, numbers: Iterable[int]) -> None:
     """Unique, short records; each tells its place and carries a check of its own."""
     with path.open("w") as file:
-        file.writelines(f"{number:010d} {number * 2654435761 % 2**32:08x}\n" for number in range(records))
+        file.writelines(f"{number:010d} {number * 2654435761 % 2**32:08x}\n" for number in numbers)
 
 
 def sentence(figures: dict[str, Any]) -> str:

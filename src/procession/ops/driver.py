@@ -33,7 +33,7 @@ from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import check_continued, check_tasks, keyed_stages
-from procession.plan.graph import Graph
+from procession.plan.graph import Exchange, Graph
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
 from procession.storage.states import KEYS_MAX, StateStore
@@ -255,6 +255,7 @@ class Driver:
                     self._checkpoint,
                     config.epoch_records_max,
                     config.epoch_bytes_max,
+                    is_alone=self._app.graph.exchange is Exchange.SPARK,
                 ),
                 checkpoint=self._checkpoint.directory,
                 interval_s=config.epoch_interval_s,

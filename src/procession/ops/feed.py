@@ -1,85 +1,177 @@
-"""The feed: the gateway as Spark's helper process and the driver's conductor see it.
+"""The feed: the gateways as Spark's helper process and the driver's conductor see them.
 
-The one rule: nothing is offered while the epoch before is not decided for good, or to a driver that was replaced.
-Pickles, because the helper process is started by Spark. Before it `gateway/control`, after it `spark/reader`.
+The one rule: nothing is offered while the epoch before is not decided for good, or to a driver that was replaced, or of
+a gateway whose place is not on disk. Pickles, because the helper process is started by Spark. Before it
+`gateway/control`, after it `spark/reader`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from procession.commit.checkpoint import Checkpoint
+from procession.commit.places import Places
 from procession.commit.rounds import Round
-from procession.errors import ProcessionError, RecordError, RoundError, StorageError
-from procession.gateway.client import ControlClient
+from procession.errors import ConfigError, ProcessionError, RecordError, RoundError, StorageError
+from procession.gateway.client import ControlClient, Fence, Offer
+from procession.gateway.members import Member
+from procession.ops.desks import PATIENCE_S, Desks, place_of
+from procession.storage.pieces import FIRST_GATEWAY, Place
 
-PATIENCE_S = 1.0
-"""How long one question waits for a gateway that is away. Whoever asks, asks again."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class GatewayFeed:
-    """Offers the next epoch, limited in records and bytes."""
+    """Offers the next epoch, limited in records and bytes: each gateway may have its equal share of both."""
 
     at: str | Path
     cookie: bytes = field(repr=False)
     checkpoint: Checkpoint
     records_max: int
     bytes_max: int
+    is_alone: bool = False
+    """Whether the plan can be fed by one gateway only."""
 
-    def next_end(self, start: int) -> int:
+    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         self.checkpoint.check_fence()
         self.checkpoint.log.sync_newest_commit()
-        try:
-            client = _client(self.at, self.cookie)
-            return client.offer(self.checkpoint.fence, start, self.records_max, self.bytes_max).end
-        except RoundError:
-            return start  # the gateway is away: no epoch now, and Spark asks again
+        desks, places = _desks(self.at, self.cookie), _places(self.checkpoint.root)
+        names = desks.names
+        limits = max(1, self.records_max // len(names)), max(1, self.bytes_max // len(names))
+        fence = self.checkpoint.fence
+        # A gateway whose answer comes late was asked from where it still starts: nothing was taken from it meanwhile.
+        answers = desks.ask({name: partial(_offer, fence, starts.get(name, 0), *limits) for name in names})
+        offered = {name: offer.end for name, offer in answers.items() if offer.end > starts.get(name, 0)}
+        if FIRST_GATEWAY in answers:
+            desks.meet(answers[FIRST_GATEWAY].gateways)
+            self._check_alone(desks.names)
+            keep_places(places, answers[FIRST_GATEWAY].gateways)
+        ends = {**starts, **{name: end for name, end in offered.items() if name in places.all()}}
+        return {name: ends[name] for name in sorted(ends)}
+
+    def _check_alone(self, names: list[str]) -> None:
+        if self.is_alone and len(names) > 1:
+            raise ConfigError(
+                'a pipeline with exchange="spark" takes one gateway: no task could name a record of another',
+                next_step=f'use exchange="runs", or let {names[-1]} leave (procession gateways leave {names[-1]})',
+            )
+
+    def places(self) -> dict[str, Place]:
+        return _places(self.checkpoint.root).all()
 
 
-_clients: dict[str | Path, ControlClient] = {}
+def _offer(fence: int, start: int, records_max: int, bytes_max: int, client: ControlClient) -> Offer:
+    return client.offer(fence, start, records_max, bytes_max)
 
 
-def _client(at: str | Path, cookie: bytes) -> ControlClient:
-    # One connection for the life of the helper process; the feed itself is pickled anew.
-    return _clients.setdefault(at, ControlClient(at, cookie, PATIENCE_S))
+# One of each for the life of the helper process; the feed itself is pickled anew.
+
+
+@cache
+def _desks(at: str | Path, cookie: bytes) -> Desks[Offer]:
+    return Desks(at, cookie)
+
+
+@cache
+def _places(root: Path) -> Places:
+    return Places(root)
+
+
+def keep_places(places: Places, gateways: Iterable[Member]) -> None:
+    for member in gateways:
+        places.keep(member.name, place_of(member))
 
 
 class GatewayWord:
-    """What the driver tells the gateway. RoundError: it is away, and must be told again."""
+    """What the driver tells the gateways. RoundError: one is away, and must be told again."""
 
     def __init__(self, at: str | Path, cookie: bytes, fence: int) -> None:
-        self._client = ControlClient(at, cookie, PATIENCE_S)
+        self._leader = ControlClient(at, cookie, PATIENCE_S)
+        self._cookie = cookie
+        self._fences: Desks[Fence] = Desks(at, cookie)
+        self._commits: Desks[Round] = Desks(at, cookie)
+        self._told: dict[str, Round] = {}
+        """The last word that each gateway has heard."""
+        self._met: Mapping[str, int] = {}
+        """How far the gateways were read when the leader last said who there is."""
         self._lock = threading.Lock()  # a new driver raises its fence while it repeats its predecessor's last word
         self._fence = fence
 
     def raise_fence(self, checkpoint: Checkpoint) -> None:
         """From now on no earlier driver is heard. A gateway that has less than it had offered is refused."""
+        places = checkpoint.places
+        offsets = checkpoint.log.offsets
         with self._lock:
-            found = self._client.fence(self._fence)
-        checkpoint.check_gateway(found.identity)
-        offered_end = max(checkpoint.log.offsets.values(), default=0)
-        if found.next_sequence < offered_end:
-            raise StorageError(
-                f"the gateway's log ends at record {found.next_sequence}, but {offered_end} were offered to Spark",
-                next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
-            )
+            leader = self._leader.fence(self._fence)
+            self._meet(leader.gateways)
+            keep_places(places, leader.gateways)
+            fences = self._fences.ask(dict.fromkeys(self._fences.names, lambda client: client.fence(self._fence)))
+        for name, found in fences.items():
+            if found.next_sequence < offsets.get(name, 0):
+                offered = f"{offsets[name]} were offered to Spark"
+                raise StorageError(
+                    f"the log of {name} ends at record {found.next_sequence}, but {offered}",
+                    next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
+                )
+        if missing := [name for name in self._fences.names if name not in fences]:
+            raise _away(missing)
 
     def with_stream_name(self, error: ProcessionError) -> ProcessionError:
         """The same error, with the name that its stream was given beside the number; people know the name."""
         if not isinstance(error, RecordError):
             return error
+        number = error.stream_id
         try:
-            with self._lock:
-                streams = {stream["id"]: stream["name"] for stream in self._client.status()["streams"]}
+            names = self._stream_names()
         except ProcessionError:
             return error
-        number = error.stream_id
-        sentence = error.sentence.replace(f"stream {number}", f"stream {number} ({streams.get(number, 'no name')})")
+        sentence = error.sentence.replace(f"stream {number}", f"stream {number} ({names.get(number, 'no name')})")
         return RecordError(sentence, next_step=error.next_step, **error.fields)
 
-    def acknowledge(self, record: Round) -> None:
+    def _stream_names(self) -> dict[int, str]:
+        """Names are given where a stream is opened; a gateway that only heard of it has none."""
+        names: dict[int, str] = {}
         with self._lock:
-            self._client.commit(self._fence, record.epoch, record.last, record.positions)
+            for member in self._leader.fence(self._fence).gateways:
+                with ControlClient(member.control, self._cookie, PATIENCE_S, member.identity) as client:
+                    names |= {one["id"]: one["name"] for one in client.status()["streams"] if one["name"]}
+        return names
+
+    def acknowledge(self, record: Round) -> None:
+        """Tell every gateway what is committed: of its own log, and of all streams."""
+        with self._lock:
+            strangers = [name for name in record.offsets if name not in self._commits.names]
+            if any(record.offsets[name] != self._met.get(name) for name in strangers):
+                self._meet(self._leader.fence(self._fence).gateways)  # one is new, or one that had left is back
+                self._met = record.offsets
+            untold = [name for name in self._commits.names if self._told.get(name) is not record]
+            questions: dict[str, Callable[[ControlClient], Round]] = {
+                name: partial(_commit, self._fence, record, record.offsets.get(name, 0)) for name in untold
+            }
+            self._told |= self._commits.ask(questions)
+            missing = [name for name in untold if self._told.get(name) is not record]
+            if not missing:
+                return
+            if FIRST_GATEWAY not in missing:
+                self._meet(self._leader.fence(self._fence).gateways)  # who is away may have left
+        raise _away(missing)
+
+    def _meet(self, gateways: Iterable[Member]) -> None:
+        there = list(gateways)
+        self._fences.meet(there)
+        self._commits.meet(there)
+
+
+def _commit(fence: int, record: Round, end: int, client: ControlClient) -> Round:
+    client.commit(fence, record.epoch, end, record.positions)
+    return record
+
+
+def _away(names: list[str]) -> RoundError:
+    return RoundError(
+        f"The gateway {', '.join(names)} does not answer." if len(names) == 1 else f"{', '.join(names)} do not answer.",
+        next_step="Start it, or look at its log; what it was asked is asked again.",
+    )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from procession.address import Address, parse_address
+from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.ops.config import Settings
 from procession.ops.driver import READY
 from procession.ops.part import Part
@@ -62,18 +64,29 @@ class Local:
 
     @property
     def gateway_directory(self) -> Path:
-        return self.directory / "gateway"
+        """The first gateway's."""
+        return self.directory / GATEWAY
+
+    @property
+    def gateway_parts(self) -> list[str]:
+        """The name of each gateway's process, and of its directory; the first leads."""
+        return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.settings.gateways))]
 
     @property
     def address(self) -> str:
-        """Where connectors send to, once the gateway is ready."""
-        return str(json.loads((self.gateway_directory / "gateway.json").read_text())["listen"])
+        """Where connectors send to, once the gateways are ready: to any of them."""
+        return ",".join(self._addresses)
+
+    @property
+    def _addresses(self) -> list[str]:
+        return [str(addresses(self.directory / part)["listen"]) for part in self.gateway_parts]
 
     def start(self) -> bool:
         """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
         self.settings.check_tls()
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-        self._start(GATEWAY, self._gateway(), self.gateway_directory / "gateway.json", stop_rank=2)
+        for part in self.gateway_parts:
+            self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
         for directory, name in self.sink_parts.items():
             self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
         if not self.supervisor.wait_ready():
@@ -82,12 +95,23 @@ class Local:
         self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
         return self.supervisor.wait_ready(DRIVER)
 
-    def start_source(self, paths: Sequence[Path], *, rate: float | None = None, is_stamping: bool = False) -> None:
-        """Start a file source; it ends when everything it sent is committed."""
-        argv = ["source", "file", *map(str, paths), "--to", self.address, *self._cookie(), *self._client_tls()]
+    def start_source(
+        self,
+        paths: Sequence[Path],
+        *,
+        rate: float | None = None,
+        is_stamping: bool = False,
+        name: str = SOURCE,
+        turn: int = 0,
+    ) -> None:
+        """Start a file source; it ends when everything it sent is committed. Of several gateways it begins with the one
+        whose `turn` it is."""
+        found = self._addresses
+        to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
+        argv = ["source", "file", *map(str, paths), "--to", to, *self._cookie(), *self._client_tls()]
         argv += ["--rate", str(rate)] if rate else []
         argv += ["--stamp"] if is_stamping else []
-        self.supervisor.start(Part(SOURCE, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
+        self.supervisor.start(Part(name, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
 
     def _start(
         self,
@@ -110,9 +134,12 @@ class Local:
         )
         self.supervisor.start(part)
 
-    def _gateway(self) -> list[str]:
+    def _gateway(self, part: str) -> list[str]:
         settings = self.settings
-        argv = ["gateway", "--dir", str(self.gateway_directory), "--listen", self.listen, "--control", "127.0.0.1:0"]
+        # One address cannot be that of all: only the first listens where it is said.
+        listen = self.listen if part == GATEWAY else str(Address(parse_address(self.listen).host, 0))
+        argv = ["gateway", "--dir", str(self.directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
+        argv += [] if part == GATEWAY else ["--join", str(self.gateway_directory), "--name", part]
         argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
         argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
         argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]

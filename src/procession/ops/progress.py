@@ -19,12 +19,15 @@ from rich.live import Live
 from rich.table import Table
 
 from procession.errors import ProcessionError
+from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
 from procession.ops.epochs import EpochTail, Latency
 
 WINDOW_S = 3.0
 LINE_INTERVAL_S = 5.0
 PATIENCE_S = 0.2
+GATEWAY = "gateway"
+"""The directory of the first gateway; those of others have a number, too."""
 
 
 @dataclass
@@ -38,11 +41,13 @@ class Progress:
     epochs: int = 0
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
-    """The sequence number that the committed epochs end at."""
+    """The number of the record that the committed epochs end before."""
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._client = ControlClient(self.directory / "gateway", self.cookie, PATIENCE_S)
+        self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S)}
+        self._waiting: dict[str, int] = {}
+        """Where the log of each gateway ends, without the ends of streams that are in it."""
         self._tail = EpochTail(self.directory / "epochs.jsonl")
 
     @classmethod
@@ -56,14 +61,19 @@ class Progress:
     def look(self) -> Self:
         """Look again."""
         self._read_epochs()
-        try:
-            status = self._client.status()
-            # Ends of streams have sequence numbers too; what is committed is counted without them.
-            ends = sum(stream["state"] == "ending" for stream in status["streams"])
-            waiting = max(0, status["next_sequence"] - self._end - ends)
-            self.records_in = max(self.records_in, self.committed + waiting)
-        except ProcessionError:
-            self._client.close()
+        for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
+            if path.parent.name not in self._clients:
+                self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S)
+        for name, client in self._clients.items():
+            try:
+                status = client.status()
+                # Ends of streams have sequence numbers too; what is committed is counted without them.
+                ends = sum(stream["state"] == "ending" for stream in status["streams"])
+                self._waiting[name] = status["next_sequence"] - ends
+            except ProcessionError:
+                client.close()
+        waiting = max(0, sum(self._waiting.values()) - self._end)
+        self.records_in = max(self.records_in, self.committed + waiting)
         now = time.monotonic()
         self._recent.append((now, self.committed))
         while now - self._recent[0][0] > WINDOW_S:

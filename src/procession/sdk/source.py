@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable
 
 import structlog
 
-from procession.address import Address, notice_silence, parse_address
+from procession.address import Address, notice_silence, parse_address, parse_addresses
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
@@ -38,7 +39,8 @@ log = structlog.get_logger()
 
 
 class SourceClient:
-    """Sends all that a Source has. `run` returns when everything is committed; cancel it to stop before."""
+    """Sends all that a Source has. `run` returns when everything is committed; cancel it to stop before. With several
+    addresses, parted by commas, it goes to the next one when nobody is there."""
 
     def __init__(
         self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
@@ -48,8 +50,8 @@ class SourceClient:
         if options.dialect not in DIALECTS:
             raise UsageError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
         self._source = source
-        self._home = parse_address(address) if isinstance(address, str) else address
-        self._address = self._home
+        self._homes = deque(parse_addresses(address) if isinstance(address, str) else [address])
+        self._address = self._homes[0]
         self._options = options
         self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
         self._acks = AckLog(options.acks) if options.acks else None
@@ -174,8 +176,10 @@ class SourceClient:
                 if not is_waiting:
                     log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
                 is_waiting = True
-                # Whoever sent us elsewhere is asked again if nobody is there.
-                self._address = self._home
+                # Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next.
+                if self._address == self._homes[0]:
+                    self._homes.rotate(-1)
+                self._address = self._homes[0]
             except (GreetingRefused, RemoteProtocolError) as error:
                 # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
@@ -196,7 +200,7 @@ class SourceClient:
         patience_s = self._options.patience_s
         if patience_s is not None and time.monotonic() - self._alone_since_s > patience_s:
             raise ConfigError(
-                f"No gateway at {self._home} took us for {patience_s:g} seconds.",
+                f"No gateway at {', '.join(map(str, self._homes))} took us for {patience_s:g} seconds.",
                 next_step="Start it, or check the address; what is committed is not sent again.",
             )
 

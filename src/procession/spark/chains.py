@@ -7,6 +7,7 @@ tries it again. Runs in Spark's Python workers; before it `storage/log` or `merg
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from procession.spark.awaiting import await_all
 from procession.spark.keeping import Keeping
 from procession.storage.cells import CellStore
 from procession.storage.log import RECORD_KINDS, REFERENCE_KINDS, LogReader
+from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, sequence_of
 from procession.storage.runs import Manifest, Run, RunStore
 from procession.storage.states import States
 
@@ -59,6 +61,7 @@ class Task:
 
     plan: Plan
     log_directory: Path
+    """The log of the first gateway, where nothing else is said."""
     runs_directory: Path
     keeping: Keeping | None = None
     """Where the states of keyed stages are; a plan that has such stages cannot be run without."""
@@ -71,16 +74,29 @@ class Task:
         """Where one try at a task reads and writes its runs."""
         return CellStore() if self.graph.exchange is Exchange.SPARK else RunStore(self.runs_directory)
 
-    def run_range(self, attempt: Attempt, first: int, last: int, store: RunStore | CellStore | None = None) -> Manifest:
-        """The first chain, on the records with sequence numbers in [first, last)."""
+    def run_range(
+        self,
+        attempt: Attempt,
+        first: int,
+        last: int,
+        store: RunStore | CellStore | None = None,
+        pieces: tuple[Piece, ...] = (),
+    ) -> Manifest:
+        """The first chain, on the records with the numbers [first, last), which are these pieces; with none given,
+        those of the one log that there is."""
+        if not pieces and first < last:
+            pieces = (self._piece(first, last),)
         summary, listening = Summary(), Listening() if self.plan.endings else None
-        empty = Manifest(attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number)
+        empty = Manifest(
+            attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number, pieces=pieces
+        )
 
         def rows() -> Iterator[Rows]:
-            sequence = first
-            for batch in gathered(_reader(self.log_directory).read(first, last)):
-                numbers = np.arange(sequence, sequence + batch.num_rows, dtype=np.int64)
-                sequence += batch.num_rows
+            number = first
+            batches = (batch for one in pieces for batch in _reader(one.place).read(one.first, one.last))
+            for batch in gathered(batches):
+                numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
+                number += batch.num_rows
                 if listening is not None:
                     listening.add(batch, numbers)
                 records, of_records = _of_kinds(batch, RECORD_KINDS, numbers)
@@ -135,7 +151,7 @@ class Task:
             chain = Chain(
                 self.plan,
                 empty.stage,
-                find=self._find,
+                find=functools.partial(self._find, attempt.epoch),
                 await_all=await_all,
                 turn=attempt.partition,
                 states=states or NO_STATES,
@@ -170,9 +186,17 @@ class Task:
             root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_timed=TABLE[root.kind].is_timed
         )
 
-    def _find(self, sequence: int) -> dict[str, Any]:
-        """The record with this sequence number, for an error that must name it."""
-        record: dict[str, Any] = next(_reader(self.log_directory).read(sequence, sequence + 1)).to_pylist()[0]
+    def _piece(self, first: int, last: int) -> Piece:
+        """With one gateway a record's number is its sequence there."""
+        return Piece(FIRST_GATEWAY, first, last, Place(str(self.log_directory)))
+
+    def _find(self, epoch: int, number: int) -> dict[str, Any]:
+        """The record with this number, for an error that must name it. The first chain's manifests say where it is."""
+        piece, sequence = self._piece(number, number + 1), number
+        if self.graph.exchange is not Exchange.SPARK:
+            for one in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
+                piece, sequence = sequence_of(number, one.first, one.pieces) or (piece, sequence)
+        record: dict[str, Any] = next(_reader(piece.place).read(sequence, sequence + 1)).to_pylist()[0]
         return record
 
 
@@ -226,9 +250,9 @@ class Summary:
         return tuple(np.sort(times)[ranks].tolist())
 
 
-_readers: dict[Path, LogReader] = {}
+_readers: dict[Place, LogReader] = {}
 
 
-def _reader(directory: Path) -> LogReader:
+def _reader(place: Place) -> LogReader:
     # A worker lives for many tasks, and a reader keeps what it has indexed.
-    return _readers.setdefault(directory, LogReader(directory))
+    return _readers.setdefault(place, LogReader(Path(place.directory)))

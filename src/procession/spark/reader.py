@@ -1,16 +1,16 @@
 """The reader: the ingress log as a Spark stream of parcels, which hold the manifests of the first chain.
 
-The one rule: offsets are sequence numbers, and only what the gateway has on disk is offered; partitions are
-contiguous ranges in order, so partition order is record order and nothing has to be merged. `latestOffset` and
-`partitions` live in one helper process of the driver, `read` in the workers. Before it the gateway, after it
-`spark/exchange` and `spark/query`.
+The one rule: offsets are sequence numbers, one for each gateway, and only what a gateway has on disk is offered;
+partitions are contiguous ranges in order, so partition order is record order and nothing has to be merged.
+`latestOffset` and `partitions` live in one helper process of the driver, `read` in the workers. Before it the gateways,
+after it `spark/exchange` and `spark/query`.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,17 +22,21 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from procession.spark.chains import Attempt, Task
 from procession.spark.parcels import SCHEMA, as_rows, loaded, sent
 from procession.spark.session import TASK_FAILURES_MAX
+from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, cut, laid, numbered_from
 
 FORMAT = "procession"
-GATEWAY = "gateway-0"
 BATCH_PROPERTY = "streaming.sql.batchId"
 
 
 class Feed(Protocol):
-    """What offers records: the gateway, seen from Spark's helper process. It limits what one epoch takes."""
+    """What offers records: the gateways, seen from Spark's helper process. It limits what one epoch takes."""
 
-    def next_end(self, start: int) -> int:
-        """The end of the next epoch that starts at this sequence number; `start` itself if there is nothing."""
+    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+        """Where the next epoch ends at each gateway, if it starts there; what it starts with if there is nothing.
+        A gateway that is not named yet starts at 0, and one that was named is named for ever."""
+
+    def places(self) -> Mapping[str, Place]:
+        """Where the log of each gateway is that was ever named."""
 
 
 class Ranges(DataSourceStreamReader):
@@ -44,13 +48,18 @@ class Ranges(DataSourceStreamReader):
         self._parallelism = parallelism
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return {GATEWAY: 0}
+        return {FIRST_GATEWAY: 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return {GATEWAY: self._feed.next_end(start[GATEWAY])}
+        return self._feed.next_ends(start)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return deal(start[GATEWAY], end[GATEWAY], self._parallelism)
+        pieces = list(laid(start, end, self._feed.places()))
+        first = numbered_from(start)
+        ranges = deal(first, numbered_from(end), self._parallelism)
+        for one in ranges:
+            one.pieces = tuple(cut(pieces, one.first - first, one.last - first))
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -58,23 +67,25 @@ class Ranges(DataSourceStreamReader):
         assert context is not None
         store, plan = self._task.store(), self._task.plan
         attempt = attempt_of(context, partition.number)
-        manifest = self._task.run_range(attempt, partition.first, partition.last, store)
+        manifest = self._task.run_range(attempt, partition.first, partition.last, store, partition.pieces)
         freeze_once()
         yield from as_rows(plan, 1, loaded(sent(plan, manifest, partition.of), store))
 
 
 @dataclass
 class Range(InputPartition):
-    """The records with sequence numbers in [first, last)."""
+    """The records with the numbers [first, last)."""
 
     number: int
     first: int
     last: int
     of: int = 1
     """How many ranges the epoch was dealt into."""
+    pieces: tuple[Piece, ...] = ()
+    """Where they are in the logs of the gateways."""
 
 
-def deal(start: int, end: int, parallelism: int) -> list[InputPartition]:
+def deal(start: int, end: int, parallelism: int) -> list[Range]:
     """At most `parallelism` contiguous ranges of nearly one size, none of them empty unless all are: the first epoch of
     a pipeline is, and starts the workers."""
     count = min(parallelism, end - start) or parallelism

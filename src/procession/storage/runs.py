@@ -21,6 +21,7 @@ import pyarrow as pa
 from procession.errors import StorageError
 from procession.record import ORDER
 from procession.storage.durable import storage_error
+from procession.storage.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Manifest:
     """Which streams went on and which ended in the range, for those who fire at an end: see `plan/ends`."""
     states: tuple[tuple[str, int], ...] | None = None
     """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
+    pieces: tuple[Piece, ...] = ()
+    """What the range is in the logs of the gateways."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -76,6 +79,7 @@ class Manifest:
         fields["changes"] = tuple(map(tuple, fields["changes"]))
         if fields.get("states") is not None:
             fields["states"] = tuple((name, count) for name, count in fields["states"])
+        fields["pieces"] = tuple(map(Piece.from_dict, fields.get("pieces", ())))
         return cls(**fields)
 
 
@@ -96,6 +100,11 @@ class RunStore:
             return Manifest.from_json((self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest").read_text())
         except FileNotFoundError:
             return None
+
+    def all_published(self, epoch: int, stage: int) -> Iterator[Manifest]:
+        """The manifests of all tasks of a stage that have published one."""
+        for path in sorted(self._folder(epoch).glob(f"{stage:04d}-*.manifest")):
+            yield Manifest.from_json(path.read_text())
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch, mapped rather than read."""

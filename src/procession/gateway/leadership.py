@@ -1,0 +1,128 @@
+"""Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams.
+
+The one rule: what the leader knows is `cluster`'s and `members`' to say; here their words are only brought together,
+one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`, which
+hears the others' words, and `core`, which asks for the gateway's own sessions. After it: `cluster`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from procession.errors import ConfigError
+from procession.gateway.cluster import LEADER, GlobalRegistry, Grant
+from procession.gateway.config import GatewayConfig
+from procession.gateway.events import Event, Granted, LeaderFound, Refused, Relinquished
+from procession.gateway.members import Member, Members, Standing, others_than
+from procession.gateway.state import GatewayState
+
+log = structlog.get_logger("gateway")
+
+
+class Leadership:
+    def __init__(self, config: GatewayConfig, state: GatewayState, handle: Callable[[Event], None]) -> None:
+        """`handle` brings an event to the gateway that leads."""
+        self._members = Members(config.directory)
+        self._state = state
+        self._handle = handle
+        self._numbers = itertools.count(1)
+        self._own_link = 0
+        self._links: dict[int, str] = {}
+        self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state))
+
+    def begin(self, own: Member) -> None:
+        """The first of all gateways joins itself."""
+        self._members.join(own)
+        assert self._state.claims is not None
+        self._own_link = next(self._numbers)
+        self.registry.join(LEADER, self._own_link, self._state.claims.held, {})
+        self._handle(LeaderFound())
+
+    @property
+    def gateways(self) -> dict[str, Member]:
+        return self._members.present
+
+    # What this gateway itself asks for: it is answered before anything else is heard.
+
+    def ask(self, stream_id: int) -> None:
+        answer = self.registry.notify(self._own_link, stream_id)
+        self._handle(Granted(stream_id, answer.committed) if isinstance(answer, Grant) else Refused(stream_id))
+
+    def relinquish(self, stream_id: int, committed: int | None) -> None:
+        self.registry.relinquish(self._own_link, stream_id, committed)
+        self._handle(Relinquished(stream_id))
+
+    # What the others say
+
+    def join(self, told: Member, held: list[int], committed: Mapping[int, int], committed_end: int) -> tuple[int, str]:
+        """A gateway is here. Gives its link and its name."""
+        if committed_end and not self._members.knows(told.identity):
+            # Another pipeline has committed from it: this one's offsets know nothing of its numbers.
+            raise ConfigError(
+                f"The directory of the gateway at {told.control} was used by another pipeline.",
+                next_step="Join a gateway only with a directory of its own, made for this pipeline.",
+            )
+        member = self._members.join(told)
+        link = next(self._numbers)
+        self.registry.join(member.name, link, held, committed)
+        self._links[link] = member.name
+        log.info("=", gateway=member.name, joined=member.control, holds=len(held), waits_for=self.registry.unheard)
+        return link, member.name
+
+    def notify(self, link: int, stream_id: int) -> dict[str, Any]:
+        answer = self.registry.notify(link, stream_id)
+        is_granted = isinstance(answer, Grant)
+        return {"granted": is_granted, "committed": answer.committed if isinstance(answer, Grant) else None}
+
+    def given_up(self, link: int, stream_id: int, committed: int | None) -> dict[str, Any]:
+        return {"was_held": self.registry.relinquish(link, stream_id, committed)}
+
+    def beat(self, link: int) -> dict[str, Any]:
+        """A gateway shows that it is there. It hears whether it should go, and where its producers can go then."""
+        name = self._links[link]
+        others = others_than(name, self._members.present)
+        return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
+
+    def lost(self, link: int) -> None:
+        name = self._links.pop(link, None)
+        self.registry.lost(link)
+        if name is not None:
+            log.info("=", gateway=name, lost_link=link)
+
+    # Growing smaller
+
+    def leave(self, name: str) -> None:
+        """The operator wants this gateway to go. It hears so with its next beat, and goes when it can."""
+        if name == LEADER or name not in self._members.present:
+            why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
+            there_are = ", ".join(one for one in self._members.present if one != LEADER) or "none"
+            raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another one; there are: {there_are}.")
+        if len(self._members.present) > 1:
+            self._members.stand(name, Standing.LEAVING)
+
+    def left(self, link: int, epochs: int) -> bool:
+        """A gateway has given up all, and knows of so many committed epochs. It may go when the leader's own snapshot
+        has them, too: else the last ids of its streams would be known to nobody, if the leader died now."""
+        name = self._links[link]
+        if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name):
+            return False
+        self.registry.leave(name)
+        self._members.stand(name, Standing.LEFT)
+        log.info("=", gateway=name, left=True)
+        return True
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each gateway, whether it is connected, and how many streams it holds."""
+        connected, holders = self.registry.gateways, self.registry.holders()
+        return [
+            {**one.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
+            for name, one in self._members.present.items()
+        ]
+
+
+def committed_of(state: GatewayState) -> dict[int, int]:
+    return {stream.stream_id: stream.committed for stream in state.registry if stream.committed is not None}

@@ -1,0 +1,173 @@
+"""The link: a gateway's connection to the leader, over the leader's side door.
+
+The one rule: no wait without a bound, and an answer counts only on the connection on which it was asked. A word goes
+to the leader every `link_interval_s`, so one comes back as often; when none does for `link_timeout_s` the link is lost,
+all that waits for an answer is told so, and the next link begins with what this gateway holds. Before it: `core`, which
+asks. After it: `control` and `leadership`, at the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from procession.address import Address, notice_silence, parse_address
+from procession.errors import ConfigError
+from procession.gateway.address import addresses
+from procession.gateway.core import Gateway
+from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
+from procession.gateway.leadership import committed_of
+from procession.gateway.members import Member
+
+DELAY_S_MIN = 0.05
+DELAY_S_MAX = 1.0
+REPLY_BYTES_MAX = 1024 * 1024
+
+Request = dict[str, Any]
+
+log = structlog.get_logger("gateway")
+
+
+class LeaderLink:
+    """`depart` is called, with the addresses of others, each time the leader says that this gateway is to leave."""
+
+    def __init__(self, gateway: Gateway, at: str | Path, own: Member, depart: Callable[[list[str]], None]) -> None:
+        self.name = own.name
+        self.has_left = asyncio.get_running_loop().create_future()
+        """Done when the leader has let this gateway go."""
+        self._gateway = gateway
+        self._config = gateway.config
+        self._at = at
+        self._own = own
+        self._depart = depart
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: deque[Request] = deque()
+        """What the leader has not answered yet, in the order in which it will."""
+        self._is_leaving = False
+
+    # What the gateway asks for. It does so only between LeaderFound and LeaderLost.
+
+    def ask(self, stream_id: int) -> None:
+        self._say({"op": "notify", "stream": stream_id})
+
+    def relinquish(self, stream_id: int, committed: int | None) -> None:
+        self._say({"op": "relinquish", "stream": stream_id, "committed": committed})
+
+    def _say(self, request: Request) -> None:
+        if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
+            return
+        self._asked.append(request)
+        line = json.dumps({**request, "cookie": self._config.limits.cookie.hex()}, separators=(",", ":"))
+        self._writer.write(line.encode() + b"\n")
+
+    # The life of links
+
+    async def run(self) -> None:
+        """One link after the other, until cancelled, or until the leader has no place for us: then the gateway ends."""
+        delay_s = DELAY_S_MIN
+        is_told = False
+        while not self.has_left.done():
+            try:
+                await self._link()
+                delay_s, is_told = DELAY_S_MIN, False
+            except ConfigError as error:
+                if not self._gateway.failure.done():
+                    self._gateway.failure.set_exception(error)
+                return
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                if not is_told:
+                    log.warning("!", leader=str(self._at), reason=f"not found: {error}")
+                is_told = True
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, DELAY_S_MAX)
+
+    async def _link(self) -> None:
+        """One link. Returns when it is lost; raises if it never came about."""
+        async with asyncio.timeout(self._config.link_timeout_s):
+            reader, writer = await asyncio.open_connection(*self._address(), limit=REPLY_BYTES_MAX)
+        beats: asyncio.Task[None] | None = None
+        try:
+            notice_silence(writer.get_extra_info("socket"), self._config.silence_s)
+            self._writer = writer
+            self._say(self._greeting())
+            joined = await self._reply(reader)
+            self._asked.clear()
+            self.name = str(joined["name"])
+            log.info("=", leader=str(self._at), name=self.name)
+            self._gateway.handle(LeaderFound())
+            beats = asyncio.get_running_loop().create_task(self._beat())
+            with suppress(OSError, ValueError):  # a lost link is nothing to tell: the next one is begun
+                while not self.has_left.done():
+                    self._heard(await self._reply(reader))
+        finally:
+            if beats is not None:
+                beats.cancel()
+            self._writer = None
+            self._asked.clear()
+            writer.close()
+            self._gateway.handle(LeaderLost())
+
+    def _address(self) -> Address:
+        if isinstance(self._at, str):
+            return parse_address(self._at)
+        found = addresses(self._at).get("control")
+        if found is None:
+            raise ConnectionError("it was never started")
+        return found
+
+    def _greeting(self) -> Request:
+        state = self._gateway.state
+        assert state.claims is not None
+        return {
+            "op": "join",
+            "gateway": self._own.as_dict() | {"name": self.name},
+            "held": state.claims.held,
+            "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
+            "committed_end": state.snapshot.end_sequence,
+        }
+
+    async def _reply(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        async with asyncio.timeout(self._config.link_timeout_s):
+            line = await reader.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("the leader closed the connection")
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
+            raise ValueError("its answer is not an object")
+        if not reply.get("ok"):
+            if reply.get("kind") == "config":
+                raise ConfigError(str(reply.get("error")), next_step=str(reply.get("next_step", "")))
+            raise ConnectionError(str(reply.get("error")))
+        return reply
+
+    def _heard(self, reply: dict[str, Any]) -> None:
+        if not self._asked:
+            raise ValueError("it answers what it was not asked")
+        request = self._asked.popleft()
+        match request["op"]:
+            case "notify" if reply["granted"]:
+                self._gateway.handle(Granted(request["stream"], reply["committed"]))
+            case "notify":
+                self._gateway.handle(Refused(request["stream"]))
+            case "relinquish":
+                self._gateway.handle(Relinquished(request["stream"]))
+            case "beat" if reply["is_leaving"]:
+                self._is_leaving = True
+                self._depart([str(one) for one in reply["others"]])
+            case "left" if reply["is_left"] and not self.has_left.done():
+                self.has_left.set_result(None)
+
+    async def _beat(self) -> None:
+        while True:
+            if self._is_leaving and self._gateway.is_settled:
+                self._say({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
+            else:
+                self._say({"op": "beat"})
+            await asyncio.sleep(self._config.link_interval_s)

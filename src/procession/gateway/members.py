@@ -1,0 +1,138 @@
+"""Members: the gateways of a pipeline, who they are and where. The leader keeps them in one small file.
+
+The one rule: a gateway is on disk here before it is told that it belongs to the pipeline, so that a leader which begins
+anew knows for whom it has to wait. A name belongs to one directory for ever: its sequence numbers are in every offset.
+Before it: `leadership`. After it: the driver, which is told of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.storage.durable import storage_error, write_durably
+
+FILE_NAME = "gateways.json"
+NAME_CHARS_MAX = 64
+
+
+class Standing(StrEnum):
+    """What there is between a gateway and the pipeline."""
+
+    HERE = "here"
+    LEAVING = "leaving"
+    """It takes nothing new, and goes when all that it took is committed."""
+    LEFT = "left"
+    """It may come back, with the directory that it had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    name: str
+    identity: str
+    """Its directory's own."""
+    listen: str
+    control: str
+    directory: str
+    """Where its log is."""
+    flight: str = ""
+    """Where its log is fetched from by who has not that directory; empty: nowhere."""
+    standing: Standing = Standing.HERE
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Member:
+        """Raises RemoteProtocolError if something is missing or no text."""
+        words = {name: told.get(name) for name in ("name", "identity", "listen", "control", "directory", "flight")}
+        texts = {name: word for name, word in words.items() if isinstance(word, str)}
+        if len(texts) < len(words):
+            raise RemoteProtocolError("a gateway must say its name, identity, listen, control, directory and flight")
+        try:
+            return cls(**texts, standing=Standing(told.get("standing", Standing.HERE)))
+        except ValueError:
+            raise RemoteProtocolError("a gateway is here, leaving or left") from None
+
+
+class Members:
+    """By name. What changes is on disk when the call returns."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._all = _load(self._path)
+
+    def __getitem__(self, name: str) -> Member:
+        return self._all[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._all
+
+    def knows(self, identity: str) -> bool:
+        return any(one.identity == identity for one in self._all.values())
+
+    @property
+    def present(self) -> dict[str, Member]:
+        """Those that have not left."""
+        return {name: one for name, one in sorted(self._all.items()) if one.standing is not Standing.LEFT}
+
+    def join(self, told: Member) -> Member:
+        """Take a gateway in, or take it in again where it is now; without a name it gets the next one. Raises
+        ConfigError if its name is another's."""
+        known = next((one for one in self._all.values() if one.identity == told.identity), None)
+        if known is not None and told.name not in ("", known.name):
+            raise ConfigError(
+                f"The directory of gateway {told.name!r} is that of {known.name!r}.",
+                next_step=f"Start it without a name, or as {known.name!r}.",
+            )
+        name = known.name if known is not None else told.name or self._next_name()
+        if known is None and name in self._all:
+            raise ConfigError(
+                f"There is a gateway {name!r} already, with another directory.",
+                next_step="Start it with the directory that it had, or under another name.",
+            )
+        if not name.replace("-", "").replace("_", "").isalnum() or len(name) > NAME_CHARS_MAX:
+            raise ConfigError(
+                f"{name[:NAME_CHARS_MAX]!r} is no name for a gateway.", next_step="Use letters, digits, - and _."
+            )
+        standing = known.standing if known is not None and known.standing is Standing.LEAVING else Standing.HERE
+        return self._keep(replace(told, name=name, standing=standing))
+
+    def stand(self, name: str, standing: Standing) -> None:
+        self._keep(replace(self._all[name], standing=standing))
+
+    def _next_name(self) -> str:
+        return next(name for number in range(1, len(self._all) + 2) if (name := f"gateway-{number}") not in self._all)
+
+    def _keep(self, member: Member) -> Member:
+        if self._all.get(member.name) != member:
+            kept = {**self._all, member.name: member}
+            document = {name: one.as_dict() for name, one in sorted(kept.items())}
+            write_durably(self._path, json.dumps(document, indent=1).encode())
+            self._all = kept
+        return member
+
+
+def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
+    """Where a producer that this gateway sends away may go."""
+    return [one.listen for one in members.values() if one.name != name and one.standing is Standing.HERE]
+
+
+def _load(path: Path) -> dict[str, Member]:
+    try:
+        return {str(name): Member.from_dict(told) for name, told in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
+    except (ValueError, AttributeError, TypeError, RemoteProtocolError) as error:
+        raise StorageError(
+            f"{path}, which names the gateways of the pipeline, cannot be read: {error!r}.",
+            next_step="Restore the file from a copy; without it the leader cannot know for whom to wait.",
+            path=str(path),
+        ) from error

@@ -1,0 +1,72 @@
+"""Pieces: which part of which gateway's log a range of record numbers is.
+
+The one rule: an epoch is what each gateway has offered, one gateway after the other by name, and the number of a record
+is its place in the concatenation of all epochs: the sum of the offsets before the epoch, then its place inside. With
+one gateway it is the gateway's own sequence. Before it the offsets of an epoch; after it `spark/chains`, which reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+FIRST_GATEWAY = "gateway-0"
+"""The name of the first gateway of a pipeline: the only one, or the one that leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gateway's log is. `directory` holds its files; a directory above it that bears another `identity` is not
+    this gateway's, whatever its name: then it is fetched from `flight`, an address."""
+
+    directory: str
+    identity: str = ""
+    flight: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The rows [first, last) of one gateway's log."""
+
+    gateway: str
+    first: int
+    last: int
+    place: Place
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Piece:
+        return cls(told["gateway"], told["first"], told["last"], Place(**told["place"]))
+
+
+def numbered_from(starts: Mapping[str, int]) -> int:
+    """The number of the first record of an epoch that starts at these offsets."""
+    return sum(starts.values())
+
+
+def laid(starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, Place]) -> Iterator[Piece]:
+    """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0."""
+    for gateway in sorted(ends):
+        start = starts.get(gateway, 0)
+        if start < ends[gateway]:
+            yield Piece(gateway, start, ends[gateway], places[gateway])
+
+
+def cut(pieces: Iterable[Piece], first: int, last: int) -> Iterator[Piece]:
+    """Those parts of the pieces, laid one after the other from 0 on, that are in [first, last)."""
+    at = 0
+    for piece in pieces:
+        lower = piece.first + max(0, first - at)
+        upper = min(piece.last, piece.first + last - at)
+        if lower < upper:
+            yield replace(piece, first=lower, last=upper)
+        at += piece.last - piece.first
+
+
+def sequence_of(number: int, first: int, pieces: Iterable[Piece]) -> tuple[Piece, int] | None:
+    """The piece that has this record, and its sequence there, if the pieces begin with record `first`."""
+    for piece in pieces:
+        if first <= number < first + piece.last - piece.first:
+            return piece, piece.first + number - first
+        first += piece.last - piece.first
+    return None

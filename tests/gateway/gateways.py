@@ -1,0 +1,70 @@
+"""Several real gateway processes, and a driver without Spark that takes epochs from all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from procession.errors import ProcessionError
+from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
+from tests.gateway.taker import Taker
+
+LOOK_S = 0.01
+
+
+class Gateways:
+    """The first leads. Use it as a context: all processes end with it."""
+
+    def __init__(self, work: Path, count: int, **settings: Any) -> None:
+        self.work = work
+        self.settings = settings
+        self.all = [self.make(number) for number in range(count)]
+        self.takers: list[Taker] = []
+
+    def make(self, number: int, **more: Any) -> GatewayProcess:
+        joins = {} if number == 0 else {"join": self.work / "gateway-0", "name": f"gateway-{number}"}
+        return GatewayProcess(self.work / f"gateway-{number}", {**self.settings, **joins, **more})
+
+    def __enter__(self) -> Gateways:
+        for gateway in self.all:
+            gateway.start()
+        self.until(lambda: len(self.connected()) == len(self.all), "all gateways to be linked")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for taker in self.takers:
+            taker.finish()
+        for gateway in self.all:
+            if gateway.process.poll() is None:
+                gateway.kill()
+
+    def __getitem__(self, number: int) -> GatewayProcess:
+        return self.all[number]
+
+    def taker(self) -> Taker:
+        self.takers.append(Taker(self.work / "checkpoint", self.work / "gateway-0"))
+        return self.takers[-1]
+
+    def list(self) -> list[dict[str, Any]]:
+        try:
+            with self[0].client(1.0) as client:
+                return client.gateways()
+        except ProcessionError:
+            return []
+
+    def connected(self) -> list[str]:
+        return [one["name"] for one in self.list() if one["is_connected"]]
+
+    def held(self) -> dict[str, int]:
+        return {one["name"]: one["streams"] for one in self.list()}
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.tell()}"
+            time.sleep(LOOK_S)
+
+    def tell(self) -> str:
+        return "\n".join(f"--- {one.directory.name}\n{one.log.read_text()[-1500:]}" for one in self.all)

@@ -1,0 +1,120 @@
+"""A driver without Spark for tests of several gateways: the real feed, checkpoint and words to the gateways; an epoch
+is read from the mapped logs, and committed as soon as it is read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.rounds import Round
+from procession.errors import RoundError
+from procession.ops.feed import GatewayFeed, GatewayWord
+from procession.storage.log import LogReader
+from procession.storage.pieces import Piece, laid
+from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
+
+RECORDS_MAX = 20_000
+BYTES_MAX = 64 * 1024 * 1024
+IDLE_S = 0.02
+
+
+class Taker:
+    """One incarnation of a driver; the next one on the same checkpoint goes on where this one ended."""
+
+    def __init__(self, root: Path, leader: Path, records_max: int = RECORDS_MAX) -> None:
+        self.checkpoint = Checkpoint.claim(root, name="taker", fingerprint="")
+        self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, BYTES_MAX)
+        self.word = GatewayWord(leader, b"", self.checkpoint.fence)
+        self._leader = leader
+        self.epoch = -1
+        self.offsets: dict[str, int] = {"gateway-0": 0}
+        self.positions: dict[int, int] = {}
+        self.ids: dict[int, list[int]] = {}
+        """The message ids of each stream, in the order of the output."""
+        self.pieces: list[list[Piece]] = []
+        """What each epoch was made of."""
+        self._untold: Round | None = None
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def successor(self) -> Taker:
+        """Another driver on the same checkpoint, which knows what this one has committed."""
+        other = Taker(self.checkpoint.root, self._leader, self.feed.records_max)
+        other.epoch, other.offsets = self.epoch, dict(self.offsets)
+        other.positions, other.ids, other.pieces, other._untold = self.positions, self.ids, self.pieces, self._untold
+        return other
+
+    def begin(self) -> Taker:
+        """Take epochs in a thread, until `finish`."""
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def finish(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                if not self.take():
+                    self._is_over.wait(IDLE_S)
+        except BaseException as error:
+            self.error = error
+
+    def take(self) -> bool:
+        """One epoch, if there is anything to take; and tell the gateways what they have not heard yet."""
+        ends = self.feed.next_ends(self.offsets)
+        pieces = list(laid(self.offsets, ends, self.feed.places()))
+        if pieces:
+            self._commit(ends, pieces)
+        self.tell()
+        return bool(pieces)
+
+    def has(self, stream_id: int, count: int) -> bool:
+        """Take what there is; whether there are so many records of a stream by now, and all have heard of it."""
+        is_done = not self.take() and self.tell()
+        return is_done and len(self.ids.get(stream_id, [])) == count
+
+    def tell(self) -> bool:
+        """False if a gateway could not be told; it is told again."""
+        if self._untold is None:
+            return True
+        try:
+            self.word.acknowledge(self._untold)
+        except RoundError:
+            return False
+        self._untold = None
+        return True
+
+    def _commit(self, ends: dict[str, int], pieces: list[Piece]) -> None:
+        self.epoch += 1
+        self._write("offsets", f"v1\n{{}}\n{json.dumps(ends)}")
+        for piece in pieces:
+            self._read(piece)
+        self.pieces.append(pieces)
+        first, last = sum(self.offsets.values()), sum(ends.values())
+        self._untold = Round(
+            self.epoch, self.checkpoint.fence, "", first, last, {}, dict(self.positions), ends=dict(ends)
+        )
+        self._write("commits", "v1\n{}")
+        self.offsets = ends
+
+    def _read(self, piece: Piece) -> None:
+        for batch in LogReader(Path(piece.place.directory)).read(piece.first, piece.last):
+            for row in batch.select(["kind", "stream_id", "message_id"]).to_pylist():
+                if row["kind"] in RECORD_KINDS:
+                    self.ids.setdefault(row["stream_id"], []).append(row["message_id"])
+                if row["kind"] in REFERENCE_KINDS:
+                    self.positions[row["stream_id"]] = row["message_id"]
+
+    def _write(self, part: str, text: str) -> None:
+        folder = self.checkpoint.directory / part
+        folder.mkdir(exist_ok=True)
+        (folder / str(self.epoch)).write_text(text)

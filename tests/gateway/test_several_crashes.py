@@ -1,0 +1,107 @@
+"""Three gateways, twenty producers with ten streams each, while gateways and drivers are killed, join and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from procession.connectors.generator import GeneratorSource, Recipe
+from procession.errors import ProcessionError
+from procession.sdk.options import SourceOptions
+from procession.sdk.source import SourceClient
+from tests.gateway.gateways import Gateways
+
+PRODUCERS = 20
+STREAMS = 10
+RATE = 150.0
+"""Records a second, of each producer."""
+PATIENCE_S = 180.0
+"""How long the end may take, after the last crash. It ends a hang, and measures nothing."""
+
+
+class Producers:
+    """All sources, in a loop of their own. Each has a rival that wants the same streams, at another gateway."""
+
+    def __init__(self, gateways: Gateways, seconds: float) -> None:
+        self.records = max(5, int(RATE * seconds / STREAMS))
+        addresses = [one.listen for one in gateways.all]
+        self.clients = [
+            self._client(number, [addresses[(number + turn + rival) % 3] for turn in range(3)], rival)
+            for number in range(PRODUCERS)
+            for rival in range(2 if number < 3 else 1)
+        ]
+        self.thread = threading.Thread(target=asyncio.run, args=(self._all(),))
+        self.error: BaseException | None = None
+
+    def _client(self, number: int, addresses: list[str], rival: int) -> SourceClient:
+        source = GeneratorSource(Recipe(self.records, size=24, seed=number, streams=STREAMS))
+        options = SourceOptions(
+            "crashes", f"producer {number}.{rival}", rate=RATE, backoff_limit_s=0.3, complaints_max=10_000
+        )
+        return SourceClient(source, ",".join(addresses), options)
+
+    async def _all(self) -> None:
+        try:
+            await asyncio.gather(*(client.run() for client in self.clients))
+        except BaseException as error:
+            self.error = error
+
+    def tell(self) -> str:
+        return "\n".join(str(client.report()) for client in self.clients if client.report().state != "done")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "seed"),
+    [(6.0, 1), pytest.param(60.0, 2, marks=pytest.mark.slow), pytest.param(300.0, 3, marks=pytest.mark.slow)],
+)
+def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
+    tmp_path: Path, seconds: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    with Gateways(tmp_path, 3, ack_interval_s=0.1, link_interval_s=0.1, link_timeout_s=2.0) as gateways:
+        producers = Producers(gateways, seconds)
+        taker = gateways.taker().begin()
+        producers.thread.start()
+        deadline = time.monotonic() + seconds
+        happened = []
+        while time.monotonic() < deadline:
+            time.sleep(chance.uniform(0.1, 0.8))
+            what, number = chance.choice(["kill", "kill", "leave", "driver"]), chance.randrange(3)
+            happened.append((what, number))
+            gateway = gateways[number]
+            if what == "driver":
+                taker.finish()
+                taker = taker.successor().begin()
+                gateways.takers.append(taker)
+            elif what == "kill":
+                gateway.kill()
+                time.sleep(chance.uniform(0.0, 0.5))
+                gateway.start()
+            elif number:
+                try:
+                    with gateways[0].client(5.0) as client:
+                        client.leave(gateway.directory.name)
+                except ProcessionError:
+                    continue  # it is away, or has not joined yet
+                if chance.random() < 0.3:
+                    gateway.kill()
+                    gateway.start()
+                gateways.until(lambda one=gateway: one.process.poll() is not None, f"{gateway.directory} to leave")  # type: ignore[misc]
+                assert gateway.process.returncode == 0, gateways.tell()
+                gateway.start()
+        producers.thread.join(PATIENCE_S)
+        assert not producers.thread.is_alive(), f"{happened}\n{producers.tell()}\n{gateways.tell()}"
+        assert producers.error is None, producers.error
+        taker.finish()
+        gateways.until(lambda: not taker.take() and taker.tell(), "the last epoch")
+        ids = taker.ids
+        assert len(ids) == PRODUCERS * STREAMS
+        for stream_id, found in ids.items():
+            assert found == list(range(producers.records)), f"stream {stream_id} after {happened}"
+        gateways.until(lambda: set(gateways.held().values()) == {0}, "all streams to be given up")
+        assert {what for what, _ in happened} >= {"kill"}

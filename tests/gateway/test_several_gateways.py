@@ -1,0 +1,159 @@
+"""Several real gateway processes for one pipeline: whose a stream is, and what a death or a departure changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError
+from procession.wire.messages import Ack, Eos, Restart
+from tests.gateway.gateways import Gateways
+from tests.gateway.producer import Producer
+
+
+@pytest.fixture
+def gateways(tmp_path: Path) -> Gateways:
+    return Gateways(tmp_path, 3, ack_interval_s=0.05, link_interval_s=0.05)
+
+
+def opened(gateways: Gateways, number: int, stream_id: int) -> tuple[Producer, int]:
+    """A producer that has the stream, however often it must ask, and the point of reference that it was given."""
+    producer = Producer(gateways[number].listen)
+    producer.hello()
+    given = []
+
+    def is_granted() -> bool:
+        answer = producer.notify(stream_id)
+        given.append(answer.point_of_reference)
+        if not answer.success:
+            producer.expect(Ack)
+        return answer.success
+
+    gateways.until(is_granted, f"stream {stream_id} to be granted at gateway-{number}")
+    return producer, given[-1]
+
+
+def test_a_stream_moves_when_all_that_its_holder_took_is_committed_and_not_before(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker()
+        first, _ = opened(gateways, 1, 7)
+        first.messages(7, range(10))
+        with Producer(gateways[2].listen) as other:
+            other.hello()
+            assert not other.notify(7).success, "it is open elsewhere"
+            gateways.until(lambda: taker.has(7, 10), "ten records")
+            first.messages(7, range(10, 15))
+            gateways.until(lambda: gateways[1].client().status()["next_sequence"] == 15, "fifteen records")
+            first.socket.close()
+            assert not other.notify(7).success, "what came of it is not committed"
+        gateways.until(lambda: taker.has(7, 15), "fifteen records")
+        second, point_of_reference = opened(gateways, 2, 7)
+        assert point_of_reference == 14
+        second.messages(7, range(15, 20))
+        gateways.until(lambda: taker.has(7, 20), "twenty records")
+        assert taker.ids[7] == list(range(20))
+        assert taker.offsets == {"gateway-0": 0, "gateway-1": 15, "gateway-2": 5}
+        second.socket.close()
+
+
+def test_of_two_that_fight_for_a_stream_one_has_it(gateways: Gateways) -> None:
+    with gateways:
+        producers = [Producer(gateways[number % 3].listen) for number in range(6)]
+        for producer in producers:
+            producer.hello()
+        for turn in range(20):
+            granted = [producer.notify(100 + turn).success for producer in producers]
+            assert sum(granted) == 1
+        for producer in producers:
+            producer.socket.close()
+        gateways.until(lambda: sum(gateways.held().values()) == 0, "all streams to be given up")
+
+
+def test_a_leader_that_dies_takes_no_stream_with_it_and_grants_none_before_all_are_heard(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker()
+        holder, _ = opened(gateways, 1, 7)
+        holder.messages(7, range(5))
+        gateways[2].kill()
+        gateways[0].kill()
+        holder.messages(7, range(5, 10))
+        with Producer(gateways[1].listen) as other:
+            other.hello()
+            assert not other.notify(8).success, "there is nobody to grant it"
+            gateways[0].start()
+            gateways.until(lambda: "gateway-1" in gateways.connected(), "the first two to meet again")
+            assert not other.notify(8).success, "the third has not said what it holds"
+        gateways[2].start()
+        third, _ = opened(gateways, 2, 8)
+        with Producer(gateways[0].listen) as other:
+            other.hello()
+            assert not other.notify(7).success
+            assert not other.notify(8).success
+        gateways.until(lambda: taker.has(7, 10), "ten records")
+        assert taker.ids[7] == list(range(10))
+        holder.socket.close()
+        third.socket.close()
+
+
+def test_a_gateway_that_dies_holds_its_streams_until_it_is_back(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker()
+        holder, _ = opened(gateways, 2, 7)
+        holder.messages(7, range(5))
+        gateways.until(lambda: gateways[2].client().status()["next_sequence"] == 5, "five records")
+        with gateways[2].client() as client:
+            client.offer(taker.checkpoint.fence, 0, 100, 10_000)  # on disk now
+        gateways[2].kill()
+        holder.socket.close()
+        with Producer(gateways[1].listen) as other:
+            other.hello()
+            assert other.notify(8).success, "what it does not hold goes on"
+            assert not other.notify(7).success
+        gateways[2].start()
+        gateways.until(lambda: taker.has(7, 5), "five records")
+        second, point_of_reference = opened(gateways, 0, 7)
+        assert point_of_reference == 4
+        second.socket.close()
+
+
+def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_name(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker().begin()
+        producer, _ = opened(gateways, 2, 7)
+        producer.messages(7, range(5))
+        with gateways[0].client() as client, pytest.raises(ConfigError, match="leads, and cannot leave"):
+            client.leave("gateway-0")
+        with gateways[0].client() as client:
+            client.leave("gateway-2")
+        address = producer.expect(Restart).address
+        assert address in (gateways[0].listen, gateways[1].listen)
+        producer.socket.close()
+        assert gateways[2].wait()[0] == 0, "it ends by itself, when all is committed"
+        assert [one["name"] for one in gateways.list()] == ["gateway-0", "gateway-1"]
+        moved, point_of_reference = opened(gateways, 1, 7)
+        moved.messages(7, range(point_of_reference + 1, 10))
+        moved.send(Eos(7))
+        gateways[2].start()
+        gateways.until(lambda: "gateway-2" in gateways.connected(), "the same name again")
+        again, point_of_reference = opened(gateways, 2, 7)
+        assert point_of_reference == 9
+        again.messages(7, range(10, 15))
+        gateways.until(lambda: len(taker.ids[7]) == 15, "fifteen records")
+        assert taker.ids[7] == list(range(15))
+        moved.socket.close()
+        again.socket.close()
+
+
+def test_another_directory_is_not_taken_for_one_that_is_known(gateways: Gateways) -> None:
+    with gateways:
+        stranger = gateways.make(3, name="gateway-2")
+        gateways.all.append(stranger)
+        stranger.start()
+        status, words = stranger.wait()
+        assert status == 1
+        assert "There is a gateway 'gateway-2' already" in words
+        unnamed = gateways.make(4, name="")
+        gateways.all.append(unnamed)
+        unnamed.start()
+        gateways.until(lambda: "gateway-3" in gateways.connected(), "it to be given the next name")
