@@ -127,6 +127,14 @@ class Sequential:
                 held = opened[whose, end]
                 start, values = (0, held) if stateful.windowing.windows.count else held
                 yield self._told(node, start, end, values, whose, "end")
+        if stateful.totals is not None:
+            total = stateful.totals.aggregate
+            held = self.windows.pop(index, {})
+            if not held and node.key is None:
+                held = {b"": [0, total.create()]}
+            for key, (count, one) in sorted(held.items()):
+                named = {"key": key.decode()} if node.key is not None else {}
+                yield named | {"count": count, "value": own(total.finish(one))}
 
     def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
         stateful: Any = node.stateful
@@ -191,6 +199,16 @@ class Sequential:
                 yield from self._windows(index, value)
             case Kind.JOIN:
                 yield from self._pairs(index, value)
+            case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
+                key = as_key(node.key(value)) if node.key is not None else b""
+                assert node.stateful is not None
+                assert node.stateful.totals is not None
+                total = node.stateful.totals.aggregate
+                all_held = self.windows.setdefault(index, {})
+                held = all_held.get(key) or [0, total.create()]
+                held[1] = total.add(held[1], value)
+                held[0] += 1
+                all_held[key] = held
             case _:
                 yield from self._stateful(index, value)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline, PlanError, aggregates, windows
+from procession import Aggregate, Pipeline, PlanError, aggregates, windows
 from procession.plan.ends import Change, Ending, Listening, find_endings, new_mark
+from procession.plan.planner import make_plan
 
 from ..spark.test_plans import expected, ran
 from .chance import FIRST_STREAM, STREAMS
@@ -32,6 +35,15 @@ def picky(value: Any) -> Any:
     return value
 
 
+def not_commutative() -> Aggregate:
+    def add(held: bytes, value: bytes) -> bytes:
+        if value.endswith(b"13"):
+            raise ValueError(value)
+        return held + value[-1:]
+
+    return Aggregate(bytes, add, len)
+
+
 def every_way(pipeline: Pipeline) -> None:
     """Stages that fire at an end: beside one another, behind one another, of one source and of two."""
     some = pipeline.source("some", streams=[FIRST_STREAM], ends=True)
@@ -44,6 +56,10 @@ def every_way(pipeline: Pipeline) -> None:
     timed = threes.window(windows.tumbling(7), aggregates.count())
     by_key.merge(threes).map(shown).sink("merged", to="file:out")
     nested.merge(by_key, timed).rebalance(parallelism=3).map(shown).sink("nested", to="file:out")
+    # In the order of the records, whatever it is; and totals of totals.
+    pairs = both.aggregate(not_commutative(), key=key, parallelism=3)
+    pairs.merge(both.aggregate(not_commutative())).map(shown).sink("totals", to="file:out")
+    pairs.map(picky).aggregate(aggregates.collect()).merge(by_key).map(shown).sink("all", to="file:out")
     some.window(windows.session(3), aggregates.count(), time=time).map(shown).sink("some-out", to="file:out")
     rest.window(windows.session(3), aggregates.count(), key=key, time=time).map(shown).sink("rest-out", to="file:out")
 
@@ -102,12 +118,53 @@ def test_an_end_that_is_told_again_lets_nothing_out_twice_and_a_stream_that_come
     assert fired([*ALL, (4, 1), (5, 1)], [*FOUR, b"a"], ends=True) == [("a", 2), ("b", 1), ("c", 1), ("a", 1)]
 
 
+def totals(stops: Ends, payloads: list[bytes], **options: Any) -> list[Any]:
+    pipeline = Pipeline("p", parallelism=3)
+    source = pipeline.source(ends=True)
+    source.aggregate(aggregates.collect(), **options).sink("out", to="file:out", codec="msgpack", framing="raw")
+    out = ran(pipeline.graph(), payloads, {2}, 1, ends=stops)["out"]
+    return list(msgpack.Unpacker(io.BytesIO(out)))
+
+
+def test_totals_are_of_all_records_in_their_order_and_of_those_since_the_last_end() -> None:
+    assert totals([*ALL, (5, 1)], [*FOUR, b"a"]) == [
+        {"count": 4, "value": FOUR},
+        {"count": 1, "value": [b"a"]},
+    ]
+    assert totals(ALL, FOUR, key=key) == [
+        {"key": "a", "count": 2, "value": [b"a", b"a"]},
+        {"key": "b", "count": 1, "value": [b"b"]},
+        {"key": "c", "count": 1, "value": [b"c"]},
+    ]
+
+
+def test_the_total_of_no_records_is_one_without_keys_and_none_with() -> None:
+    assert totals([(0, 0)], []) == [{"count": 0, "value": []}]
+    assert totals([(0, 0)], [], key=key) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [lambda stage: stage.aggregate(aggregates.count()), lambda stage: stage.aggregate(aggregates.count(), key=key)],
+)
+def test_a_total_of_a_source_that_never_ends_is_refused_with_two_ways_out(word: Any) -> None:
+    pipeline = Pipeline("p")
+    word(pipeline.source("endless").merge(pipeline.source("ended", streams=[1], ends=True))).sink("out", to="file:out")
+    with pytest.raises(PlanError) as caught:
+        pipeline.explain()
+    assert "source 'endless' never ends" in caught.value.sentence
+    assert "ends=True" in caught.value.next_step
+    assert "window(…)" in caught.value.next_step
+    make_plan(pipeline.graph().with_inputs(frozenset({7})))
+
+
 def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
     batch = batch_of([b"x"] * 6, 10, 2, [(3, 0), (6, 1)])
     listening = Listening()
     numbers = np.arange(100, 100 + batch.num_rows)
-    listening.add(batch.slice(0, 2), numbers[:2])
-    listening.add(batch.slice(2), numbers[2:])
+    is_end = batch.column("kind").to_numpy() == 1
+    listening.add(batch.slice(0, 2), numbers[:2], is_end[:2])
+    listening.add(batch.slice(2), numbers[2:], is_end[2:])
     told = [(change.sequence, change.stream, change.is_end) for change in listening.changes]
     assert told == [
         (100, 10, False),

@@ -193,6 +193,8 @@ def test_two_halves_put_together_are_the_whole(aggregate: Aggregate) -> None:
         lambda stage: stage.window(windows.tumbling(5), aggregates.count(), lateness_s=-1),
         lambda stage: stage.window(windows.session(5), Aggregate(list, lambda held, value: held)),
         lambda stage: stage.rolling(len, key=bytes),
+        lambda stage: stage.aggregate(len),
+        lambda stage: stage.aggregate(aggregates.count(), key="host"),
         lambda stage: stage.map_stateful(None, key=bytes),
         lambda stage: stage.map_stateful(len, key=bytes, initial={1: {2}}),
         lambda stage: stage.distinct("host"),

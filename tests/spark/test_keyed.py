@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from procession import Pipeline, aggregates, sides, windows
+from procession import Aggregate, Pipeline, aggregates, sides, windows
 from procession.plan.planner import check_runnable, make_plan
 from procession.plan.strategies import TABLE
 from procession.spark.session import Session
@@ -62,6 +62,9 @@ def is_not_the_eleventh(state: dict[str, int], value: bytes) -> tuple[dict[str, 
 
 def not_commutative(whole: bytes, value: bytes) -> bytes:
     return (whole + value[-2:])[-12:]
+
+
+NOT_COMMUTATIVE = Aggregate(bytes, not_commutative)
 
 
 def when(value: bytes) -> int:
@@ -132,6 +135,10 @@ def every_kind() -> Pipeline:
     visits.map(shown).sink("visits", to="file:out")
     threes = source.window(windows.counting(3), aggregates.max_by(), key=key).map(shown)
     threes.sink("threes", to="file:out")
+    source.aggregate(NOT_COMMUTATIVE).map(shown).sink("total", to="file:out")
+    totals = source.aggregate(NOT_COMMUTATIVE, key=key, parallelism=3)
+    # The ends of chains in a row come one after the other.
+    totals.merge(totals.aggregate(aggregates.collect())).map(shown).sink("totals", to="file:out")
     # Windows of windows: of what came out above, by the ends of those.
     nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
     source.merge(nested.map(shown)).sink("nested", to="file:out")
@@ -182,6 +189,8 @@ def sequential() -> dict[str, bytes]:
 WINDOWS = ["minutes", "hops", "visits", "threes", "nested"]
 SINKS = [
     *WINDOWS,
+    "total",
+    "totals",
     "joined",
     "paired",
     "paired-inner",

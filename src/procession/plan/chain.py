@@ -189,6 +189,11 @@ class _Pass(Delivery):
             if node.stateful is not None and (windowing := node.stateful.windowing) is not None:
                 return timed_flow(self.rows, windowing, self.chain.states, partial(self.letters.add, index))
             flow = Flow(unpack(self.rows.payload, self.rows.forms), keys=self.rows.keys)
+            if node.stateful is not None and (totals := node.stateful.totals) is not None:
+                assert self.rows.keys is not None
+                refuse = partial(self.letters.add, index, flow)
+                totals.add(self.chain.states, self.rows.keys.to_pylist(), flow.as_list(), refuse)
+                return flow_of([])
             return flow if node.stateful is None else self._keyed(index, node.stateful, flow)
         if node.kind is Kind.SOURCE:
             return self._source(index, node)

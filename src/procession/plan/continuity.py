@@ -34,11 +34,11 @@ def _what(node: Node) -> str:
 
 
 def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
-    """Raise PlanError if a stage that a watermark moves is to run with another number of tasks than these: each has a
-    part of what waits for it."""
+    """Raise PlanError if a stage that a watermark or an end moves is to run with another number of tasks than these:
+    each has a part of what waits for it."""
     for chain in plan.chains:
         node = None if chain.root is None else plan.node(chain.root)
-        if node is None or not TABLE[node.kind].is_timed or kept.get(node.name, 0) in (0, chain.tasks):
+        if node is None or not TABLE[node.kind].is_firing or kept.get(node.name, 0) in (0, chain.tasks):
             continue
         raise PlanError(
             f"stage {node.name!r} ran with parallelism {kept[node.name]} when the checkpoint was made, and is to run"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from procession.errors import PlanError
 from procession.plan.flow import Numbers
 from procession.plan.graph import Graph, Kind, Node
-from procession.storage.segment import KIND_EOS
 
 NO_STREAM = -1
 NO_TIME = -(2**63)
@@ -50,11 +50,11 @@ class Listening:
         self._changes: list[Change] = []
         self._last = -1
 
-    def add(self, rows: pa.RecordBatch, numbers: Numbers) -> None:
-        """These rows of the log, of all kinds, with their sequence numbers."""
+    def add(self, rows: pa.RecordBatch, numbers: Numbers, is_end: npt.NDArray[np.bool_]) -> None:
+        """These rows of the log, with their sequence numbers, and which of them are ends of streams."""
         streams, times = rows.column("stream_id").to_numpy(), rows.column("event_time").to_numpy()
         start = 0
-        for end in [*np.flatnonzero(rows.column("kind").to_numpy() == KIND_EOS).tolist(), len(numbers)]:
+        for end in [*np.flatnonzero(is_end).tolist(), len(numbers)]:
             self._go_on(streams[start:end], times[start:end], numbers[start:end])
             if end < len(numbers):
                 stream = int(streams[end])

@@ -32,8 +32,9 @@ def followed(ending: Ending, states: States, changes: Sequence[Change]) -> list[
 
 def fired_at_end(stateful: Stateful, states: States) -> Iterator[Sequence[Result]]:
     """What the stage lets out, in order, and a bounded number at a time."""
-    assert stateful.windowing is not None
-    return stateful.windowing.end(states)
+    stage = stateful.windowing or stateful.totals
+    assert stage is not None
+    return stage.end(states)
 
 
 def row_of_end(key: Sequence[int], end: End, *, is_carrying: bool) -> Rows:

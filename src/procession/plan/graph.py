@@ -41,10 +41,10 @@ class Kind(Enum):
     WINDOW_BY_KEY = "window_by_key"
     HASH_JOIN = "hash_join"
     JOIN = "join"
-    SINK = "sink"
-
     AGGREGATE = "aggregate"
     AGGREGATE_BY_KEY = "aggregate_by_key"
+    SINK = "sink"
+
     SORT = "sort"
     ADD_TIMESTAMPS = "add_timestamps"
 

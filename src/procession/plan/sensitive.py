@@ -17,6 +17,7 @@ from procession.plan.joins import Joins
 from procession.plan.keyed import reducing, starting_with
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
+from procession.plan.totals import Totals
 from procession.plan.windows import Late, Windows, nanoseconds
 from procession.plan.words import checked_choice, checked_count, checked_function, checked_name, checked_seconds
 
@@ -148,6 +149,24 @@ class SensitiveStage(Joins):
         )
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, time=time, stateful=Stateful(Gives.WINDOWS, windowing=windowing)))
+
+    def aggregate(
+        self, aggregate: Aggregate, *, key: Key | None = None, name: str | None = None, parallelism: int | None = None
+    ) -> Stage:
+        """Put all records together, in their order, or, with `key`, all of each key; when the input has ended, a dict
+        comes out for each key, in the order of keys: key, count and value (the aggregate's). Without `key` it is one,
+        without a key. Only for sources that end: `source(…, ends=True)`, or run with `--input`."""
+        if not isinstance(aggregate, Aggregate):
+            raise PlanError(
+                f".aggregate() was given {aggregate!r}, which is no aggregate",
+                next_step="give it one of procession.aggregates, or make an Aggregate of your own",
+            )
+        if key is not None:
+            checked_function(key, "aggregate", "key")
+        kind = Kind.AGGREGATE if key is None else Kind.AGGREGATE_BY_KEY
+        totals = Totals(aggregate, key is not None)
+        node = self._node(kind, None, name, parallelism)
+        return self._add(replace(node, key=key, stateful=Stateful(Gives.TOTALS, totals=totals)))
 
     def _keyed(
         self,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from procession.plan.timed import Timed
+    from procession.plan.totals import Totals
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -26,6 +27,7 @@ class Gives(Enum):
     FIRST = "nothing: the first record of each key is kept"
     WINDOWS = "nothing: windows are filled, and fire"
     PAIRS = "nothing: records meet those of another stream"
+    TOTALS = "nothing: what is held comes out at the end"
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class Stateful:
     initial: Callable[[], Any] = lambda: None
     windowing: Timed | None = None
     """What a watermark moves, if one does: windows or pairs."""
+    totals: Totals | None = None
 
     @property
     def heeds_ends(self) -> bool:
         """Whether the end of its input lets it fire."""
-        return self.windowing is not None
+        return self.windowing is not None or self.needs_ends
 
     @property
     def needs_ends(self) -> bool:
         """Whether it would never give anything without."""
-        return False
+        return self.totals is not None

@@ -78,10 +78,13 @@ class Row:
     comes_with: str = ""
     """What must be there before it can be run; empty: it can."""
 
+    is_firing: bool = False
+    """Whether it lets out results that are not a record's, which have a place by their time and key."""
+
     @property
     def numbers(self) -> int:
         """How many numbers it puts behind the order key of what leaves it."""
-        return PLACE if self.is_timed else int(self.is_multiplying)
+        return PLACE if self.is_firing else int(self.is_multiplying)
 
     @property
     def is_exchange(self) -> bool:
@@ -89,7 +92,7 @@ class Row:
 
 
 _KEYED = Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, has_state=True)
-_TO_ONE = Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE)
+_TO_ONE = Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, has_state=True, is_firing=True)
 
 TABLE: dict[Kind, Row] = {
     Kind.SOURCE: Row(tasks=Tasks.OWN, is_creating=True),
@@ -110,14 +113,14 @@ TABLE: dict[Kind, Row] = {
     Kind.REDUCE: _KEYED,
     Kind.ROLLING: _KEYED,
     Kind.DISTINCT: _KEYED,
-    Kind.WINDOW: replace(_TO_ONE, has_state=True, is_timed=True, comes_with=""),
-    Kind.WINDOW_BY_KEY: replace(_KEYED, is_creating=True, is_timed=True),
+    Kind.WINDOW: replace(_TO_ONE, is_timed=True),
+    Kind.WINDOW_BY_KEY: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.HASH_JOIN: Row(is_multiplying=True),
-    Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True),
-    Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
+    Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.AGGREGATE: _TO_ONE,
-    Kind.AGGREGATE_BY_KEY: Row(Way.BY_KEY, Tasks.OWN, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
-    Kind.SORT: _TO_ONE,
+    Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
+    Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
+    Kind.SORT: Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
     Kind.ADD_TIMESTAMPS: Row(comes_with=ORDER_SENSITIVE),
 }
 

@@ -29,7 +29,7 @@ from procession.plan.strategies import TABLE
 from procession.spark.awaiting import await_all
 from procession.spark.keeping import Keeping
 from procession.storage.cells import CellStore
-from procession.storage.log import RECORD_KINDS, REFERENCE_KINDS, LogReader
+from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS, LogReader
 from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, sequence_of
 from procession.storage.runs import Manifest, Run, RunStore
 from procession.storage.states import States
@@ -98,7 +98,7 @@ class Task:
                 numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
                 number += batch.num_rows
                 if listening is not None:
-                    listening.add(batch, numbers)
+                    listening.add(batch, numbers, batch.column("kind").to_numpy() == KIND_EOS)
                 records, of_records = _of_kinds(batch, RECORD_KINDS, numbers)
                 references, _ = _of_kinds(batch, REFERENCE_KINDS, numbers)
                 summary.add(records, references)
@@ -183,7 +183,7 @@ class Task:
         assert self.keeping is not None
         root, tasks = self._root(chain), self.plan.chains[chain].tasks
         return self.keeping.open(
-            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_timed=TABLE[root.kind].is_timed
+            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=TABLE[root.kind].is_firing
         )
 
     def _piece(self, first: int, last: int) -> Piece:

@@ -40,15 +40,16 @@ class Keeping:
     fence: int
     keys_max: int = KEYS_MAX
 
-    def open(self, stage: str, task: int, tasks: int, epoch: int, attempt: int, *, is_timed: bool = False) -> States:
-        """The states of this task's keys, as the epoch before has left them."""
+    def open(self, stage: str, task: int, tasks: int, epoch: int, attempt: int, *, is_whole: bool = False) -> States:
+        """The states of this task's keys, as the epoch before has left them. `is_whole`: some are not of a key, but of
+        the task as a whole, and cannot be dealt out anew."""
         version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, Version())
         codec = Codec(_Encoding(stage), thawed)
         prefix = file_prefix(self.fence, stage, task, epoch, attempt)
         if version.tasks and len(version.tasks) != tasks:
-            if is_timed:
+            if is_whole:
                 raise PlanError(
-                    f"stage {stage!r} has open windows of {len(version.tasks)} tasks, and is to run with {tasks}",
+                    f"stage {stage!r} has states of {len(version.tasks)} tasks, and is to run with {tasks}",
                     next_step=f"give it parallelism={len(version.tasks)}, as it had when the checkpoint was made",
                     stage=stage,
                 )
