@@ -129,6 +129,16 @@ def test_a_bad_peer_while_streaming_loses_its_session_and_its_good_records_stay(
     assert ids(gateway, end) == [0, 1, 2, 3, 4]
 
 
+def test_an_id_that_goes_back_first_of_all_that_was_read_is_told_so_too(gateway_process: Make) -> None:
+    gateway = gateway_process().start()
+    with _open(gateway) as producer, gateway.client() as control:
+        producer.messages(7, range(2))
+        while control.status()["records_in"] < 2:
+            pass
+        producer.send(Message(7, 1, 0, b"", b"again"))
+        assert producer.expect(Error).reason == "message id goes back on stream 7"
+
+
 @pytest.mark.parametrize(("cookie", "reason"), [(b"", "a cookie is needed"), (b"sesamf", "bad cookie")])
 def test_a_wrong_cookie_opens_neither_door_and_is_not_logged(gateway_process: Make, cookie: bytes, reason: str) -> None:
     gateway = gateway_process(limits={"cookie": b"sesame"}).start()

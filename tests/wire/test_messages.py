@@ -23,6 +23,7 @@ def test_few_messages_are_what_their_columns_are(messages: Messages) -> None:
     assert messages.bodies() == [b"a", b"", b"b", b"c"]
     assert messages == COLUMNS
     assert messages.slice(1, 3) == COLUMNS.slice(1, 3)
+    assert messages.slice(0, 0).stream_ids.tolist() == messages.slice(4, 4).payloads.to_pylist() == []
     assert [(stream_id, list(run)) for stream_id, run in messages.by_stream()] == [
         (7, [Message(*ROWS[0]), Message(*ROWS[1])]),
         (8, [Message(*ROWS[2])]),

@@ -144,7 +144,7 @@ class Messages:
         if name not in COLUMNS:
             raise AttributeError(name)
         assert self._rows is not None
-        made = Messages.of(*zip(*self._rows, strict=True))
+        made = Messages.of(*(zip(*self._rows, strict=True) if self._rows else [()] * len(COLUMNS)))
         for column in COLUMNS:
             object.__setattr__(self, column, getattr(made, column))
         return getattr(made, name)
