@@ -10,7 +10,7 @@ import json
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -24,6 +24,7 @@ from procession.gateway.refusal import KINDS, Garbled
 DELAY_S_MIN = 0.02
 DELAY_S_MAX = 1.0
 REPLY_BYTES_MAX = 16 * 1024 * 1024
+STREAMS_ASKED = 1000
 
 _ERRORS = {kind: error for error, kind in KINDS.items()}
 
@@ -81,6 +82,14 @@ class ControlClient:
 
     def status(self) -> dict[str, Any]:
         return self._ask("status")
+
+    def streams(self) -> Iterator[dict[str, Any]]:
+        """Every stream that the gateway knows, in the order of their ids; asked for page by page."""
+        first_id: int | None = 0
+        while first_id is not None:
+            page = self._ask("streams", first_id=first_id, streams_max=STREAMS_ASKED)
+            yield from page["streams"]
+            first_id = page["next_id"]
 
     def close(self) -> None:
         if self._socket is not None:

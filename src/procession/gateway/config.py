@@ -31,7 +31,8 @@ class Limits:
     """What an adaptive window aims at: how long a record waits for its commit."""
     backlog_max: int = 16 * 1024 * 1024
     """So many records an adaptive window lets wait for their commit, at most."""
-    sessions_max: int = 256
+    sessions_max: int = 4096
+    """So many producers may be connected; `procession bench connections` says what an idle one costs."""
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more than this is appended and not committed."""
@@ -62,6 +63,12 @@ class GatewayConfig:
     """A peer that leaves this much unread is dropped."""
     request_bytes_max: int = 16 * MIB
     controls_max: int = 64
+    metrics: str = ""
+    """Where Prometheus reads metrics, HOST:PORT; empty: nowhere."""
+    metrics_streams_max: int = 10_000
+    """So many streams have metrics of their own; those of the others are added up."""
+    metrics_timeout_s: float = 10.0
+    """So long a reader of metrics waits for the loop that has them."""
     handshake_timeout_s: float = 10.0
     ack_interval_s: float = 1.0
     linger_s: float = 1.0

@@ -8,6 +8,7 @@ The one rule: one request object a line, one reply object a line, `{"ok": true, 
     commit  fence, epoch, end, positions              ->
     fence   fence                                     -> committed_end, next_sequence, identity, gateways
     status                                            -> see `Gateway.status`
+    streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
     and what `doorway` has: gateways, leave, join, notify, relinquish, beat, left
 """
 
@@ -25,6 +26,7 @@ from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.gateway.core import Gateway
 from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
+from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
 from procession.gateway.words import integers, positions
 
@@ -139,6 +141,8 @@ class ControlServer:
                 return {**found, "identity": gateway.identity, **self._doorway.gateways()}
             case "status":
                 return gateway.status()
+            case "streams":
+                return stream_rows(gateway, *integers(request, "first_id", "streams_max"))
             case other:
                 raise RemoteProtocolError(f"unknown op {str(other)[:40]!r}")
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from procession import faults
 from procession.errors import StorageError
 from procession.gateway import snapshot as snapshots
+from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
 from procession.gateway.events import (
     Action,
@@ -36,6 +37,7 @@ from procession.gateway.events import (
 from procession.gateway.identity import identity
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
+from procession.gateway.tally import Tally
 from procession.storage.log import IngressLog
 from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
@@ -70,7 +72,10 @@ class Gateway:
             config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=found.end_sequence
         )
         self.identity = identity(config.directory)
-        tail = self.log.read(found.end_sequence, self.log.next_sequence)
+        self.name = LEADER if config.join is None else config.name
+        """Among the gateways of the pipeline; one that joins may get it from the leader."""
+        self.tally = Tally(config.limits.streams_max)
+        tail = self.tally.recovered(found.end_sequence, self.log.read(found.end_sequence, self.log.next_sequence))
         lag_bytes = self.log.lag_bytes(found.end_sequence)
         self.state = GatewayState(
             config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=config.join is None
@@ -98,8 +103,14 @@ class Gateway:
         self._peers.pop(session, None)
 
     def handle(self, event: Event) -> None:
-        for action in self.state.handle(event, time.monotonic()):
+        for action in self._decided(event):
             self._perform(action)
+
+    def _decided(self, event: Event) -> list[Action]:
+        now = time.monotonic()
+        actions = self.state.handle(event, now)
+        self.tally.watch(event, actions, now, self.state.registry)
+        return actions
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -189,12 +200,12 @@ class Gateway:
     async def commit(self, commit: Committed) -> None:
         """Make it durable, acknowledge it, let go of its rows; in this order."""
         async with self._commit_lock:
-            await self._write_snapshot(self.state.handle(commit, time.monotonic()))
+            await self._write_snapshot(self._decided(commit))
 
     async def _raise_to(self, fence: int) -> None:
         self.state.check_fence(fence)
         if fence > self.state.snapshot.fence:
-            await self._write_snapshot(self.state.handle(FenceRaised(fence), time.monotonic()))
+            await self._write_snapshot(self._decided(FenceRaised(fence)))
 
     async def _write_snapshot(self, actions: list[Action]) -> None:
         for action in actions:
@@ -202,8 +213,7 @@ class Gateway:
             faults.point("gateway:before-snapshot")
             await self._durably(snapshots.save, self.config.directory, action.snapshot)
             faults.point("gateway:before-ack")
-            followers = self.state.handle(SnapshotWritten(action.snapshot), time.monotonic())
-            for follower in followers:
+            for follower in self._decided(SnapshotWritten(action.snapshot)):
                 if isinstance(follower, Trim):
                     faults.point("gateway:after-ack-before-trim")
                 self._perform(follower)

@@ -99,7 +99,7 @@ class LeaderLink:
             self._say(self._greeting())
             joined = await self._reply(reader)
             self._asked.clear()
-            self.name = str(joined["name"])
+            self.name = self._gateway.name = str(joined["name"])
             log.info("=", leader=str(self._at), name=self.name)
             self._gateway.handle(LeaderFound())
             beats = asyncio.get_running_loop().create_task(self._beat())

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,9 +30,11 @@ from procession.gateway.control import ControlServer
 from procession.gateway.core import Gateway
 from procession.gateway.doorway import Doorway
 from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
+from procession.gateway.figures import figures
 from procession.gateway.leadership import Leadership
 from procession.gateway.link import LeaderLink
 from procession.gateway.members import Member
+from procession.metrics import Figure, MetricsDoor
 from procession.readiness import Readiness
 from procession.storage.durable import write_durably
 from procession.tls import Door
@@ -43,6 +46,9 @@ from procession.wire.messages import Messages, Restart
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
+
+OTHER_DESCRIPTORS = 256
+"""Files that a gateway has open beside its connections, and more of them than there ever are."""
 
 COLUMNS_FROM_RECORDS = 100_000
 """So many records, decoded one by one, have taken about as long as it takes to get ready for decoding by columns."""
@@ -87,6 +93,7 @@ class Session(asyncio.BufferedProtocol):
         return self._intake.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._gateway.tally.received_bytes += nbytes
         for event in self._connection.receive(self._intake.buffer[:nbytes]):
             told = len(event) if isinstance(event, Messages | DraftMessages) else event
             log.debug("<", session=self._number, frame=told)
@@ -117,13 +124,16 @@ class Session(asyncio.BufferedProtocol):
         log.debug(">", session=self._number, frame=frame)
         self._transport.write(self._connection.send(frame))
         if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
-            log.warning("!", session=self._number, reason="does not read what it is sent")
+            reason = "does not read what it is sent"
+            log.warning("!", session=self._number, reason=reason)
+            self._gateway.tally.failed(reason)
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
         """Say why, then close."""
         if reason is not None and not self._is_lingering:
             log.warning("!", session=self._number, reason=reason)
+            self._gateway.tally.failed(reason)
             word = self._connection.error_frame(reason)
             if not self._transport.is_closing():
                 self._transport.write(word)
@@ -170,6 +180,7 @@ class GatewayServer:
         self.gateway = Gateway(config)
         self.listen = ""
         self.control = ""
+        self.metrics = ""
         self._config = config
         self._sessions: set[Session] = set()
         self._is_departing = False
@@ -178,6 +189,7 @@ class GatewayServer:
         self._control: ControlServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._door: asyncio.Server | Door | None = None
+        self._metrics: MetricsDoor | None = None
 
     async def start(self) -> None:
         """Open both doors, and write down where they are."""
@@ -196,8 +208,14 @@ class GatewayServer:
             )
         else:
             self._door = await loop.create_server(partial(self._session, intake), sock=listening)
+        if self._config.metrics:
+            reading = listening_socket(parse_address(self._config.metrics))
+            self.metrics = str(address_of(reading))
+            self._metrics = MetricsDoor(reading, partial(self._figures, loop))
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}
+        if self.metrics:
+            document["metrics"] = self.metrics
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
 
@@ -235,6 +253,14 @@ class GatewayServer:
         for number, session in enumerate(list(self._sessions)):
             session.restart(others[number % len(others)] if others else None)
 
+    def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Figure]:
+        """In the thread of whoever reads metrics: have them made in the loop, where nothing moves meanwhile."""
+
+        async def make() -> list[Figure]:
+            return figures(self.gateway)
+
+        return asyncio.run_coroutine_threadsafe(make(), loop).result(self._config.metrics_timeout_s)
+
     def _session(self, intake: Intake) -> Session:
         return Session(self.gateway, self._sessions, intake)
 
@@ -247,6 +273,8 @@ class GatewayServer:
         """Send the producers away with a RESTART, close the doors, and put what is here on disk."""
         if self._ticker is not None:
             self._ticker.cancel()
+        if self._metrics is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
         if self._door is not None:
             self._door.close()
         for session in list(self._sessions):
@@ -280,6 +308,17 @@ async def _serve(config: GatewayConfig) -> None:
         server.gateway.failure.result()
 
 
+def _allow_descriptors(config: GatewayConfig) -> None:
+    """Let the process open as many files as its limits mean, as far as the system lets it."""
+    wanted = config.limits.sessions_max + config.lingering_max + config.controls_max + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("!", files=allowed, needed=wanted, reason="the system allows fewer files than sessions_max needs")
+
+
 def serve(config: GatewayConfig) -> None:
     """Run a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or go on."""
     if not structlog.is_configured():
@@ -287,4 +326,5 @@ def serve(config: GatewayConfig) -> None:
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
+    _allow_descriptors(config)
     uvloop.run(_serve(config))

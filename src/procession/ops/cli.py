@@ -25,6 +25,7 @@ from procession.ops.cli_gateway import gateway
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sinks import sink_app
 from procession.ops.cli_sources import CookieFile, source_app
+from procession.ops.cli_streams import streams
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
@@ -45,6 +46,7 @@ app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
 app.command()(simulate)
+app.command()(streams)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 # Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.
@@ -70,6 +72,10 @@ CreditsKind = Annotated[
 LatencyTarget = Annotated[
     float | None,
     typer.Option(show_default="1.0", help="With adaptive credits: seconds that a record should wait for its commit."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", show_default="nowhere", help="Where Prometheus reads the gateway's metrics."),
 ]
 StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Keys whose states a task holds in memory; others are read.")
@@ -156,6 +162,7 @@ def run(
     credits_max: Credits = None,
     credits_kind: CreditsKind = None,
     latency_target_s: LatencyTarget = None,
+    metrics: Metrics = None,
     state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
@@ -176,6 +183,7 @@ def run(
         credits_max=credits_max,
         credits=credits_kind,
         latency_target_s=latency_target_s,
+        metrics=metrics,
         state_keys_max=state_keys_max,
         runs=runs,
         master=master,

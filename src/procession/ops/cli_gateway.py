@@ -35,6 +35,13 @@ def gateway(
     held_bytes_max: Annotated[
         int, typer.Option(min=1, help="What a producer of the draft may send without a stable reference.")
     ] = 16 << 20,
+    sessions_max: Annotated[int, typer.Option(min=1, help="Producers that may be connected.")] = 4096,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
+    ] = None,
+    metrics_streams_max: Annotated[
+        int, typer.Option(min=0, help="Streams with metrics of their own; the others are added up.")
+    ] = 10_000,
     draft_counts: Annotated[
         bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
     ] = False,
@@ -76,6 +83,7 @@ def gateway(
         latency_target_s=latency_target_s,
         backlog_max=backlog_max,
         held_bytes_max=held_bytes_max,
+        sessions_max=sessions_max,
         extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
     )
     serve(
@@ -88,6 +96,8 @@ def gateway(
             name=name,
             join=_leader(join),
             advertise=advertise,
+            metrics=metrics or "",
+            metrics_streams_max=metrics_streams_max,
         )
     )
 

@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     held_bytes_max: int = Field(
         16 * MIB, ge=1, description="what a producer of the draft may send without a stable point of reference"
     )
+    sessions_max: int = Field(4096, ge=1, description="so many producers may be connected to a gateway")
+    metrics: str | None = Field(None, description="where Prometheus reads the gateway's metrics, HOST:PORT")
+    metrics_streams_max: int = Field(10_000, ge=0, description="so many streams have metrics of their own")
     draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
     draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
     gateways: int = Field(1, ge=1, le=64, description="so many gateways take records, each as a process of its own")

@@ -144,8 +144,17 @@ class Local:
         argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
         argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
         argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+        argv += ["--sessions-max", str(settings.sessions_max)]
+        argv += [*self._metrics(part), "--metrics-streams-max", str(settings.metrics_streams_max)]
         argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
         return argv + self._cookie() + self._server_tls()
+
+    def _metrics(self, part: str) -> list[str]:
+        """Where a gateway tells its metrics: the first one where it is said, the others at the ports that follow."""
+        if self.settings.metrics is None:
+            return []
+        host, port = parse_address(self.settings.metrics)
+        return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
     def _sink(self, directory: Path) -> list[str]:
         argv = ["sink", "file", str(directory), "--listen", "127.0.0.1:0"]

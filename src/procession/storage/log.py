@@ -149,6 +149,11 @@ class IngressLog:
     def next_sequence(self) -> int:
         return self._segments[-1].end
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files."""
+        return sum(segment.position_end for segment in self._segments)
+
     def append(self, batch: pa.RecordBatch) -> int:
         """Write a batch of INGRESS_SCHEMA at the end; returns its first row's sequence. Not durable before `sync`."""
         self._check_usable()

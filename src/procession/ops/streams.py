@@ -1,0 +1,152 @@
+"""Streams, as an operator sees them: the rows that the gateways of a pipeline give, as a table or as JSON.
+
+The one rule: it only asks, and whoever does not answer is named, in one sentence with a next step. Before it
+`procession streams`; after it `gateway.client`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from procession.address import parse_address
+from procession.errors import ConfigError, RoundError, UsageError
+from procession.gateway.address import ADDRESS_FILE
+from procession.gateway.client import ControlClient
+from procession.gateway.cluster import LEADER
+
+HOME = Path(".procession")
+"""Where `procession run` keeps pipelines, if it is not told otherwise."""
+
+COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
+LEFT = frozenset({"name", "state", "owner"})
+NAME_CHARS_MAX = 48
+"""Of a longer name a table shows the end: that is where names of files differ."""
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def place(directory: Path | None, address: str | None) -> str | Path:
+    """Where to ask: an address, or the directory of a gateway. UsageError or ConfigError if that cannot be said."""
+    if directory is not None and address is not None:
+        raise UsageError("--dir and --gateway exclude each other.", next_step="Give one of them.")
+    if address is not None:
+        parse_address(address)
+        return address
+    return _gateway_in(directory if directory is not None else _only_pipeline())
+
+
+def _gateway_in(directory: Path) -> Path:
+    for candidate in (directory / "gateway", directory):
+        if (candidate / ADDRESS_FILE).is_file():
+            return candidate
+    raise ConfigError(
+        f"No gateway was ever started in {directory}.",
+        next_step="Give the --dir of a pipeline or gateway that runs, or its control address with --gateway.",
+    )
+
+
+def _only_pipeline() -> Path:
+    found = sorted(path.parent.parent for path in HOME.glob(f"*/gateway/{ADDRESS_FILE}"))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(
+            f"There is no pipeline in {HOME}.",
+            next_step="Start one, give its --dir, or the control address of its gateway with --gateway.",
+        )
+    named = ", ".join(map(str, found))
+    raise UsageError(f"There is more than one pipeline in {HOME}.", next_step=f"Give --dir one of: {named}.")
+
+
+def ask(at: str | Path, *, cookie: bytes, timeout_s: float) -> list[dict[str, Any]]:
+    """Every stream of the pipeline, in the order of their ids. Who does not lead is asked for its own streams only."""
+    with _client(at, cookie, timeout_s) as client:
+        try:
+            members = client.gateways()
+        except ConfigError:  # it does not lead
+            members = []
+    others = [one["control"] for one in members if one["name"] != LEADER and one["is_connected"]]
+    return _together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s)])
+
+
+def _rows(at: str | Path, cookie: bytes, timeout_s: float) -> list[dict[str, Any]]:
+    with _client(at, cookie, timeout_s) as client:
+        return list(client.streams())
+
+
+@contextmanager
+def _client(at: str | Path, cookie: bytes, timeout_s: float) -> Iterator[ControlClient]:
+    try:
+        with ControlClient(at, cookie, timeout_s) as client:
+            yield client
+    except RoundError as error:
+        raise ConfigError(
+            f"No gateway answers at {at}.",
+            next_step="Is the pipeline running? Give the --dir of one that is, or its address with --gateway.",
+        ) from error
+
+
+def _together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most."""
+    known: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        known[row["id"]] = max(known.get(row["id"], row), row, key=_weight)
+    return [known[stream_id] for stream_id in sorted(known)]
+
+
+def _weight(row: Mapping[str, Any]) -> tuple[bool, int]:
+    return row["is_held"], -1 if row["seen"] is None else row["seen"]
+
+
+def show(at: str | Path, *, cookie: bytes, timeout_s: float, every_s: float | None, as_json: bool) -> None:
+    """Print them once, or again every so many seconds until Ctrl-C."""
+    while True:
+        rows = ask(at, cookie=cookie, timeout_s=timeout_s)
+        if as_json:
+            print(json.dumps({"streams": rows}), flush=True)
+        else:
+            is_screen = every_s is not None and sys.stdout.isatty()
+            print((CLEAR if is_screen else "") + "\n".join(table(rows)), flush=True)
+        if every_s is None:
+            return
+        try:
+            time.sleep(every_s)
+        except KeyboardInterrupt:
+            return
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of a table, and one that adds up."""
+    cells = [COLUMNS, *(tuple(_cell(row, column) for column in COLUMNS) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        padded = (
+            text.ljust(width) if column in LEFT else text.rjust(width)
+            for column, text, width in zip(COLUMNS, line, widths, strict=True)
+        )
+        yield "  ".join(padded).rstrip()
+    yield _sum(rows)
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
+    value = row[column]
+    if value is None:
+        return "-"
+    if column == "name":
+        text = "".join(char if char.isprintable() else "?" for char in value)
+        return text if len(text) <= NAME_CHARS_MAX else "…" + text[1 - NAME_CHARS_MAX :]
+    return f"{value:,}" if column in ("lag", "rate") else str(value)
+
+
+def _sum(rows: Sequence[Mapping[str, Any]]) -> str:
+    states: Iterable[str] = [row["state"] for row in rows]
+    counted = ", ".join(f"{sum(one == state for one in states):,} {state}" for state in sorted(set(states)))
+    many = "1 stream" if len(rows) == 1 else f"{len(rows):,} streams"
+    lag, rate = sum(row["lag"] for row in rows), sum(row["rate"] for row in rows)
+    return f"{many}{f' ({counted})' if counted else ''}, lag {lag:,} records, {rate:,.0f} records/s"

@@ -1,0 +1,127 @@
+"""Metrics of a real gateway, read as Prometheus reads them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from procession import metrics
+from procession.address import Address, address_of, listening_socket
+from procession.gateway.figures import OTHERS
+from procession.metrics import Figure, MetricsDoor
+from procession.wire.messages import Error
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
+
+Make = Callable[..., GatewayProcess]
+Values = dict[tuple[str, tuple[str, ...]], float]
+ALL = 2**40
+
+
+def read(address: str) -> Values:
+    """Every sample: its name and the values of its labels, in the order of the labels' names."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def where(gateway: GatewayProcess) -> str:
+    return str(json.loads((gateway.directory / "gateway.json").read_text())["metrics"])
+
+
+def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_process: Make) -> None:
+    gateway = gateway_process(metrics="127.0.0.1:0", limits={"credits_max": 1000}).start()
+    with Producer(gateway.listen) as one, Producer(gateway.listen) as other, gateway.client() as control:
+        one.hello()
+        one.notify(7)
+        one.messages(7, range(100))
+        other.hello()
+        assert not other.notify(7).success
+        other.send_raw(b"\x00\x00\x00\x00")
+        other.expect(Error)
+        while (end := control.offer(1, 0, ALL, ALL).end) < 100:
+            pass
+        seen = read(where(gateway))
+        name = ("gateway-0", "stream 7", "7")
+        assert seen["procession_stream_frames_total", name] == 100
+        assert seen["procession_stream_bytes_total", name] == 190
+        assert seen["procession_stream_lag_records", name] == 100
+        assert seen["procession_stream_seen_id", name] == 99
+        assert seen["procession_stream_notify_refused_total", name] == 1
+        assert ("procession_stream_committed_id", name) not in seen, "nothing is committed yet"
+        assert seen["procession_gateway_frames_total", ("MESSAGE", "gateway-0")] == 100
+        assert seen["procession_gateway_errors_total", ("gateway-0", "frame")] == 1
+        assert seen["procession_gateway_notify_refused_total", ("gateway-0",)] == 1
+        assert seen["procession_gateway_streams", ("gateway-0", "open")] == 1
+        assert seen["procession_gateway_lag_records", ("gateway-0",)] == 100
+        assert 0 < seen["procession_gateway_credits_out", ("gateway-0",)] <= 1000
+        assert seen["process_resident_memory_bytes", ()] > 0
+        control.commit(1, 0, end, {7: 99})
+        one.wait_committed(7, 99)
+        seen = read(where(gateway))
+        assert seen["procession_stream_committed_id", name] == 99
+        assert seen["procession_stream_lag_records", name] == 0
+        assert seen["procession_gateway_committed_sequence", ("gateway-0",)] == 100
+
+
+def test_however_many_streams_there_are_so_many_have_metrics_of_their_own(gateway_process: Make) -> None:
+    gateway = gateway_process(metrics="127.0.0.1:0", metrics_streams_max=3).start()
+    with Producer(gateway.listen) as producer, gateway.client() as control:
+        producer.hello()
+        for stream_id in range(10):
+            producer.notify(stream_id)
+            producer.messages(stream_id, range(5))
+        while control.status()["records_in"] < 50:
+            pass
+        seen = read(where(gateway))
+        frames = {
+            labels[2]: value for (name, labels), value in seen.items() if name == "procession_stream_frames_total"
+        }
+        assert frames == {"0": 5, "1": 5, "2": 5, OTHERS: 35}
+        assert [name for name, labels in seen if name == "procession_stream_seen_id"] == 3 * [
+            "procession_stream_seen_id"
+        ]
+
+
+def test_without_the_option_there_is_no_such_port(gateway_process: Make) -> None:
+    gateway = gateway_process().start()
+    assert "metrics" not in json.loads((gateway.directory / "gateway.json").read_text())
+
+
+def test_readers_who_say_nothing_hold_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics._Reader, "timeout", 0.05)
+    listening = listening_socket(Address("127.0.0.1", 0))
+    address = address_of(listening)
+    door = MetricsDoor(listening, lambda: [Figure("it", "gauge", "It.", (), [((), 7.0)])])
+    try:
+        with ExitStack() as silent:
+            for _ in range(5):
+                silent.enter_context(socket.create_connection(address))
+            assert read(str(address))["it", ()] == 7
+    finally:
+        door.close()
+
+
+def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
+    def late() -> list[Figure]:
+        raise TimeoutError
+
+    listening = listening_socket(Address("127.0.0.1", 0))
+    address = address_of(listening)
+    door = MetricsDoor(listening, late)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            read(str(address))
+    finally:
+        door.close()
