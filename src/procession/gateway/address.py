@@ -15,9 +15,11 @@ ADDRESS_FILE = "gateway.json"
 
 
 def addresses(directory: Path) -> dict[str, Address]:
-    """Where the gateway of this directory listens, or last listened: `listen`, `control`; empty if it never did."""
+    """Where the gateway of this directory listens, or last listened: `listen`, `control` and, if it serves
+    its log, `flight`; empty if it never did."""
     try:
         document = json.loads((directory / ADDRESS_FILE).read_bytes())
-        return {door: parse_address(str(document[door])) for door in ("listen", "control")}
+        doors = [door for door in ("listen", "control", "flight") if document.get(door) or door != "flight"]
+        return {door: parse_address(str(document[door])) for door in doors}
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return {}

@@ -9,14 +9,13 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from procession.storage.distant import IDENTITY
 from procession.storage.durable import storage_error, write_durably
-
-FILE_NAME = "identity"
 
 
 def identity(directory: Path) -> str:
     """The directory's own; made now if it has none."""
-    path = directory / FILE_NAME
+    path = directory / IDENTITY
     try:
         if not path.exists():
             write_durably(path, uuid.uuid4().hex.encode())

@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import uvloop
@@ -43,6 +43,9 @@ from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.lifecycle import Role, Side, State
 from procession.wire.messages import Messages, Restart
+
+if TYPE_CHECKING:
+    from procession.gateway.flight import LogService
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
@@ -183,6 +186,9 @@ class GatewayServer:
         self.metrics = ""
         self._config = config
         self._sessions: set[Session] = set()
+        self.flight = ""
+        self._scheme = ""
+        self._service: LogService | None = None
         self._is_departing = False
         self.link: LeaderLink | None = None
         self._linking: asyncio.Task[None] | None = None
@@ -199,6 +205,12 @@ class GatewayServer:
         controlling = listening_socket(parse_address(self._config.control), previous.get("control"))
         self.listen = str(address_of(listening))
         self.control = str(address_of(controlling))
+        if self._config.flight:
+            from procession.gateway.flight import scheme, serve_log  # few gateways need what it brings along
+
+            self._service = serve_log(self._config, self.gateway.identity, previous.get("flight"))
+            self.flight = str(Address(parse_address(self._config.flight).host, self._service.port))
+            self._scheme = scheme(self._config)
         await self._lead_or_follow(controlling)
         intake = Intake(self._config.read_bytes_max)
         if self._config.tls:
@@ -213,7 +225,7 @@ class GatewayServer:
             self.metrics = str(address_of(reading))
             self._metrics = MetricsDoor(reading, partial(self._figures, loop))
         self._ticker = loop.create_task(self._tick())
-        document = {"listen": self.listen, "control": self.control, "pid": os.getpid()}
+        document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
         if self.metrics:
             document["metrics"] = self.metrics
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
@@ -228,6 +240,7 @@ class GatewayServer:
             self._advertised(self.listen),
             self._advertised(self.control),
             str(config.log_directory.resolve()),
+            f"{self._scheme}://{self._advertised(self.flight)}" if self.flight else "",
         )
         if config.join is None:
             gateway.leader = leadership = Leadership(config, gateway.state, gateway.handle)
@@ -286,6 +299,8 @@ class GatewayServer:
             await asyncio.wait([self._linking])
         if self._control is not None:
             await self._control.stop()
+        if self._service is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._service.shutdown)
         await self.gateway.close()
 
 

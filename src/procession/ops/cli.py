@@ -22,6 +22,7 @@ from procession.ops.cli_chaos import chaos
 from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_gateway import gateway
+from procession.ops.cli_gateways import gateways_app
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sinks import sink_app
 from procession.ops.cli_sources import CookieFile, source_app
@@ -42,6 +43,7 @@ app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
 app.add_typer(bench_app, name="bench")
+app.add_typer(gateways_app, name="gateways")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)

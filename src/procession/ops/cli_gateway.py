@@ -61,6 +61,12 @@ def gateway(
     advertise: Annotated[
         str, typer.Option(metavar="HOST", show_default="where it listens", help="The host by which others reach it.")
     ] = "",
+    flight: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", show_default="not at all", help="Serve the log to executors on other machines."
+        ),
+    ] = "",
     cookie_file: CookieFile = None,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
@@ -98,6 +104,7 @@ def gateway(
             advertise=advertise,
             metrics=metrics or "",
             metrics_streams_max=metrics_streams_max,
+            flight=flight,
         )
     )
 

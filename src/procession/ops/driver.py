@@ -34,6 +34,7 @@ from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import check_continued, check_tasks, keyed_stages
 from procession.plan.graph import Exchange, Graph
+from procession.storage.distant import Access
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
 from procession.storage.states import KEYS_MAX, StateStore
@@ -248,6 +249,7 @@ class Driver:
                     Keeping(
                         self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
                     ),
+                    Access(config.cookie, config.tls),
                 ),
                 GatewayFeed(
                     config.gateway,

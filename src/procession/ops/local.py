@@ -127,27 +127,17 @@ class Local:
             name,
             (*COMMAND, *argv),
             env=self.env.get(name, {}),
-            is_ready=_announced_in(announcement),
+            is_ready=announced_in(announcement),
             stop_rank=stop_rank,
             stop_timeout_s=stop_timeout_s,
             spare=spare,
         )
         self.supervisor.start(part)
 
-    def _gateway(self, part: str) -> list[str]:
-        settings = self.settings
+    def _gateway(self, part: str = GATEWAY) -> list[str]:
         # One address cannot be that of all: only the first listens where it is said.
         listen = self.listen if part == GATEWAY else str(Address(parse_address(self.listen).host, 0))
-        argv = ["gateway", "--dir", str(self.directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
-        argv += [] if part == GATEWAY else ["--join", str(self.gateway_directory), "--name", part]
-        argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
-        argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
-        argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
-        argv += ["--held-bytes-max", str(settings.held_bytes_max)]
-        argv += ["--sessions-max", str(settings.sessions_max)]
-        argv += [*self._metrics(part), "--metrics-streams-max", str(settings.metrics_streams_max)]
-        argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
-        return argv + self._cookie() + self._server_tls()
+        return gateway_words(self.settings, self.directory, part, listen) + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
         """Where a gateway tells its metrics: the first one where it is said, the others at the ports that follow."""
@@ -181,22 +171,45 @@ class Local:
         return argv + self._cookie() + self._client_tls()
 
     def _cookie(self) -> list[str]:
-        return ["--cookie-file", str(self.settings.cookie_file)] if self.settings.cookie_file else []
+        return cookie_words(self.settings)
 
     def _server_tls(self) -> list[str]:
-        return self._words("tls_cert", "tls_key", "tls_client_ca")
+        return server_tls_words(self.settings)
 
     def _client_tls(self) -> list[str]:
-        return self._words("tls_ca", "tls_cert", "tls_key", "tls_name")
-
-    def _words(self, *names: str) -> list[str]:
-        """Those of these settings that are set, as a command line has them."""
-        values = {name: getattr(self.settings, name) for name in names}
-        set_ones = {name: value for name, value in values.items() if value is not None}
-        return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        return _words(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
 
 
-def _announced_in(path: Path) -> Callable[[int], bool]:
+def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
+    """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
+    argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
+    argv += [] if part == GATEWAY else ["--join", str(directory / GATEWAY), "--name", part]
+    argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+    argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
+    argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
+    argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+    argv += ["--sessions-max", str(settings.sessions_max)]
+    argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
+    argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
+    return argv + cookie_words(settings) + server_tls_words(settings)
+
+
+def cookie_words(settings: Settings) -> list[str]:
+    return ["--cookie-file", str(settings.cookie_file)] if settings.cookie_file else []
+
+
+def server_tls_words(settings: Settings) -> list[str]:
+    return _words(settings, "tls_cert", "tls_key", "tls_client_ca")
+
+
+def _words(settings: Settings, *names: str) -> list[str]:
+    """Those of these settings that are set, as a command line has them."""
+    values = {name: getattr(settings, name) for name in names}
+    set_ones = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def announced_in(path: Path) -> Callable[[int], bool]:
     """A part is ready when the file in which it says where it listens bears its own process id."""
 
     def is_ready(pid: int) -> bool:

@@ -29,7 +29,9 @@ from procession.plan.strategies import TABLE
 from procession.spark.awaiting import await_all
 from procession.spark.keeping import Keeping
 from procession.storage.cells import CellStore
-from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS, LogReader
+from procession.storage.distant import Access, open_log
+from procession.storage.distant import Rows as LogRows
+from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS
 from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, sequence_of
 from procession.storage.runs import Manifest, Run, RunStore
 from procession.storage.states import States
@@ -65,6 +67,8 @@ class Task:
     runs_directory: Path
     keeping: Keeping | None = None
     """Where the states of keyed stages are; a plan that has such stages cannot be run without."""
+    access: Access = field(default_factory=Access)
+    """What gateways on other machines want to be shown."""
 
     @property
     def graph(self) -> Graph:
@@ -93,7 +97,7 @@ class Task:
 
         def rows() -> Iterator[Rows]:
             number = first
-            batches = (batch for one in pieces for batch in _reader(one.place).read(one.first, one.last))
+            batches = (batch for one in pieces for batch in self._read(one, one.first, one.last))
             for batch in gathered(batches):
                 numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
                 number += batch.num_rows
@@ -186,6 +190,9 @@ class Task:
             root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=TABLE[root.kind].is_firing
         )
 
+    def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        return _reader(piece.place, self.access).read(first, last)
+
     def _piece(self, first: int, last: int) -> Piece:
         """With one gateway a record's number is its sequence there."""
         return Piece(FIRST_GATEWAY, first, last, Place(str(self.log_directory)))
@@ -196,7 +203,7 @@ class Task:
         if self.graph.exchange is not Exchange.SPARK:
             for one in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
                 piece, sequence = sequence_of(number, one.first, one.pieces) or (piece, sequence)
-        record: dict[str, Any] = next(_reader(piece.place).read(sequence, sequence + 1)).to_pylist()[0]
+        record: dict[str, Any] = next(self._read(piece, sequence, sequence + 1)).to_pylist()[0]
         return record
 
 
@@ -250,9 +257,7 @@ class Summary:
         return tuple(np.sort(times)[ranks].tolist())
 
 
-_readers: dict[Place, LogReader] = {}
-
-
-def _reader(place: Place) -> LogReader:
+@functools.cache
+def _reader(place: Place, access: Access) -> LogRows:
     # A worker lives for many tasks, and a reader keeps what it has indexed.
-    return _readers.setdefault(place, LogReader(Path(place.directory)))
+    return open_log(place, access)

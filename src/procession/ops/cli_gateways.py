@@ -1,0 +1,70 @@
+"""`procession gateways …`: the gateways of a running pipeline, as commands. Words in, one call out.
+
+The one rule: as in `cli`. Before it the command line; after it `ops/roster`, which asks the gateway that leads.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from procession.ops.cli_sources import CookieFile
+
+gateways_app = typer.Typer(
+    help="The gateways of a running pipeline: list them, add one, let one go.", no_args_is_help=True
+)
+
+Pipeline = Annotated[Path | None, typer.Option("--dir", help="The pipeline's directory.")]
+Leader = Annotated[
+    str | None,
+    typer.Option("--leader", metavar="HOST:PORT", help="The first gateway's control address, without --dir."),
+]
+
+
+@gateways_app.command("list")
+def list_gateways(
+    directory: Pipeline = None,
+    leader: Leader = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Show each gateway, where it is, and how many streams it holds."""
+    from procession.ops.cookie import read_cookie
+    from procession.ops.roster import leader_of, listed, table
+
+    found = listed(leader_of(directory, leader), read_cookie(cookie_file))
+    print(json.dumps({"gateways": found}) if as_json else table(found))
+
+
+@gateways_app.command()
+def join(
+    directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default="the next number", help="As in a list.")] = "",
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:0",
+    cookie_file: CookieFile = None,
+) -> None:
+    """Start one more gateway on this machine, and look after it until it leaves, or Ctrl-C. It joins with an epoch."""
+    from procession.ops.config import load_settings
+    from procession.ops.roster import run_one_more
+
+    settings = load_settings(cookie_file=cookie_file.resolve() if cookie_file else None)
+    run_one_more(directory.resolve(), name, listen, settings, print)
+
+
+@gateways_app.command()
+def leave(
+    name: Annotated[str, typer.Argument(help="Which one, as in a list.")],
+    directory: Pipeline = None,
+    leader: Leader = None,
+    wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,
+    cookie_file: CookieFile = None,
+) -> None:
+    """Let a gateway go: it takes nothing new, sends its producers to the others, and ends when all is committed."""
+    from procession.ops.cookie import read_cookie
+    from procession.ops.roster import leader_of, let_go
+
+    let_go(leader_of(directory, leader), read_cookie(cookie_file), name, wait_s)
+    print(f"{name} has left")

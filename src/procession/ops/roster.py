@@ -1,0 +1,82 @@
+"""The roster: the gateways of a running pipeline, as an operator sees and changes them.
+
+The one rule: the gateway that leads is asked; nothing is decided here. Before it `procession gateways`; after it
+`gateway/client`, and the supervisor of a gateway that is added.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from procession.errors import ConfigError, UsageError
+from procession.gateway.address import ADDRESS_FILE
+from procession.gateway.client import ControlClient
+from procession.ops.config import Settings
+from procession.ops.local import COMMAND, GATEWAY, announced_in, gateway_words
+from procession.ops.part import Part
+from procession.ops.supervise import Supervisor
+
+PATIENCE_S = 10.0
+LOOK_S = 0.2
+TABLE_CHARS = 110
+
+
+def leader_of(directory: Path | None, address: str | None) -> str | Path:
+    """Where to ask: an address, or the directory in which the first gateway says where it is."""
+    if (directory is None) == (address is None):
+        raise UsageError("It is not clear which pipeline is meant.", next_step="Give either --dir or --leader.")
+    return address if address is not None else directory / GATEWAY  # type: ignore[operator]
+
+
+def listed(leader: str | Path, cookie: bytes) -> list[dict[str, Any]]:
+    with ControlClient(leader, cookie, PATIENCE_S) as client:
+        return client.gateways()
+
+
+def table(gateways: list[dict[str, Any]]) -> str:
+    shown = Table(show_edge=False)
+    for column in ("name", "standing", "connected", "streams", "producers send to", "driver asks at"):
+        shown.add_column(column, no_wrap=True)
+    for one in gateways:
+        connected = "yes" if one["is_connected"] else "no"
+        shown.add_row(one["name"], one["standing"], connected, str(one["streams"]), one["listen"], one["control"])
+    console = Console(width=TABLE_CHARS)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get().rstrip()
+
+
+def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float) -> None:
+    """Ask for it, and wait until the gateway is gone."""
+    with ControlClient(leader, cookie, PATIENCE_S) as client:
+        client.leave(name)
+        deadline = time.monotonic() + wait_s
+        while any(one["name"] == name for one in client.gateways()):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"Gateway {name!r} is leaving, and not gone after {wait_s:g} seconds.",
+                    next_step="See that gateway and driver run: it goes when all that it took is committed.",
+                )
+            time.sleep(LOOK_S)
+
+
+def run_one_more(directory: Path, name: str, listen: str, settings: Settings, say: Callable[[str], None]) -> None:
+    """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop."""
+    if not (directory / GATEWAY / ADDRESS_FILE).exists():
+        raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
+    running = {one["name"] for one in listed(directory / GATEWAY, settings.cookie)}
+    numbered = (f"{GATEWAY}-{number}" for number in range(1, len(running) + 2))
+    part = name or next(free for free in numbered if free not in running)
+    with Supervisor(directory / "logs", say=say) as supervisor:
+        argv = (*COMMAND, *gateway_words(settings, directory, part, listen))
+        supervisor.start(Part(part, argv, is_ready=announced_in(directory / part / ADDRESS_FILE)))
+        if supervisor.wait_ready():
+            say(f"{part} takes records now; Ctrl-C stops it, `procession gateways leave {part}` lets it go")
+        supervisor.wait_done(part)
+        supervisor.stop()

@@ -1,0 +1,68 @@
+"""`procession gateways`: what an operator sees of several gateways, and how one comes and goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError, UsageError
+from procession.ops.config import load_settings
+from procession.ops.roster import leader_of, let_go, listed, run_one_more, table
+from tests.gateway.gateway_process import GatewayProcess
+
+COMMAND = (sys.executable, "-m", "procession", "gateways")
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("pipeline")
+    first = GatewayProcess(directory / "gateway", {}).start()
+    yield directory
+    first.kill()
+
+
+def connected(pipeline: Path) -> dict[str, bool]:
+    return {one["name"]: one["is_connected"] for one in listed(pipeline / "gateway", b"")}
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
+    one_more = subprocess.Popen([*COMMAND, "join", "--dir", str(pipeline)], stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: connected(pipeline) == {"gateway-0": True, "gateway-1": True}, "it to join")
+        shown = table(listed(pipeline / "gateway", b"")).splitlines()
+        assert [line.split()[0] for line in shown] == ["name", shown[1].split()[0], "gateway-0", "gateway-1"]
+        leave = [*COMMAND, "leave", "gateway-1", "--dir", str(pipeline)]
+        done = subprocess.run(leave, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert (done.returncode, done.stdout) == (0, "gateway-1 has left\n"), done.stderr
+        assert one_more.wait(PATIENCE_S) == 0, "it is looked after until it has left"
+    finally:
+        one_more.kill()
+        one_more.wait()
+    assert one_more.stdout is not None
+    assert "gateway-1 takes records now" in one_more.stdout.read()
+    assert connected(pipeline) == {"gateway-0": True}
+
+
+def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:
+    for name, why in (("gateway-0", "leads, and cannot leave"), ("gateway-7", "is not one of this pipeline's")):
+        with pytest.raises(ConfigError, match=why) as caught:
+            let_go(pipeline / "gateway", b"", name, 1.0)
+        assert caught.value.next_step
+    for directory, address in ((None, None), (pipeline, "127.0.0.1:1")):
+        with pytest.raises(UsageError, match="not clear which pipeline"):
+            leader_of(directory, address)
+    with pytest.raises(ConfigError, match="not the directory of a pipeline"):
+        run_one_more(pipeline / "nothing", "", "127.0.0.1:0", load_settings(), print)
