@@ -63,6 +63,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("plan.planner", "RUNS_MAX", "runs that one exchange writes in an epoch"),
     ("storage.cells", "CELL_BYTES_MAX", 'bytes of payload in a cell, with exchange="spark"'),
     ("storage.cells", "TASK_BYTES_MAX", 'bytes of cells that a task or the driver holds, with exchange="spark"'),
+    ("plan.stage", "CONNECTIONS_MAX", "connections of a sink, and so its outputs"),
     ("plan.stage", "CONCURRENCY_MAX", "calls of an asynchronous function that may be under way in one task"),
     ("commit.link", "WRITE_BYTES_MAX", "output that waits for a slow sink, per sink"),
     ("commit.rounds", "ROUNDS_KEPT", "round records that are kept"),

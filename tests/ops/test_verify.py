@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from procession.chaos.order import Order
 from procession.chaos.verifier import Outcome
 from procession.commit.rounds import ROUNDS_KEPT
 from procession.connectors.epochs_sink import file_name
 from procession.errors import ConfigError
 from procession.ops.committed import committed_output
-from procession.ops.verify import Question, run_verify, verify
+from procession.ops.verify import Question, judge, run_verify, verify
 from procession.ops.watch import Watch
 from procession.sdk.txnlog import TRANSACTIONS_KEPT, Transaction, TxnLog
 
@@ -53,6 +55,52 @@ def test_committed_output_that_equals_the_input_is_clean(
         capsys.readouterr().out
         == "app-0: 100 records: 0 lost, 0 doubled, 0 out of order\nshown: effectively-once\nverdict: clean\n"
     )
+
+
+def test_what_the_connections_of_a_sink_have_written_is_one_output_if_the_order_is_per_key(
+    source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last digit is the key; the tenth connection's comes behind the ninth's."""
+    lines = GOOD.splitlines(keepends=True)
+    for number in (0, 2, 10):
+        own = b"".join(line for line in lines if {0: b"01", 2: b"2345", 10: b"6789"}[number].find(line[-2:-1]) >= 0)
+        write(sink, own + b"more", [(0, len(own), True)], f"app-out-{number}")
+    keyed = Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:])
+    assert run_verify(keyed) == 0
+    assert capsys.readouterr().out.startswith("app-out, 3 connections: 100 records: 0 lost, 0 doubled, 0 out of order")
+    assert run_verify(replace(keyed, instance="app-out"), as_json=True) == 0
+    (told,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert (told["instance"], told["connections"], told["uncommitted_bytes"]) == ("app-out", 3, 12)
+    assert run_verify(replace(keyed, instance="app-out-2")) == 1, "one connection alone has not everything"
+    assert run_verify(Question([source], sink)) == 1, "a total order is promised to one output only"
+    printed = b"".join(committed_output(sink, "app-out"))
+    assert [line[-1:] for line in printed.splitlines()[-3:]] == [b"7", b"8", b"9"]
+
+
+def test_a_key_in_two_outputs_of_a_sink_is_out_of_order(source: Path, sink: Path) -> None:
+    lines = GOOD.splitlines(keepends=True)
+    for number in range(2):
+        own = b"".join(line for place, line in enumerate(lines) if place // 10 % 2 == number)
+        write(sink, own, [(0, len(own), True)], f"app-out-{number}")
+    report = judge(Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:]))
+    assert (report.outputs[0].verdict.disordered, report.outputs[0].verdict.lost) == (40, 0)
+
+
+def test_a_watch_finds_the_connections_of_a_sink_as_they_appear(source: Path, sink: Path) -> None:
+    lines = GOOD.splitlines(keepends=True)
+    watch = Watch(Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:]))
+    shares = [b"".join(line for line in lines if (line[-2:-1] < b"5") == is_low) for is_low in (True, False)]
+    for number, own in enumerate(shares):
+        write(sink, own, [(0, len(own), True)], f"app-out-{number}")
+        (output,) = watch.look().outputs
+        assert (output.outcome, output.verdict.records, output.connections) == (
+            Outcome.CLEAN,
+            50 * (number + 1),
+            number + 1,
+        )
+    write(sink, lines[0] * 2, [(0, 2 * len(lines[0]), True)], "app-out-2")
+    assert watch.look().outcome is Outcome.VIOLATED
+    watch.close()
 
 
 def test_what_is_not_committed_does_not_exist(source: Path, sink: Path) -> None:

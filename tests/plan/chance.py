@@ -125,7 +125,8 @@ def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> 
             places.append(place.merge(*chosen))
     ends = {len(places) - 1, *draw(st.sets(st.integers(0, len(places) - 1), max_size=2))}
     for number in sorted(ends):
-        places[number].sink(f"out-{number}", to="file:out")
+        connections = 1 if order == "total" else draw(st.integers(1, 3))
+        places[number].sink(f"out-{number}", to="file:out", connections=connections)
     return pipeline
 
 

@@ -71,6 +71,17 @@ def per_key() -> Pipeline:
     return pipeline
 
 
+def several_outputs() -> Pipeline:
+    """Sinks that are written over several connections: by key, by stream and as it comes."""
+    pipeline = Pipeline("several-outputs", order="key")
+    stage = pipeline.source("trades", codec="json").filter(keep)
+    by_symbol = stage.rebalance(same, name="by-symbol", parallelism=4)
+    by_symbol.sink("by-key", to="file:out", codec="json", connections=4)
+    by_symbol.sink("by-stream", to="file:out", codec="json", order="stream", connections=2)
+    stage.sink("any", to="file:out", codec="json", order="none", connections=3)
+    return pipeline
+
+
 def per_stream() -> Pipeline:
     pipeline = Pipeline("per-stream", order="stream")
     pipeline.source().filter(keep).rebalance().map(same).sink("out", to="file:out")
@@ -164,6 +175,7 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
         unordered,
         per_key,
         per_stream,
+        several_outputs,
         diamond,
         some_want_order,
         never_rises,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ import pyarrow as pa
 from procession.plan.buckets import as_key
 from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
-from procession.plan.graph import Framing, Graph, Kind, Node
+from procession.plan.graph import Framing, Graph, Kind, Node, Order
 from procession.plan.keyed import own, thawed
+from procession.plan.strategies import TABLE
 from procession.plan.windows import Late, nanoseconds, seconds
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
 
@@ -57,6 +59,8 @@ class Sequential:
     serial: int = 0
     time: int = 0
     """The event time of the record at hand."""
+    fired: bytes = b""
+    """The key of the window that has just fired."""
 
     latest: int = 0
     has_ended: dict[int, bool] = field(default_factory=dict)
@@ -74,10 +78,10 @@ class Sequential:
                     self._begin(record["stream_id"])
                     self.time = record["event_time"]
                     self.latest = max(self.latest, self.time)
-                    self._walk(self._source_of(record), record["payload"], record, letters)
+                    self._walk(self._source_of(record), record["payload"], record, letters, record["key"])
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
-        return {sink.name: self.outputs[sink.name] for sink in self.graph.sinks}
+        return {one.name: self.outputs[one.name] for one in self.graph.participants}
 
     # Ends
 
@@ -109,9 +113,9 @@ class Sequential:
             ):
                 self.is_over[index] = True
                 self.time = self.latest
-                for one in list(self._fired(index)):
+                for one, key in [(one, self.fired) for one in self._fired(index)]:
                     for child in self.graph.children(index):
-                        self._walk(child, one, record, letters)
+                        self._walk(child, one, record, letters, key)
 
     def _fired(self, index: int) -> Iterator[Any]:
         """What a stage still holds."""
@@ -138,6 +142,7 @@ class Sequential:
 
     def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
         stateful: Any = node.stateful
+        self.fired = whose
         named = {"key": whose.decode()} if node.key is not None else {}
         result = stateful.windowing.aggregate.of(values)
         times = {"start": seconds(start), "end": seconds(end)}
@@ -148,19 +153,34 @@ class Sequential:
         named = [index for index in sources if record["stream_id"] in (self.graph.nodes[index].streams or ())]
         return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
 
-    def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]]) -> None:
+    def _output_of(self, node: Node, record: Record, key: bytes) -> str:
+        """The output that a record is in: of those of a sink with several connections, its stream's or its key's."""
+        if node.connections == 1:
+            return node.name
+        is_by_key = self.graph.order_at(node) is Order.KEY
+        share = zlib.crc32(key) % 4096 if is_by_key else record["stream_id"] % 4096
+        return f"{node.name}.{share % node.connections}"
+
+    def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
         node = self.graph.nodes[index]
         if node.kind is Kind.SINK:
-            self.outputs[node.name] += ENCODE[node.codec](value) + (b"\n" if node.framing is Framing.LINES else b"")
+            output = self._output_of(node, record, key)
+            self.outputs[output] += ENCODE[node.codec](value) + (b"\n" if node.framing is Framing.LINES else b"")
             return
         try:
-            values = list(self._results(index, value))
+            key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
+            key = key if key_of is None else as_key(key_of(value))
+            values = [(one, self._key_of(node, key)) for one in self._results(index, value)]
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
             return
-        for one in values:
+        for one, its_key in values:
             for child in self.graph.children(index):
-                self._walk(child, one, record, letters)
+                self._walk(child, one, record, letters, its_key)
+
+    def _key_of(self, node: Node, key: bytes) -> bytes:
+        """The key of what comes out: that of the window, if it is a window's."""
+        return self.fired if TABLE[node.kind].is_timed else key
 
     def _results(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]

@@ -25,6 +25,9 @@ FORMS: dict[str, Callable[[Plan], str]] = {
     "diamond.dot": as_dot,
     "diamond.svg": as_svg,
     "cells.json": as_json,
+    "several_outputs.json": as_json,
+    "several_outputs.dot": as_dot,
+    "several_outputs.svg": as_svg,
 }
 
 

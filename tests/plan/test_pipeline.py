@@ -70,6 +70,40 @@ def test_the_fingerprint_stays_when_stages_change_and_not_when_sources_or_sinks_
     assert len({fingerprint(), fingerprint(sink="other"), fingerprint(source="other")}) == 3
 
 
+def test_how_many_connections_a_sink_has_and_what_by_belongs_to_the_checkpoint_and_one_changes_no_fingerprint() -> None:
+    def fingerprint(**options: Any) -> str:
+        pipeline = Pipeline("p", order="key")
+        pipeline.source("in").sink("out", to="file:out", **options)
+        return pipeline.graph().fingerprint()
+
+    assert fingerprint() == fingerprint(connections=1) == fingerprint(order="stream")
+    others = [{"connections": 2}, {"connections": 3}, {"connections": 2, "order": "stream"}]
+    assert len({fingerprint(), *(fingerprint(**options) for options in others)}) == 4
+
+
+def test_each_connection_of_a_sink_is_a_participant_with_an_instance_of_its_own() -> None:
+    pipeline = Pipeline("p", order="key", dead_letter="file:dead")
+    pipeline.source().sink("one", to="file:out").sink("more", to="file:out", connections=2)
+    assert [(one.name, one.sink.name, one.instance, one.bucket) for one in pipeline.graph().participants] == [
+        ("one", "one", "p-one-0", None),
+        ("more.0", "more", "p-more-0", 0),
+        ("more.1", "more", "p-more-1", 1),
+        ("dead-letter", "dead-letter", "p-dead-letter-0", None),
+    ]
+
+
+def test_several_connections_and_a_total_order_are_refused_with_two_ways_out() -> None:
+    for pipeline, order in ((Pipeline("p"), None), (Pipeline("p", order="key"), "total")):
+        with pytest.raises(PlanError) as caught:
+            pipeline.source().sink("out", to="file:out", order=order, connections=2)  # type: ignore[arg-type]
+        assert "sink 'out' has 2 connections" in caught.value.sentence
+        assert 'order="key"' in caught.value.next_step
+        assert "or leave connections away" in caught.value.next_step
+    for number in (0, 65, True, "2"):
+        with pytest.raises(PlanError, match="connections="):
+            Pipeline("p", order="key").source().sink("out", to="file:out", connections=number)  # type: ignore[arg-type]
+
+
 Mistake = Callable[[], object]
 MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no source": (lambda: Pipeline("p").graph(), "has no source"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.commit.emitter import payloads
+from procession.commit.emitter import payloads, runs_for
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import keyed_stages
 from procession.spark.chains import Attempt, Task
@@ -97,13 +97,13 @@ def _hop(task: Task, epoch: int, level: int, parcels: list[Parcel], chance: rand
 
 
 def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, bytes]:
-    """What the sinks get of these epochs."""
+    """What the sinks get of these epochs, each over each of its connections."""
     store = RunStore(runs)
     return {
-        sink.name: b"".join(
+        one.name: b"".join(
             b"".join(column.to_pylist())
             for told in epochs
-            for column in payloads(store, told[0].epoch, sink.name, told)
+            for column in payloads(store, told[0].epoch, runs_for(one.sink.name, one.bucket, told))
         )
-        for sink in plan.graph.sinks
+        for one in plan.graph.participants
     }

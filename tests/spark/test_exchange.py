@@ -90,7 +90,9 @@ def every_row() -> Pipeline:
     other = pipeline.source("other", streams=[FIRST_STREAM + 1])
     # map, filter, flat_map, map_batches, map_async, key_by, peek: narrow
     narrow = source.map(skewed).filter(is_kept).flat_map(several).map_batches(capitals)
-    narrow.peek(len).key_by(last_digits).map_async(answered, concurrency=16).sink("narrow", to="file:out")
+    narrow.peek(len, parallelism=8).key_by(last_digits, parallelism=4).map_async(answered, concurrency=16).sink(
+        "narrow", to="file:out"
+    )
     # rebalance: merge
     even = source.filter(is_kept).rebalance(parallelism=4).map(skewed)
     even.sink("even", to="file:out")
@@ -111,6 +113,11 @@ def every_row() -> Pipeline:
     even.sink("any", to="file:out", order="none")
     keyed.sink("by-key", to="file:out", order="key")
     even.sink("by-stream", to="file:out", order="stream")
+    # one connection for each share of the keys or streams
+    source.key_by(last_digits).sink("key-ranges", to="file:out", order="key", connections=3)
+    keyed.sink("key-tasks", to="file:out", order="key", connections=2)
+    many.sink("stream-shares", to="file:out", order="stream", connections=3)
+    even.sink("anywhere", to="file:out", order="none", connections=3)
     return pipeline
 
 
@@ -246,6 +253,23 @@ def test_with_an_order_per_stream_each_stream_is_in_order(
             line for line in wanted if int(line[:5]) % STREAMS == stream
         ]
     assert sorted(lines) == sorted(wanted)
+
+
+def test_each_connection_of_a_sink_gets_its_share_of_the_keys_or_streams_in_order(
+    outputs: dict[str, bytes], sequential: dict[str, bytes]
+) -> None:
+    for output in ("key-ranges.0", "key-ranges.1", "key-ranges.2", "stream-shares.0", "stream-shares.1"):
+        assert sequential[output], "a share without records shows nothing"
+        assert outputs[output] == sequential[output]
+    for output in ("key-tasks.0", "key-tasks.1"):
+        lines, wanted = outputs[output].splitlines(), sequential[output].splitlines()
+        assert sorted(lines) == sorted(wanted)
+        for key in {last_digits(line) for line in wanted}:
+            own = [line for line in wanted if last_digits(line) == key]
+            assert [line for line in lines if last_digits(line) == key] == own
+    anywhere = [outputs[f"anywhere.{number}"].splitlines() for number in range(3)]
+    assert sorted(line for lines in anywhere for line in lines) == sorted(sequential["even"].splitlines())
+    assert all(len(lines) > 500 for lines in anywhere)
 
 
 @pytest.mark.parametrize("count", [1, 900])

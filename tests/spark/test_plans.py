@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+import zlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from procession import Pipeline
 from procession.plan import chain as chain_module
 from procession.plan.graph import Exchange, Graph
 from procession.plan.planner import check_runnable, make_plan
+from procession.plan.strategies import Strategy
 from procession.spark.chains import Task
 from procession.spark.keeping import Keeping
 
@@ -88,6 +90,31 @@ def test_i6_any_plan_writes_what_the_sequential_run_would_have_written(
     graph = pipeline.graph()
     got = ran(graph, payloads, cuts, seed, slice_records, keys_max, exchange)
     assert got == expected(graph, payloads), pipeline.explain()
+
+
+@pytest.mark.parametrize("order", ["stream", "key"])
+@given(
+    data=st.data(),
+    payloads=PAYLOADS,
+    cuts=st.sets(st.integers(1, 30), max_size=2),
+    seed=st.integers(0, 99),
+    slice_records=st.sampled_from([3, 1000]),
+    exchange=st.sampled_from(Exchange),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_i6_any_plan_writes_to_each_connection_what_the_sequential_run_would_have_written_there(
+    order: str, data: Any, payloads: list[bytes], cuts: set[int], seed: int, slice_records: int, exchange: Exchange
+) -> None:
+    pipeline = data.draw(pipelines(order=order))
+    graph = pipeline.graph()
+    got, wanted = ran(graph, payloads, cuts, seed, slice_records, exchange=exchange), expected(graph, payloads)
+    free = {edge.after for edge in make_plan(graph).edges if edge.strategy is Strategy.PARTITION}
+    by_task = {one.name for one in graph.participants if graph.nodes.index(one.sink) in free}
+    assert {name: got[name] for name in got if name not in by_task} == {
+        name: wanted[name] for name in wanted if name not in by_task
+    }, pipeline.explain()
+    for name in by_task:  # of each key in order, which is shown below
+        assert sorted(got[name].split(b"\n")) == sorted(wanted[name].split(b"\n")), pipeline.explain()
 
 
 # What chance finds too rarely, or not at all
@@ -230,6 +257,40 @@ def test_with_less_asked_for_each_key_or_stream_is_still_in_order_and_nothing_is
             own = [line for line in lines if parts(line) == part]
             assert own == sorted(own)
     assert (lines == payloads) == (order == "stream")
+
+
+def key_of(value: bytes) -> bytes:
+    return value[-1:]
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_a_key_goes_to_the_connection_of_its_share_in_order_whatever_the_parallelism(parallelism: int) -> None:
+    pipeline = Pipeline("p", order="key", parallelism=parallelism)
+    source = pipeline.source()
+    source.key_by(key_of).sink("narrow", to="file:out", connections=3)
+    keyed = source.rebalance(key_of, parallelism=parallelism)
+    keyed.sink("keyed", to="file:out", connections=3)
+    keyed.rebalance(parallelism=parallelism).map_batches(lambda batch: batch).sink(
+        "again", to="file:out", connections=3
+    )
+    keyed.merge(source.key_by(key_of)).sink("merged", to="file:out", connections=3)
+    got = ran(pipeline.graph(), RECORDS, {17, 40}, 5)
+    shares = {b"%d" % digit: zlib.crc32(b"%d" % digit) % 4096 % 3 for digit in range(10)}
+    assert set(shares.values()) == {0, 1, 2}
+    for sink, times in {"narrow": 1, "keyed": 1, "again": 1, "merged": 2}.items():
+        for number in range(3):
+            lines = got[f"{sink}.{number}"].splitlines()
+            for key in shares:
+                own = [record for record in RECORDS for _ in range(times) if key_of(record) == key]
+                assert [line for line in lines if key_of(line) == key] == (own if shares[key] == number else [])
+
+
+def test_with_no_order_asked_for_the_connections_share_the_work_evenly() -> None:
+    pipeline = Pipeline("p", order="none", parallelism=2)
+    pipeline.source().sink("out", to="file:out", connections=3)
+    got = ran(pipeline.graph(), RECORDS, set(), 5)
+    assert sorted(b"".join(got.values()).splitlines()) == sorted(RECORDS)
+    assert [output.count(b"\n") for output in got.values()] == [20, 20, 20]
 
 
 def test_map_batches_is_shown_what_records_have_behind_an_exchange_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession.commit.emitter import payloads
+from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError, StorageError
 from procession.plan.blueprint import Plan
 from procession.plan.pipeline import Pipeline
@@ -78,7 +78,7 @@ def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:
         sink.name: b"".join(
             b"".join(column.to_pylist())
             for manifests in epochs
-            for column in payloads(store, manifests[0].epoch, sink.name, manifests)
+            for column in payloads(store, manifests[0].epoch, runs_for(sink.name, None, manifests))
         )
         for sink in task.graph.sinks
     }

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from procession.bench import window_sort, workload
 from procession.bench.window_sort import Stamps, bytes_of
 from procession.bench.workload import SINK, Segment
-from procession.commit.emitter import payloads
+from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError
 from procession.plan.planner import make_plan
 from procession.spark import session
@@ -224,7 +224,7 @@ def _writer(runs: RunStore, output: Path, timeline: Timeline) -> Callable[[int, 
                 raise ProcessionError.from_dict(manifest.failure)
         stamps: Stamps = []
         with output.open("ab") as file:
-            for piece in payloads(runs, epoch, SINK, manifests):
+            for piece in payloads(runs, epoch, runs_for(SINK, None, manifests)):
                 file.write(bytes_of(piece))
                 stamps.append((time.time_ns(), len(piece)))
         runs.drop(epoch)

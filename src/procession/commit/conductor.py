@@ -17,7 +17,7 @@ from procession import faults
 from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator, Phase
-from procession.commit.emitter import payloads
+from procession.commit.emitter import payloads, runs_for
 from procession.commit.events import (
     Acknowledge,
     Action,
@@ -41,7 +41,7 @@ from procession.commit.events import (
 from procession.commit.link import Link, SinkOptions
 from procession.commit.rounds import Round
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
-from procession.storage.runs import Manifest, RunStore
+from procession.storage.runs import Manifest, Run, RunStore
 from procession.storage.states import StateStore, Version
 
 RETRY_S = 0.2
@@ -136,12 +136,11 @@ class Conductor:
         positions = dict(last.positions) if last is not None else {}
         for manifest in ranges:
             positions.update(manifest.positions)
-        runs = [run for manifest in manifests for run in manifest.runs if run.to in self._links]
-        lengths = {name: sum(run.payload_bytes for run in runs if run.to == name) for name in self._links}
+        runs = {name: self._runs_for(name, manifests) for name in self._links}
         starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
-            lengths=lengths,
+            lengths={name: sum(run.payload_bytes for run in own) for name, own in runs.items()},
             first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
             last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
             starts=starts,
@@ -150,10 +149,14 @@ class Conductor:
             counters=_added(
                 last.counters if last is not None else {},
                 records_in=sum(manifest.records for manifest in manifests),
-                records_out=sum(run.count for run in runs),
+                records_out=sum(run.count for own in runs.values() for run in own),
             ),
             states=self._versions(manifests),
         )
+
+    def _runs_for(self, name: str, manifests: Sequence[Manifest]) -> list[Run]:
+        options = self._links[name].options
+        return runs_for(options.sink or name, options.bucket, manifests)
 
     def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
         """What the tasks of each keyed stage have left, by partition."""
@@ -248,7 +251,8 @@ class Conductor:
         if self._epoch is None or self._epoch.epoch != action.epoch:
             return  # the round was ended before its turn came
         try:
-            drawn = payloads(self._runs, action.epoch, action.sink, self._epoch.manifests)
+            runs = self._runs_for(action.sink, self._epoch.manifests)
+            drawn = payloads(self._runs, action.epoch, runs)
             await self._links[action.sink].emit(action, drawn)
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))

@@ -12,12 +12,17 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from procession.merge.merger import merged
-from procession.storage.runs import Manifest, RunStore
+from procession.storage.runs import Manifest, Run, RunStore
 
 
-def payloads(store: RunStore, epoch: int, sink: str, manifests: Sequence[Manifest]) -> Iterator[pa.Array]:
-    """What this sink gets of this epoch, piece by piece."""
-    runs = [run for manifest in manifests for run in manifest.runs if run.to == sink]
+def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:
+    """The runs of a sink; of one of its connections, those in its bucket."""
+    found = (run for manifest in manifests for run in manifest.runs if run.to == sink)
+    return [run for run in found if bucket is None or run.bucket == bucket]
+
+
+def payloads(store: RunStore, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]:
+    """What these runs of one output hold, in its order, piece by piece."""
     paths = [store.read(epoch, run) for run in runs]
     if runs and all(run.keys for run in runs):
         batches = merged(paths, ["payload"])

@@ -56,7 +56,8 @@ LINGER_S = 5.0
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """How to reach a sink. `instance` is stable for the pipeline's life: sinks name their files by it.
+    """How to reach a sink, over one connection; `name` is what the round calls it. `instance` is stable for the
+    pipeline's life: sinks name their files by it. `sink` and `bucket` say which runs go this way.
 
     `is_authoritative`: the position in its NOTIFY_ACK can be relied on (our own sinks); with others it is advisory."""
 
@@ -74,6 +75,9 @@ class SinkOptions:
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
+    sink: str = ""
+    """The sink's name in the pipeline, if the connection has another: one of several."""
+    bucket: int | None = None
 
 
 class Link:

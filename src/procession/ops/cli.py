@@ -209,7 +209,9 @@ def verify(
     directory: Annotated[
         Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
     ],
-    instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
+    instance: Annotated[
+        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
+    ] = None,
     order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
     key_field: Annotated[
         int | None, typer.Option(min=1, help="With --order key: which field of a line, parted by blanks, is its key.")
@@ -228,7 +230,9 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1."""
+    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1.
+
+    What the connections of one sink have written is judged as one output, unless a total order was promised."""
     from procession.chaos.order import Order
     from procession.chaos.order import key_field as key_at
     from procession.ops.verify import Question, run_verify
@@ -263,7 +267,9 @@ def cat(
     directory: Annotated[
         Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
     ],
-    instance: Annotated[str | None, typer.Option(help="Only this output of the directory.")] = None,
+    instance: Annotated[
+        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
+    ] = None,
 ) -> None:
     """Print what a file sink or a sink of epochs has committed, and nothing else, also while the pipeline runs."""
     from procession.ops.committed import committed_output
@@ -281,7 +287,9 @@ def driver(
         str | None,
         typer.Option("--gateway", show_default="found in --dir", help="The gateway's control address, HOST:PORT."),
     ] = None,
-    sink: Annotated[list[str] | None, typer.Option(help="NAME=HOST:PORT of a file sink (repeatable).")] = None,
+    sink: Annotated[
+        list[str] | None, typer.Option(help="NAME=HOST:PORT of a sink (repeatable; NAME.1: a connection).")
+    ] = None,
     input_stream: Annotated[
         list[int] | None, typer.Option(help="A stream that sources end with, unless they never end (repeatable).")
     ] = None,

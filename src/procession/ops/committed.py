@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from procession.errors import ConfigError
-from procession.ops.stored import is_stored, stored
+from procession.ops.outputs import written_in
 from procession.sdk.txnlog import committed_ranges
 
 
 def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
-    """The outputs of the directory (or the one named), one after the other in the order of their names."""
-    logs = [log for log in sorted(directory.glob(f"{instance or '*'}.txnlog")) if is_stored(log)]
-    if not logs:
+    """The outputs of the directory (or the one named; or all those of a sink), one after the other in the order of
+    their names."""
+    outputs = written_in(directory, instance)
+    if not outputs:
         raise ConfigError(
             f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
             next_step="name the directory that the sink was given, and an instance that is there",
         )
-    for log in logs:
-        yield from stored(log).read(committed_ranges(log))
+    for output in outputs:
+        yield from output.read([committed_ranges(log) for log in output.logs])

@@ -64,7 +64,8 @@ class DriverConfig:
     gateway: str | Path
     """Its control address, or its directory: then it is found again if it moves."""
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """The address of each sink of the app; those that the app itself names by address need none."""
+    """The address of each sink of the app, or of one of its connections as `NAME.1`; those that the app itself names by
+    address need none."""
     epoch_interval_s: float = 0.1
     epoch_records_max: int = 250_000
     epoch_bytes_max: int = 64 * 1024 * 1024
@@ -177,12 +178,12 @@ class Driver:
         self._continue_states(rounds.get(checkpoint.log.committed))
         coordinator = coordinator_for(
             graph.policy,
-            graph.idempotent,
+            tuple(one.name for one in graph.participants if one.sink.is_idempotent),
             pipeline=graph.name,
             checkpoint=checkpoint.id,
             fence=checkpoint.fence,
             fingerprint=graph.fingerprint(),
-            sinks=[sink.name for sink in graph.sinks],
+            sinks=[one.name for one in graph.participants],
             rounds=rounds,
             committed=checkpoint.log.committed,
         )
@@ -324,9 +325,11 @@ def _open_spark(config: DriverConfig, app: App) -> Session:
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
     """How to reach each sink: file sinks by the address they were given, others by the one in the app."""
     options = []
-    for sink in graph.sinks:
+    for one in graph.participants:
+        sink = one.sink
         is_file = sink.target.startswith("file:")
-        address = config.sinks.get(sink.name) or ("" if is_file else sink.target)
+        named = config.sinks.get(one.name) or config.sinks.get(sink.name)
+        address = named or ("" if is_file else sink.target)
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(
@@ -334,11 +337,13 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
             )
         options.append(
             SinkOptions(
-                name=sink.name,
+                name=one.name,
+                sink=sink.name,
+                bucket=one.bucket,
                 host=host,
                 port=int(port),
                 program=graph.name,
-                instance=graph.instance_of(sink.name),
+                instance=one.instance,
                 cookie=config.cookie,
                 tls=config.tls,
                 # Without two-phase commit only the sink knows where its output ends.

@@ -148,9 +148,9 @@ class Local:
 
     def _sink(self, directory: Path) -> list[str]:
         argv = ["sink", "file", str(directory), "--listen", "127.0.0.1:0"]
-        for sink in self.graph.idempotent:
-            if self.sink_directories.get(sink) == directory:
-                argv += ["--idempotent", self.graph.instance_of(sink)]
+        for one in self.graph.participants:
+            if one.sink.is_idempotent and self.sink_directories.get(one.sink.name) == directory:
+                argv += ["--idempotent", one.instance]
         return argv + self._cookie() + self._server_tls()
 
     def _driver(self) -> list[str]:

@@ -2,8 +2,8 @@
 
 The one rule: what the transaction log does not commit does not exist, and what it commits must be in the output,
 without a gap, from its first byte; and, if the checkpoint is named, be decided there. Before it an input and a sink's
-directory (`<instance>.txnlog`, and what `ops/stored` finds beside it); after it the verifier's verdict on each
-instance, as a text or as JSON, and the status 0 (all clean) or 1.
+directory (`ops/outputs`); after it the verifier's verdict on each output, as a text or as JSON, and the status 0 (all
+clean) or 1. What the connections of one sink have written is one output, unless a total order was promised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from procession.chaos.verifier import Bounds, compare
 from procession.connectors.file import stream_id_of
 from procession.errors import ConfigError, UsageError
 from procession.ops.decisions import DecisionReader
-from procession.ops.stored import Ranges, is_stored, read_ranges, stored
+from procession.ops.outputs import Written, written_in
+from procession.ops.stored import Ranges, read_ranges, stored
 from procession.sdk.acklog import acknowledged
 from procession.sdk.txnlog import Transaction, TxnTail, joined
 
@@ -57,10 +58,9 @@ class Question:
         if self.order is Order.KEY and self.key_of is None:
             raise UsageError("Order 'key' needs a key.", next_step="say with --key-field which field of a line it is")
 
-    def logs(self) -> list[Path]:
-        """The transaction logs of the instances that are asked about."""
-        logs = sorted(self.directory.glob("*.txnlog"))
-        return [log for log in logs if is_stored(log) and (self.instance is None or log.stem == self.instance)]
+    def outputs(self) -> list[Written]:
+        """The outputs that are asked about."""
+        return written_in(self.directory, self.instance, is_shared=self.order is not Order.TOTAL)
 
     def of_inputs(self, heard: Mapping[int, int]) -> list[int | None]:
         """For each input, the last message id that its producer saw acknowledged."""
@@ -69,19 +69,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One instance's committed output, judged. `damage` says what is wrong with its files, if anything is."""
+    """One output, judged by what is committed of it; `connections` have written it. `damage` says what is wrong with
+    its files, if anything is."""
 
     instance: str
     verdict: Verdict
     uncommitted_bytes: int
     damage: str
+    connections: int = 1
 
     @property
     def outcome(self) -> Outcome:
         return Outcome.VIOLATED if self.damage else self.verdict.outcome
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.instance}: {self.verdict.sentence()}"
+        connections = f", {self.connections} connections" if self.connections > 1 else ""
+        yield f"{self.instance}{connections}: {self.verdict.sentence()}"
         yield from (f"  {reason}" for reason in (self.damage, self.verdict.why) if reason)
         for kind, offender in self.verdict.first.items():
             yield f"  first {kind.replace('_', ' but ')}: {offender}"
@@ -89,13 +92,14 @@ class Output:
             yield f"  {self.uncommitted_bytes} bytes after that are not committed and were left out"
 
     def as_dict(self) -> dict[str, Any]:
-        mine = {"instance": self.instance, "damage": self.damage, "uncommitted_bytes": self.uncommitted_bytes}
+        mine = {"instance": self.instance, "connections": self.connections, "damage": self.damage}
+        mine |= {"uncommitted_bytes": self.uncommitted_bytes}
         return self.verdict.as_dict() | mine | {"outcome": self.outcome}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All instances of a directory, each against the same inputs."""
+    """All outputs of a directory, each against the same inputs."""
 
     outputs: tuple[Output, ...]
 
@@ -131,19 +135,19 @@ class Report:
 
 
 def verify(inputs: Sequence[Path], directory: Path, instance: str | None = None) -> Report:
-    """Judge every instance in a sink's directory (or the one named) against the inputs."""
+    """Judge every output in a sink's directory (or the one named) against the inputs."""
     return judge(Question(inputs, directory, instance))
 
 
 def judge(question: Question) -> Report:
     question.check()
-    if not (logs := question.logs()):
+    if not (outputs := question.outputs()):
         what = f"the instance {question.instance}" if question.instance else "any file sink"
         raise ConfigError(
             f"There is nothing to compare: {question.directory} holds no output of {what}.",
             next_step="name the input files and the directory that a file sink or a sink of epochs wrote to",
         )
-    return Report(tuple(_judge(question, log) for log in logs))
+    return Report(tuple(_judge(question, output) for output in outputs))
 
 
 def run_verify(question: Question, *, as_json: bool = False) -> int:
@@ -153,25 +157,23 @@ def run_verify(question: Question, *, as_json: bool = False) -> int:
     return 0 if report.is_clean else 1
 
 
-def _judge(question: Question, log: Path) -> Output:
+def _judge(question: Question, written: Written) -> Output:
     # Acknowledgements are read first and decisions last: each is made before the next becomes visible.
     heard = question.of_inputs(acknowledged(question.acks))
-    transactions = list(TxnTail(log).look())
-    return judge_output(question, log, transactions, heard)
+    transactions = [list(TxnTail(log).look()) for log in written.logs]
+    return judge_output(question, written, transactions, heard)
 
 
 def judge_output(
-    question: Question, log: Path, transactions: Sequence[Transaction], heard: Sequence[int | None]
+    question: Question, written: Written, committed: Sequence[Sequence[Transaction]], heard: Sequence[int | None]
 ) -> Output:
-    """Judge one instance by its committed transactions."""
-    output = stored(log)
-    ranges = joined(transactions)
-    size = output.size()
-    end = max((end for _, end in ranges), default=0)
+    """Judge one output by the committed transactions of each of its instances."""
+    ranges = [joined(transactions) for transactions in committed]
+    sizes = [stored(log).size() for log in written.logs]
     with disk_shelves() as shelves:
         verdict = compare(
             [partial(read_ranges, path, None) for path in question.inputs],
-            partial(output.read, ranges),
+            partial(written.read, ranges),
             order=question.order,
             key_of=question.key_of,
             is_complete=question.is_complete,
@@ -181,17 +183,32 @@ def judge_output(
         )
     if question.checkpoint is not None:
         undecided = Undecided()
+        transactions = [transaction for own in committed for transaction in own]
         undecided.take(transactions, DecisionReader(question.checkpoint).look(transactions))
         verdict = undecided.judge(verdict)
         if transactions and not undecided.named and verdict.is_clean:
             why = "No round record of the checkpoint names any of the visible transactions."
             verdict = replace(verdict, outcome=Outcome.UNKNOWN, why=why)
-    return Output(log.stem, verdict, max(0, size - end), damage(ranges, size, output.what))
+    after = sum(max(0, size - end_of(own)) for own, size in zip(ranges, sizes, strict=True))
+    return Output(written.name, verdict, after, damage_of(written, ranges, sizes), len(written.logs))
+
+
+def end_of(ranges: Ranges) -> int:
+    return max((end for _, end in ranges), default=0)
+
+
+def damage_of(written: Written, ranges: Sequence[Ranges], sizes: Sequence[int]) -> str:
+    """What is wrong with the files of an output, instance by instance."""
+    found = []
+    for log, own, size in zip(written.logs, ranges, sizes, strict=True):
+        if wrong := damage(own, size, stored(log).what):
+            found.append(wrong if len(written.logs) == 1 else f"{log.stem}: {wrong}")
+    return " ".join(found)
 
 
 def damage(ranges: Ranges, size: int, what: str) -> str:
     """What is wrong with an instance's files; nothing if they hold all that is committed, without a gap."""
-    end = max((end for _, end in ranges), default=0)
+    end = end_of(ranges)
     if size < end:
         return f"The {what} ends at byte {size}, but the transaction log has committed {end}: committed output is gone."
     if ranges and list(ranges) != [(0, end)]:

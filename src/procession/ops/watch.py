@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from procession.chaos.decision import Undecided
 from procession.chaos.prefix import PrefixCheck
 from procession.chaos.verdict import Outcome, Verdict
 from procession.ops.decisions import DecisionReader
-from procession.ops.stored import stored
-from procession.ops.verify import Output, Question, Report, damage, judge_output
+from procession.ops.outputs import Written
+from procession.ops.stored import Stored, stored
+from procession.ops.verify import Output, Question, Report, damage_of, judge_output
 from procession.sdk.acklog import AckTail
 from procession.sdk.txnlog import Transaction, TxnTail, joined
 
@@ -34,14 +35,15 @@ class Watch:
         self._decisions = DecisionReader(question.checkpoint) if question.checkpoint else None
         self._acks = AckTail(question.acks)
         self._inputs = [os.open(path, os.O_RDONLY) for path in question.inputs]
-        self._outputs: dict[Path, WatchedOutput] = {}
+        self._outputs: dict[str, WatchedOutput] = {}
 
     def look(self) -> Report:
         # Acknowledgements are read first and decisions last: each is made before the next becomes visible.
         heard = self._question.of_inputs(self._acks.look())
-        for log in self._question.logs():
-            if log not in self._outputs:
-                self._outputs[log] = WatchedOutput(self._question, log, self._inputs)
+        for written in self._question.outputs():
+            if written.family not in self._outputs:
+                self._outputs[written.family] = WatchedOutput(self._question, written, self._inputs)
+            self._outputs[written.family].find(written)
         return Report(tuple(output.look(heard, self._decisions) for output in self._outputs.values()))
 
     def close(self) -> None:
@@ -50,16 +52,29 @@ class Watch:
         self._inputs = []
 
 
-class WatchedOutput:
-    """One instance, and how far it was looked at."""
+@dataclass
+class Instance:
+    """What one connection has written, and what of it is known to be committed."""
 
-    def __init__(self, question: Question, log: Path, inputs: list[int]) -> None:
+    tail: TxnTail
+    stored: Stored
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+
+    def look(self) -> list[Transaction]:
+        """What was committed since the last look."""
+        new = list(self.tail.look())
+        self.ranges = joined([*(Transaction("", *one) for one in self.ranges), *new])
+        return new
+
+
+class WatchedOutput:
+    """One output, and how far each of its instances was looked at."""
+
+    def __init__(self, question: Question, written: Written, inputs: list[int]) -> None:
         self._question = question
-        self._log = log
-        self._stored = stored(log)
-        self._tail = TxnTail(log)
+        self._written = written
+        self._instances: dict[Path, Instance] = {}
         self._undecided = Undecided()
-        self._ranges: list[tuple[int, int]] = []
         self._check = PrefixCheck(
             len(inputs),
             lambda number, position, size: os.pread(inputs[number], size, position),
@@ -68,27 +83,37 @@ class WatchedOutput:
         )
         self._judged: Output | None = None
 
+    def find(self, written: Written) -> None:
+        """Its instances, as far as there are any by now."""
+        self._written = written
+        for log in written.logs:
+            if log not in self._instances:
+                self._instances[log] = Instance(TxnTail(log), stored(log))
+
     def look(self, heard: list[int | None], decisions: DecisionReader | None) -> Output:
         if self._judged is not None:
             return self._judged
-        new = list(self._tail.look())
-        self._ranges = joined([*(Transaction("", *one) for one in self._ranges), *new])
-        size = self._stored.size()
-        self._take(new)
-        if decisions is not None and new:
-            self._undecided.take(new, decisions.look(new))
-        output = Output(self._log.stem, self._verdict(), 0, damage(self._ranges, size, self._stored.what))
+        instances = [self._instances[log] for log in self._written.logs]
+        sizes = []
+        for instance in instances:
+            new = instance.look()
+            sizes.append(instance.stored.size())
+            self._take(instance, new)
+            if decisions is not None and new:
+                self._undecided.take(new, decisions.look(new))
+        wrong = damage_of(self._written, [instance.ranges for instance in instances], sizes)
+        output = Output(self._written.name, self._verdict(), 0, wrong, len(instances))
         if self._check.difference is not None:
-            whole = list(TxnTail(self._log).look())
+            whole = [list(TxnTail(log).look()) for log in self._written.logs]
             question = replace(self._question, checkpoint=None)  # what was seen of it is remembered here
-            output = judge_output(question, self._log, whole, heard)
+            output = judge_output(question, self._written, whole, heard)
             output = replace(output, verdict=self._undecided.judge(_at_least_violated(output.verdict)))
         if output.outcome is Outcome.VIOLATED:
             self._judged = output
         return output
 
-    def _take(self, new: list[Transaction]) -> None:
-        for piece in self._stored.read([(start, end) for _, start, end in new]):
+    def _take(self, instance: Instance, new: list[Transaction]) -> None:
+        for piece in instance.stored.read([(start, end) for _, start, end in new]):
             self._check.take(piece)
 
     def _verdict(self) -> Verdict:

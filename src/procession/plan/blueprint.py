@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
-from procession.plan.strategies import Strategy
+from procession.plan.strategies import TABLE, Strategy
 
 BY_RECORD = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.PEEK})
 """The stages whose function is called with one record."""
+SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
+"""The stages whose function is shown a record's key, time, stream and message id."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,16 @@ class Plan:
 
     def edge(self, before: int, after: int) -> Edge:
         return next(edge for edge in self.edges if (edge.before, edge.after) == (before, after))
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """The stages and sinks that must know more of a record than its payload: its key, time or stream."""
+        return frozenset(index for index, node in enumerate(self.graph.nodes) if self._is_shown(node))
+
+    def _is_shown(self, node: Node) -> bool:
+        if node.kind is Kind.SINK:
+            return node.connections > 1 and self.graph.order_at(node) is not Order.NONE
+        return node.kind in SHOWN_ALL or (TABLE[node.kind].is_timed and node.time is None)
 
     @property
     def levels(self) -> int:

@@ -1,4 +1,4 @@
-"""Buckets: which task behind an exchange gets a record.
+"""Buckets: which task behind an exchange gets a record, and which connection of a sink.
 
 The one rule: within a bucket records keep their order; and where they are told apart by key, the same key always goes
 to the same bucket, in every process and every version. Pure. Before it `plan/chain`; after it `storage/runs`, which
@@ -31,12 +31,20 @@ def dealt(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
 
 def parted(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
     """Part rows by their key: (bucket, rows in their order)."""
-    if not len(keys):
-        return
     # Each key is hashed once, however many rows have it.
     encoded = keys.dictionary_encode()
     of_key = np.fromiter(map(share_of, encoded.dictionary.to_pylist()), np.uint16, len(encoded.dictionary)) % buckets
-    of_row = of_key[encoded.indices.to_numpy()]
+    yield from _in_buckets(of_key[encoded.indices.to_numpy()])
+
+
+def parted_by_stream(streams: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
+    """Part rows by the id of their stream, likewise: ids that follow one another go round the buckets."""
+    yield from _in_buckets(streams.to_numpy() % np.uint64(SHARES) % np.uint64(buckets))
+
+
+def _in_buckets(of_row: Any) -> Iterator[tuple[int, Numbers]]:
+    if not len(of_row):
+        return
     order = np.argsort(of_row, kind="stable")
     found, firsts = np.unique(of_row[order], return_index=True)
     yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=True)

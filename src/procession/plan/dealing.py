@@ -1,17 +1,18 @@
-"""Dealing: which rows go to which task behind an exchange.
+"""Dealing: which rows go to which task behind an exchange, and to which connection of a sink.
 
-The one rule: every row goes to one task, in order; and where a watermark moves the stage behind, all tasks learn
-of the rows that move it. Before it `plan/chain`, whose rows it deals; after it `storage/runs`. Pure.
+The one rule: every row goes to one of them, in order; and where a watermark moves the stage behind, all tasks learn of
+the rows that move it. Before it `plan/chain`, whose rows it deals; after it `storage/runs`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from procession.plan.alarms import Reached
 from procession.plan.buckets import dealt, parted
+from procession.plan.flow import Numbers
 from procession.plan.graph import Node
 from procession.plan.rows import Output
 from procession.plan.strategies import Way, way_of
@@ -24,8 +25,7 @@ def deal_out(
     """The rows for each task of the stage with this index: by their keys, or evenly, beginning with the one whose turn
     it is. `reached` says how far this task's records have moved the watermark before, and is moved on."""
     if way_of(node) is not Way.BY_KEY:
-        for bucket, start, count in dealt(rows.num_rows, tasks, turn):
-            yield Output(index, bucket, rows.slice(start, count))
+        yield from dealt_out(index, rows, tasks, turn)
         return
     assert keys is not None
     parts = parted(keys, tasks)
@@ -33,5 +33,17 @@ def deal_out(
         ticks = node.stateful.windowing.ticks(rows, reached)
         yield from (Output(index, *part) for part in with_ticks(rows, parts, ticks, tasks))
         return
-    for bucket, rows_of in parts:
-        yield Output(index, bucket, rows.take(pa.array(rows_of)))
+    yield from shared_out(index, rows, parts)
+
+
+def dealt_out(index: int, rows: pa.RecordBatch, buckets: int, turn: int) -> Iterator[Output]:
+    """Rows dealt out evenly."""
+    for bucket, start, count in dealt(rows.num_rows, buckets, turn):
+        yield Output(index, bucket, rows.slice(start, count))
+
+
+def shared_out(index: int, rows: pa.RecordBatch, parts: Iterable[tuple[int, Numbers]]) -> Iterator[Output]:
+    """Rows, each in the part that it is named in."""
+    for bucket, own in parts:
+        # All of them, as where a task has the keys of one connection only: nothing is copied.
+        yield Output(index, bucket, rows if len(own) == rows.num_rows else rows.take(pa.array(own)))

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.plan.buckets import keyed
+from procession.plan.buckets import keyed, parted, parted_by_stream
 from procession.plan.carriage import Forms, pack, packed_value
 from procession.plan.codecs import ENCODE
-from procession.plan.dealing import deal_out
+from procession.plan.dealing import deal_out, dealt_out, shared_out
 from procession.plan.flow import Flow, Numbers
-from procession.plan.graph import Codec, Framing, Kind
+from procession.plan.graph import Codec, Framing, Kind, Order
 from procession.plan.letters import Letters
 from procession.plan.rows import TIME, Output, Rows, batch_of
 from procession.plan.strategies import TABLE, Way, key_of, way_of
@@ -54,7 +54,7 @@ class Delivery:
         plan, planned = self.plan, self.chain.planned
         for index in planned.sinks:
             for parent in plan.node(index).parents:
-                yield Output(index, 0, self._for_sink(index, parent))
+                yield from self._for_sink(index, parent)
         for index in planned.feeds:
             for parent in plan.node(index).parents:
                 yield from self._for_exchange(index, parent)
@@ -128,7 +128,7 @@ class Delivery:
             (stage,) = self.plan.node(stage).parents
         return stage
 
-    def _for_sink(self, index: int, parent: int) -> pa.RecordBatch:
+    def _for_sink(self, index: int, parent: int) -> Iterator[Output]:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self._encoded(parent, node.codec))
         payload = flow.values
@@ -136,7 +136,19 @@ class Delivery:
             # A slice beyond the end, replaced: a quarter of the time that joining the two takes.
             payload = pc.binary_replace_slice(payload, start=END, stop=END, replacement=b"\n")
         order = self._order(flow) if self.plan.edge(parent, index).is_merged else ()
-        return batch_of(payload, order)
+        whole = batch_of(payload, order)
+        if node.connections == 1:
+            yield Output(index, 0, whole)
+            return
+        match self.plan.graph.order_at(node):
+            case Order.KEY:
+                yield from shared_out(index, whole, parted(self._keys(flow), node.connections))
+            case Order.STREAM:
+                yield from shared_out(
+                    index, whole, parted_by_stream(self._others(flow).column("stream_id"), node.connections)
+                )
+            case _:
+                yield from dealt_out(index, whole, node.connections, self.chain.turn)
 
     def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
         node = self.plan.node(index)

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from procession.plan.blueprint import Edge, Plan, PlannedChain
-from procession.plan.graph import Exchange
+from procession.plan.graph import Exchange, Kind, Node
 from procession.plan.strategies import TABLE
 
 
@@ -49,8 +49,12 @@ def _name(plan: Plan, index: int) -> str:
 def _chain(plan: Plan, chain: PlannedChain) -> str:
     tasks = f"{chain.tasks} task{'s' * (chain.tasks > 1)}"
     stages = ", ".join(_name(plan, index) for index in chain.stages)
-    sinks = ", ".join(_name(plan, index) for index in chain.sinks)
+    sinks = ", ".join(_sink(plan.node(index)) for index in chain.sinks)
     return f"{chain.number}  {tasks:>8}: {stages}" + (f" → {sinks}" if sinks else "")
+
+
+def _sink(node: Node) -> str:
+    return node.name if node.connections == 1 else f"{node.name} × {node.connections}"
 
 
 def _exchange(plan: Plan, edge: Edge) -> str:
@@ -94,6 +98,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "kind": node.kind.value,
                 "chains": sorted(plan.chains_of[index]),
                 "asked": node.parallelism,
+                **({"connections": node.connections} if node.kind is Kind.SINK else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),
                 "is_traced": index in plan.traced,
@@ -143,7 +148,12 @@ def as_dot(plan: Plan) -> str:
         names = " ".join(f"{_quoted(_name(plan, index))};" for index in own)
         label = _quoted(f"chain {chain.number} × {chain.tasks}")
         lines.append(f"  subgraph cluster_{chain.number} {{ label={label}; {names} }}")
-    lines += [f"  {_quoted(sink.name)} [shape=cylinder];" for sink in plan.graph.sinks]
+    lines += [
+        f"  {_quoted(sink.name)} [shape=cylinder"
+        + (f" label={_quoted(_sink(sink))}" if sink.connections > 1 else "")
+        + "];"
+        for sink in plan.graph.sinks
+    ]
     for edge in plan.edges:
         style = ' style="bold"' if edge.is_exchange else ""
         ends = f"{_quoted(_name(plan, edge.before))} -> {_quoted(_name(plan, edge.after))}"

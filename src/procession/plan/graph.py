@@ -111,6 +111,8 @@ class Node:
     """A sink that takes the same positions again, with the same bytes: it needs no two-phase commit."""
     order: Order | None = None
     """What is promised at a sink."""
+    connections: int = 1
+    """How many connections a sink has; each takes the records of its share of the keys or streams."""
     streams: frozenset[int] | None = None
     """The streams that a source takes; None: all that no other source takes."""
     ends: bool | None = None
@@ -126,6 +128,18 @@ class Node:
     """What a stage with windows takes for a record's event time, in seconds; None: the one that it came with."""
     stateful: Stateful | None = None
     """What a keyed stage does."""
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One connection to a sink: it has an output of its own and votes on its own in every round. `name` is what the
+    round calls it, `bucket` its share of the sink's records (None: all of them)."""
+
+    name: str
+    sink: Node
+    instance: str
+    """What the sink calls our output, for the pipeline's life: it names its files by it."""
+    bucket: int | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +165,20 @@ class Graph:
         """The sinks that take the same positions again."""
         return tuple(sink.name for sink in self.sinks if sink.is_idempotent)
 
-    def instance_of(self, sink: str) -> str:
-        """What a sink calls our output, for the pipeline's life: it names its files by it."""
-        return f"{self.name}-{sink}-0"
+    @property
+    def participants(self) -> tuple[Participant, ...]:
+        """Who takes part in each round: every connection of every sink."""
+        return tuple(
+            Participant(
+                # A dot is in no sink's name; one connection alone is called as the sink.
+                sink.name if sink.connections == 1 else f"{sink.name}.{number}",
+                sink,
+                f"{self.name}-{sink.name}-{number}",
+                None if sink.connections == 1 else number,
+            )
+            for sink in self.sinks
+            for number in range(sink.connections)
+        )
 
     def children(self, index: int) -> tuple[int, ...]:
         """The stages that go on from this one, in the order in which they were written."""
@@ -208,4 +233,8 @@ class Graph:
         shape |= {"source": names[0]} if len(names) == 1 else {"sources": names}
         if self.guarantee is not Guarantee.EFFECTIVELY_ONCE or self.idempotent:
             shape |= {"guarantee": self.guarantee, "idempotent": sorted(self.idempotent)}
+        # Which connection a key goes to is for good: else its later records would be in another output.
+        parted = {sink.name: [sink.connections, self.order_at(sink)] for sink in sinks if sink.connections > 1}
+        if parted:
+            shape |= {"connections": parted}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

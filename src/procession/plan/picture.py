@@ -74,7 +74,8 @@ def _box(plan: Plan, index: int, place: Place) -> str:
     chains = ", ".join(f"chain {number} × {plan.chains[number].tasks}" for number in numbers)
     shown = node.name if len(node.name) <= LETTERS_MAX else f"{node.name[: LETTERS_MAX - 1]}…"
     middle = place.x + BOX_WIDTH // 2
-    below = "sink" if is_sink else chains
+    sink = "sink" if node.connections == 1 else f"sink × {node.connections}"
+    below = sink if is_sink else chains
     return (
         f"<g><title>{escape(f'{node.name} ({node.kind.value}): {chains}')}</title>"
         f'<rect x="{place.x}" y="{place.y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="{18 if is_sink else 5}"'

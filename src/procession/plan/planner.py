@@ -22,8 +22,6 @@ RUNS_MAX = 65_536
 
 SEQUENCE = "sequence"
 # They keep the number of records that their tasks have: behind them, ranges of one size are still of one size.
-# They are shown a record's key, time, stream and message id.
-SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY})
 
 
@@ -204,12 +202,7 @@ def find_traced(plan: Plan) -> Plan:
             asks = (index in plan.exchanges or node.kind is Kind.MERGE) and _kept_before(plan, index)
         if asks or index in traced:
             traced |= set(node.parents)
-    shown = {
-        index
-        for index, node in enumerate(plan.graph.nodes)
-        if node.kind in SHOWN_ALL or (TABLE[node.kind].is_timed and node.time is None)
-    }
-    carrying = {index for index in plan.exchanges if shown & _reached(plan, index)}
+    carrying = {index for index in plan.exchanges if plan.shown & _reached(plan, index)}
     return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying))
 
 
@@ -243,6 +236,16 @@ def choose_strategies(plan: Plan) -> Plan:
 
 
 def _sink_strategy(plan: Plan, index: int, paths: int = 0) -> tuple[Strategy, str]:
+    strategy, why = _way_to_sink(plan, index, paths)
+    node = plan.node(index)
+    if node.connections == 1:
+        return strategy, why
+    share = {Order.KEY: "every key in one of them", Order.STREAM: "every stream in one of them"}
+    shared = share.get(plan.graph.order_at(node), "dealt out evenly")
+    return strategy, f"{why}; for each of {node.connections} connections apart, {shared}"
+
+
+def _way_to_sink(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
     order = plan.graph.order_at(plan.node(index))
     chains = plan.chains_of[index]
     if order is Order.NONE:

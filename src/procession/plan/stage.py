@@ -26,6 +26,9 @@ CONCURRENCY_MAX = 10_000
 TIMEOUT_S = 60.0
 """How long one call of an asynchronous function may take, unless it is said."""
 
+CONNECTIONS_MAX = 64
+"""As many outputs a sink may be written in."""
+
 # Their bytes may hold a newline, so that lines could not be told apart.
 BINARY = frozenset({Codec.MSGPACK, Codec.ARROW})
 
@@ -84,10 +87,10 @@ class Stage(SensitiveStage):
         limit = checked_count(concurrency, "concurrency", "map_async", CONCURRENCY_MAX)
         return self._add(replace(node, concurrency=limit, timeout_s=float(timeout_s)))
 
-    def key_by(self, key: Key, *, name: str | None = None) -> Stage:
+    def key_by(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
         """Give each record the key that the function says. Records stay where they are: this is the key that
         `order="key"` is about, and that later stages see."""
-        return self._then(Kind.KEY_BY, key, name, None)
+        return self._then(Kind.KEY_BY, key, name, parallelism)
 
     def rebalance(
         self,
@@ -102,7 +105,7 @@ class Stage(SensitiveStage):
             return self._then(Kind.REBALANCE, key, name, parallelism)
         return self._add(self._node(Kind.REBALANCE, None, name, parallelism))
 
-    def merge(self, *others: Stage, name: str | None = None) -> Stage:
+    def merge(self, *others: Stage, name: str | None = None, parallelism: int | None = None) -> Stage:
         """Put branches or sources together, each in its own order: records of different ingress records in the order of
         those, records of one in the order in which the branches were written."""
         places = [self._index]
@@ -120,12 +123,14 @@ class Stage(SensitiveStage):
             places.append(other._index)
         if len(places) < 2:
             raise PlanError(".merge() was given nothing to merge with", next_step="give it another stage")
-        node = self._node(Kind.MERGE, None, name, None)
+        node = self._node(Kind.MERGE, None, name, parallelism)
         return self._add(replace(node, parents=tuple(places)))
 
-    def peek(self, function: Callable[[Any], object], *, name: str | None = None) -> Stage:
+    def peek(
+        self, function: Callable[[Any], object], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stage:
         """Call the function with each record, for what it does; the record goes on as it is."""
-        return self._then(Kind.PEEK, function, name, None)
+        return self._then(Kind.PEEK, function, name, parallelism)
 
     def transform(
         self, function: Callable[[Any], Any], *, name: str | None = None, parallelism: int | None = None
@@ -145,12 +150,17 @@ class Stage(SensitiveStage):
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
         framing: Literal["lines", "raw"] | None = None,
         order: Literal["total", "key", "stream", "none"] | None = None,
+        connections: int = 1,
         idempotent: bool = False,
     ) -> Stage:
         """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
         sink that runs already. `codec` is what records are made into; "bytes" and "text" take `str` and `bytes`.
         `framing="lines"` puts a newline after each record, `"raw"` nothing; the latter is what msgpack and Arrow need.
         `order` may ask for less, or more, than the pipeline does.
+
+        `connections=n`: n outputs, written in parallel and committed together; each takes its share of the keys or
+        streams, whichever the order is promised for, and a key or stream is always in the same one. The number stays
+        as it was when the pipeline was first run.
 
         `idempotent=True`: no two-phase commit; the sink shows what it gets, and after a crash gets the same positions
         again with the same bytes. Only for a pipeline that is declared deterministic."""
@@ -164,6 +174,15 @@ class Stage(SensitiveStage):
                 f'sink {name!r} has codec={codec!r} and framing="lines", but such records may hold newlines',
                 next_step='leave framing="lines" away: such records tell their own end',
             )
+        level: Order = self._pipeline.order if order is None else checked_choice(Order, order, "order")
+        if checked_count(connections, "connections", f"sink {name!r}", CONNECTIONS_MAX) > 1 and level is Order.TOTAL:
+            raise PlanError(
+                f'sink {name!r} has {connections} connections and order="total", but one sequence cannot be written'
+                " over several: nobody could tell which of two records in two outputs came first",
+                next_step='ask for less, as sink(…, order="key") or "stream", and each key or stream is in order in one'
+                " of the outputs; or leave connections away, and one output has all records in order",
+                stage=name,
+            )
         self._add(
             Node(
                 Kind.SINK,
@@ -172,7 +191,8 @@ class Stage(SensitiveStage):
                 codec=chosen,
                 framing=checked_choice(Framing, framing, "framing"),
                 target=checked_target(to, name),
-                order=None if order is None else checked_choice(Order, order, "order"),
+                order=None if order is None else level,
+                connections=connections,
                 is_idempotent=idempotent,
             )
         )

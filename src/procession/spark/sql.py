@@ -153,7 +153,7 @@ def _shown_behind(plan: Plan, index: int) -> bool:
     behind = set(plan.graph.children(index))
     while more := {child for one in behind for child in plan.graph.children(one)} - behind:
         behind |= more
-    return any(plan.node(one).kind in (Kind.MAP_BATCHES, Kind.TRANSFORM) for one in behind)
+    return bool(behind & plan.shown)
 
 
 def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
