@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from procession.commit.checkpoint import Checkpoint
 from procession.errors import PlanError
 from procession.plan import pipeline as pipeline_module
 from procession.plan.graph import Codec, Framing, Kind, OnError
@@ -79,6 +81,22 @@ def test_how_many_connections_a_sink_has_and_what_by_belongs_to_the_checkpoint_a
     assert fingerprint() == fingerprint(connections=1) == fingerprint(order="stream")
     others = [{"connections": 2}, {"connections": 3}, {"connections": 2, "order": "stream"}]
     assert len({fingerprint(), *(fingerprint(**options) for options in others)}) == 4
+
+
+def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    def claim(connections: int) -> None:
+        pipeline = Pipeline("p", order="key")
+        pipeline.source("in").sink("out", to="file:out", connections=connections)
+        graph = pipeline.graph()
+        Checkpoint.claim(tmp_path, name="p", fingerprint=graph.fingerprint(), doors=graph.doors())
+
+    claim(2)
+    with pytest.raises(PlanError) as caught:
+        claim(3)
+    assert "'out' is a sink of lines over 3 connections by key, and was a" in caught.value.sentence
+    assert "make it a sink of lines over 2 connections by key again, or begin anew" in caught.value.next_step
+    with pytest.raises(PlanError, match="was a sink of lines over 2 connections by key"):
+        claim(1)
 
 
 def test_each_connection_of_a_sink_is_a_participant_with_an_instance_of_its_own() -> None:

@@ -220,7 +220,11 @@ class Graph:
         """What a checkpoint knows sources and sinks by, for a sentence that must name one."""
         sources = {source.name: "source" for source in self.sources}
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
-        return sources | {sink.name: f"sink of {FRAMED[sink.framing]}" for sink in sinks}
+        return sources | {sink.name: f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
+
+    def _shared(self, sink: Node) -> str:
+        by = {Order.KEY: " by key", Order.STREAM: " by stream"}.get(self.order_at(sink), "")
+        return "" if sink.connections == 1 else f" over {sink.connections} connections{by}"
 
     def fingerprint(self) -> str:
         """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;
