@@ -66,12 +66,12 @@ def start_query(
             told = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
         on_epoch(epoch, told)
 
-    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks))
+    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, interval_s))
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime=f"{max(0, round(interval_s * 1000))} milliseconds")
+        .trigger(processingTime="0 seconds")  # the reader keeps the pace (`spark/pace` says why)
         .start()
     )
 

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark.chains import Attempt, Task
+from procession.spark.pace import Pace
 from procession.spark.parcels import SCHEMA, as_rows, loaded, sent
 from procession.spark.session import TASK_FAILURES_MAX
 from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, cut, laid, numbered_from
@@ -42,16 +43,17 @@ class Feed(Protocol):
 class Ranges(DataSourceStreamReader):
     """Deals contiguous ranges of sequence numbers to partitions."""
 
-    def __init__(self, task: Task, feed: Feed, parallelism: int) -> None:
+    def __init__(self, task: Task, feed: Feed, parallelism: int, interval_s: float) -> None:
         self._task = task
         self._feed = feed
         self._parallelism = parallelism
+        self._pace = Pace(interval_s)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
         return {FIRST_GATEWAY: 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return self._feed.next_ends(start)
+        return self._feed.next_ends(start) if self._pace.is_due() else start
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         pieces = list(laid(start, end, self._feed.places()))
@@ -109,15 +111,15 @@ def freeze_once() -> None:
 class IngressSource(DataSource):
     """The data source. `bound` makes the class that a session registers, with what its workers need inside."""
 
-    ranges: ClassVar[tuple[Task, Feed, int]]
+    ranges: ClassVar[tuple[Task, Feed, int, float]]
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     @classmethod
-    def bound(cls, task: Task, feed: Feed, parallelism: int) -> type[IngressSource]:
-        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism)})
+    def bound(cls, task: Task, feed: Feed, parallelism: int, interval_s: float) -> type[IngressSource]:
+        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism, interval_s)})
 
     def schema(self) -> str:
         return SCHEMA
