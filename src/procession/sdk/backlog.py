@@ -29,6 +29,8 @@ SPOOL = Use(
 )
 READ_RECORDS_MAX = 16 * 1024
 READ_BYTES_MAX = 1024 * 1024
+UNCOMMITTED_MAX = 2**40
+"""A gateway never has more records of one stream than this that are not committed."""
 
 
 class Backlog(Protocol):
@@ -64,7 +66,8 @@ class Buffer:
     """A backlog in memory.
 
     Without ids of the author's own, records are numbered from the clock on, in nanoseconds: so that the records of an
-    earlier life, of which the gateway may have more than it has committed, never have the same ids.
+    earlier life, of which the gateway may have more than it has committed, never have the same ids. A clock may have
+    been put back since; so ids also begin well above what is committed.
     """
 
     is_durable = False
@@ -83,7 +86,7 @@ class Buffer:
 
     def open(self, after: int | None) -> None:
         if self._base is None:
-            self._base = max(time.time_ns(), 0 if after is None else after + 1)
+            self._base = max(time.time_ns(), 0 if after is None else after + 1 + UNCOMMITTED_MAX)
 
     def append(self, batch: Batch) -> None:
         if not self._has_ids:
