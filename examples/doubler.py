@@ -1,4 +1,4 @@
-"""Each number with its double: 1 becomes "1:2". What may go wrong with that, `procession semantics` shows."""
+"""Each number with its double: 1 becomes "1:2". What may go wrong with that it prints when it is run as a program."""
 
 from procession import Pipeline
 
@@ -9,3 +9,8 @@ def double(number: str) -> str:
 
 pipeline = Pipeline("doubler")
 pipeline.source("numbers", codec="text").map(double).sink("output", to="file:output")
+
+if __name__ == "__main__":
+    from procession.ops.semantics import five_cases
+
+    print(five_cases())

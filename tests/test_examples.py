@@ -243,3 +243,11 @@ def test_a_line_that_cannot_be_decoded_becomes_a_dead_letter_and_the_others_are_
     told = json.loads(letter)
     assert base64.b64decode(told["payload"]) == b"no \xff text"
     assert (told["message_id"], told["stage"]) == (len(head), "lines")
+
+
+def test_the_doubler_prints_what_may_go_wrong_with_it_in_five_cases() -> None:
+    command = [sys.executable, str(EXAMPLES / "doubler.py")]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True).stdout
+    names = ("zero-guarantee", "correct-if-committed", "at-most-once", "at-least-once", "effectively-once")
+    places = [told.index(name) for name in names]
+    assert places == sorted(places)
