@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,10 +77,8 @@ def chaos(
             cluster.start()
             harness = Harness(cluster, seed=chosen, deadline_s=deadline_s, show=screen.show)
             ends = None if minutes is None else time.monotonic() + 60 * minutes
-            chronicle = harness.run(recorded if recorded is not None else _drawn(scenario or [], chosen, ends))
-    (place / SCHEDULE).write_text(
-        json.dumps({"seed": chosen, "runs": [run.as_dict() for run in chronicle.runs]}, indent=1)
-    )
+            runs = recorded if recorded is not None else _drawn(scenario or [], chosen, ends)
+            chronicle = harness.run(_kept(runs, chosen, place / SCHEDULE, screen.say))
     write_report(place / REPORT, chronicle)
     if chronicle.outcome == "clean":
         shutil.rmtree(work)
@@ -91,6 +89,16 @@ def chaos(
         print(f"again: procession chaos --replay {place / SCHEDULE}; the report: {place / REPORT}")
     if chronicle.outcome != "clean":
         raise typer.Exit(Status.UNCLEAN)
+
+
+def _kept(runs: Iterable[Run], seed: int, path: Path, say: Callable[[str], None]) -> Iterator[Run]:
+    """The same runs. Before each one it is said what will be done, and the schedule up to here is on disk."""
+    so_far: list[dict[str, Any]] = []
+    for run in runs:
+        so_far.append(run.as_dict())
+        path.write_text(json.dumps({"seed": seed, "runs": so_far}, indent=1))
+        say(f"{run.scenario}: {'; '.join(map(str, run.steps))}")
+        yield run
 
 
 def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]:
