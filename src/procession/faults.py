@@ -4,7 +4,8 @@ The one rule: off unless the environment names a point or a file, and then it co
 `name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
 file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
 that it happens once, and can be seen to have happened. A file that says `disk:full` or `disk:sync` stays, and every
-write, or every sync, fails as long as it is there. Imports nothing of ours.
+write, or every sync, fails as long as it is there; `disk:torn` ends the process in the middle of its next write. It
+imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 VARIABLE = "PROCESSION_FAULT"
 FILE_VARIABLE = "PROCESSION_FAULT_FILE"
@@ -38,7 +40,17 @@ def point(name: str) -> None:
     if name in _points:
         _points[name] -= 1
     if _points.get(name) == 0 or (_file is not None and _is_taken(_file, name)):
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody survives this")
+
+
+def is_torn() -> bool:
+    """Whether the process is to die in the middle of the write that it is about to do."""
+    return _file is not None and _is_taken(_file, "disk:torn")
 
 
 def _is_taken(file: Path, name: str) -> bool:

@@ -3,9 +3,7 @@
 The one rule: what a scenario is about is said in its prose, in the words of someone to whom it has happened; its lines
 are only the means. Before it nothing; after it `scenario.schedule`.
 
-Left out, and why. *Leader gateway, grow and shrink*: there is one gateway. *Executor*: with local threads it is the
-driver's own JVM. *Clock jumps*: nobody but root can set the clock, and none of our deadlines reads it (they are
-monotonic; wall time only stamps records).
+Left out, and why. *Leader gateway, grow and shrink*: there is one gateway.
 """
 
 from __future__ import annotations

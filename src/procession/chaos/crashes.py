@@ -32,6 +32,8 @@ DRIVER_POINTS = (
     "driver:between-phase2",
     "driver:before-ack",
 )
+CLUSTER = "local-cluster[2,1,1024]"
+"""Spark with two executors, each a JVM with Python workers of its own."""
 GATEWAY_POINTS = (
     "gateway:before-append",
     "gateway:after-append",
@@ -66,6 +68,18 @@ CRASHES: tuple[Scenario, ...] = (
         "crash-worker",
         "A Python worker of Spark is killed in the middle of its work.",
         (Line(Do.WORKER, (DRIVER,), 4),),
+    ),
+    Scenario(
+        "crash-executor",
+        "Spark works with two executors; one of them is killed, or one of its Python workers, again and again.",
+        (
+            Line(Do.MASTER, (DRIVER,), details=(CLUSTER,)),
+            *(Line(Do.EXECUTOR, (DRIVER,)), Line(Do.WORKER, (DRIVER,))) * 3,
+            Line(Do.EXECUTOR, (DRIVER,)),
+            Line(Do.KILL, (GATEWAY, *SINKS), delay_s=SHORTLY, is_settled=False),
+            Line(Do.MASTER, (DRIVER,)),
+        ),
+        is_long=True,
     ),
     Scenario(
         "restart-each",

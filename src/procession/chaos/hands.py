@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
-from procession.chaos.scenario import DRIVER, GATEWAY, WORKER, Do, Step
+from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
 
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
@@ -64,6 +64,8 @@ class Hands:
     def undo_all(self) -> None:
         self.undo_due(float("inf"))
         self._cluster.proxies.lift_all()
+        self._cluster.set_clocks_right()
+        self._cluster.use_master("")
         self.excuses.clear()
 
     def note(self, on: str, what: str) -> None:
@@ -110,6 +112,19 @@ class Hands:
             self.hit(WORKER)
             self._cluster.signal_one(self._chance.choice(workers), signal.SIGKILL)
 
+    def _executor(self, step: Step) -> None:
+        executors = self._cluster.executors()
+        if executors:
+            self.hit(EXECUTOR)
+            self._cluster.signal_one(self._chance.choice(executors), signal.SIGKILL)
+        else:
+            self._chronicle.notes.append(f"{step} found no executor")
+
+    def _master(self, step: Step) -> None:
+        self._cluster.use_master(step.detail)
+        self.hit(step.on, is_timed=False)
+        self._cluster.stage.kill(step.on)
+
     def _arm(self, step: Step) -> None:
         self.excuses[step.on] = Excuse((-signal.SIGKILL,))
         self._cluster.arm(step.on, step.detail)
@@ -132,6 +147,12 @@ class Hands:
         self._cluster.proxies.put(step.on, step.detail, step.seconds)
         self._later(step, lambda: None)
 
+    def _clock(self, step: Step) -> None:
+        if why_not := self._cluster.set_clock(step.on, int(step.detail)):
+            self._chronicle.notes.append(f"{step} was left out: {why_not}")
+        else:
+            self._chronicle.faults_put["clock"] += 1
+
     def _behave(self, step: Step) -> None:
         self._chronicle.faults_put[step.detail.partition("=")[0]] += 1
         self._cluster.behaviour.write_text(step.detail)
@@ -141,7 +162,7 @@ class Hands:
         self._undos.append(Undo(time.monotonic() + step.seconds, step.on, call))
 
 
-NEEDS_LIFE = frozenset({Do.KILL, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
+NEEDS_LIFE = frozenset({Do.KILL, Do.MASTER, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
 WAITS_FOR_DEATH = frozenset({Do.ARM, Do.FULL, Do.BAD_SYNC})
 DRIVER_WORDS = "sink 'right'"
 """What a driver says of a sink that has forgotten: it names it."""

@@ -1,4 +1,4 @@
-"""Scenarios of everything else that goes wrong: sinks, producers, networks and disks of bad manners. Pure.
+"""Scenarios of everything else that goes wrong: sinks, producers, networks, disks and clocks of bad manners. Pure.
 
 The one rule: nobody is killed by it; but in most of them somebody dies meanwhile of something else. After it
 `catalogue`.
@@ -169,11 +169,38 @@ MISHAPS: tuple[Scenario, ...] = (
         "corrupt:down",
         seconds=(0.5, 1.0),
     ),
+    # Clocks
+    Scenario(
+        "clock-jumps",
+        "The time of day jumps: an hour ahead, an hour behind, and right again, at one part after the other.",
+        (
+            Line(Do.CLOCK, (DRIVER, GATEWAY, RIGHT, "source-0"), details=("3600", "-3600", "0"), is_each=True),
+            Line(Do.NOTHING),
+        ),
+    ),
+    Scenario(
+        "crash-under-a-wrong-clock",
+        "A part is killed, and finds on its return that it is yesterday; then that it was not.",
+        tuple(
+            line
+            for part in (GATEWAY, LEFT, "source-1", DRIVER)
+            for line in (
+                Line(Do.CLOCK, (part,), details=("-86400",)),
+                Line(Do.KILL, (part,)),
+                Line(Do.CLOCK, (part,), details=("0",)),
+            )
+        ),
+    ),
     # Disks
     Scenario(
         "disk-full",
         "There is no room left for gateway, sink or driver. Each says so and ends; with room again, all goes on.",
         (Line(Do.FULL, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(1.0, 2.0)),),
+    ),
+    Scenario(
+        "disk-tears-a-write",
+        "A part dies in the middle of a write: the first half of it is in the file.",
+        (Line(Do.ARM, (LEFT, GATEWAY, RIGHT, DRIVER), details=("disk:torn",), is_each=True),),
     ),
     Scenario(
         "disk-fails-to-sync",

@@ -16,7 +16,7 @@ Choice = TypeVar("Choice")
 
 GATEWAY = "gateway"
 DRIVER = "driver"
-WORKER = "worker"
+WORKER, EXECUTOR = "worker", "executor"
 LEFT, RIGHT = "sink-left", "sink-right"
 SINKS = (LEFT, RIGHT)
 SOURCES = ("source-0", "source-1", "source-2", "source-3")
@@ -37,18 +37,21 @@ class Do(StrEnum):
     STOP = "stop"  # SIGTERM; started again at once
     PAUSE = "pause"  # SIGSTOP for `seconds`
     WORKER = "worker"  # SIGKILL to one of Spark's Python workers
+    EXECUTOR = "executor"  # SIGKILL to one of Spark's executors, where they are processes of their own
+    MASTER = "master"  # the driver is killed, and started again with `detail` as Spark's master; none: local threads
     ARM = "arm"  # the part dies at the fault point `detail`, when it next comes there
     FULL = "full"  # its files cannot grow: it must end with a clear word, and is started again after `seconds`
     BAD_SYNC = "bad-sync"  # its disk fails a sync: the same
     NETWORK = "network"  # on a link: the fault `detail` (see `proxy`), for `seconds`
     BEHAVE = "behave"  # on the right sink: `detail` is a behaviour (see `wayward`), for `seconds`
     FORGET = "forget"  # the right sink comes back with less than it had promised; it must be refused loudly
+    CLOCK = "clock"  # its time of day jumps, and is `detail` seconds off from now on, until the next such step
     ROGUE = "rogue"  # one more producer, of bad manners: `detail` says which (see `rogue`)
     NOTHING = "nothing"
 
 
 LASTING = frozenset({Do.GONE, Do.PAUSE, Do.NETWORK, Do.BEHAVE, Do.FULL, Do.BAD_SYNC})
-DEADLY = frozenset({Do.KILL, Do.GONE, Do.STOP, Do.ARM, Do.FULL, Do.BAD_SYNC, Do.WORKER})
+DEADLY = frozenset({Do.KILL, Do.GONE, Do.STOP, Do.ARM, Do.FULL, Do.BAD_SYNC, Do.WORKER, Do.EXECUTOR, Do.MASTER})
 
 
 @dataclass(frozen=True, slots=True)

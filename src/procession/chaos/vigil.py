@@ -16,7 +16,7 @@ from procession.chaos.chronicle import Chronicle, Failure
 from procession.chaos.cluster import Cluster, Death
 from procession.chaos.hands import Hands
 from procession.chaos.outputs import Outputs
-from procession.chaos.scenario import DRIVER, GATEWAY, WORKER
+from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAY, WORKER
 
 LOOK_S = 0.02
 PROBE_S = 0.05
@@ -180,13 +180,13 @@ class Vigil:
     def _is_at_work(self, part: str) -> bool:
         before = self._before.get(part)
         if before is None:
-            if part == WORKER:
+            if part in (WORKER, EXECUTOR):
                 self._before[part] = self._now(part)
             return False  # it has not died yet
         stage = self.cluster.stage
         if part.startswith(("source", "rogue")) and (not stage.has(part) or stage.is_done(part)):
             return part not in stage.held
-        if part == WORKER:
+        if part in (WORKER, EXECUTOR):
             return self.epoch > before.epoch + 1  # the one that was open may not have needed it
         if stage.pid(part) is None:
             return False

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +31,7 @@ from procession.commit.sparklog import SparkLog
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.client import ControlClient
 from procession.ops import sweep
+from procession.ops.clocks import Clocks
 from procession.ops.decisions import DecisionReader
 from procession.ops.epochs import EpochTail
 from procession.ops.local import COMMAND, SPARE
@@ -60,12 +62,14 @@ class ChaosCluster:
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
+        self._clocks = Clocks(directory / "clocks")
         self._reader: DecisionReader | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._app.write_text(APP)
+        self._clocks.make()
         self._stack.enter_context(self.proxies)
         self._stack.enter_context(self.stage)
         return self
@@ -91,41 +95,39 @@ class ChaosCluster:
         wayward = [sys.executable, "-m", "procession.chaos.wayward", str(place / "right"), "--listen", none]
         self._start(RIGHT, [*wayward, "--behaviour", str(self.behaviour)])
         self.stage.wait_ready()
-        driver = [*COMMAND, "driver", str(self._app), "--dir", str(place)]
+        self.stage.start(self._driver(""))
+        self.stage.wait_ready()
+
+    def _driver(self, master: str) -> Part:
+        driver = [*COMMAND, "driver", str(self._app), "--dir", str(self.directory)]
         driver += ["--gateway", str(self.proxies.address(CONTROL))]
         driver += ["--sink", f"left={self.proxies.address(TO_LEFT)}"]
         driver += ["--sink", f"right={self.proxies.address(TO_RIGHT)}"]
         driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
         driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
-        self._start(DRIVER, driver)
-        self.stage.wait_ready()
+        # A spare of a driver with executors would hold as many executors again.
+        return self._part(DRIVER, [*driver, "--master", master] if master else driver, spare=() if master else SPARE)
 
     def _start(self, name: str, argv: list[str]) -> None:
+        self.stage.start(self._part(name, argv))
+
+    def _part(self, name: str, argv: list[str], spare: tuple[str, ...] = ()) -> Part:
         announcement = {
             GATEWAY: self.directory / "gateway" / "gateway.json",
             LEFT: self.directory / "left" / "sink.json",
             RIGHT: self.directory / "right" / "sink.json",
             DRIVER: self.directory / "driver.json",
         }[name]
-        env = {faults.FILE_VARIABLE: str(self.fault_file(name))}
-        is_driver = name == DRIVER
-        self.stage.start(
-            Part(
-                name,
-                tuple(argv),
-                env,
-                _announced_in(announcement),
-                stop_rank=1 if is_driver else 2,
-                spare=SPARE if is_driver else (),
-            )
-        )
+        env = {faults.FILE_VARIABLE: str(self.fault_file(name)), **self._clocks.environment(name)}
+        stop_rank = 1 if name == DRIVER else 2
+        return Part(name, tuple(argv), env, _Announced(announcement), stop_rank=stop_rank, spare=spare)
 
     def start_source(self, name: str, path: Path, rate: float | None) -> None:
         """A producer of that file; it ends when all of it is committed."""
         argv = [*COMMAND, "source", "file", str(path), "--to", str(self.proxies.address(TO_GATEWAY))]
         argv += ["--rate", str(rate)] if rate else []
         self.stage.forget(name)
-        self.stage.start(Part(name, tuple(argv)))
+        self.stage.start(Part(name, tuple(argv), self._clocks.environment(name)))
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
@@ -153,6 +155,15 @@ class ChaosCluster:
     def fault_file(self, name: str) -> Path:
         return self.directory / f"fault-{name}"
 
+    def set_clock(self, name: str, off_s: int) -> str:
+        """Let the part's time of day jump. Says why that cannot be, or nothing."""
+        if not self._clocks.why_not:
+            self._clocks.set(name, off_s)
+        return self._clocks.why_not
+
+    def set_clocks_right(self) -> None:
+        self._clocks.set_right()
+
     def signal_all(self, name: str, number: int) -> None:
         """A signal to a part's process and to all that it has started."""
         for pid in self._session_of(name):
@@ -161,6 +172,15 @@ class ChaosCluster:
     def signal_one(self, pid: int, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+    def use_master(self, master: str) -> None:
+        """Spark's master from the driver's next start on; none: local threads."""
+        if self.stage.has(DRIVER):
+            self.stage.change(self._driver(master))
+
+    def executors(self) -> list[int]:
+        """Spark's executors, where its master makes processes of them."""
+        return [pid for pid in self._session_of(DRIVER) if "CoarseGrainedExecutorBackend" in _command_of(pid)]
 
     def workers(self) -> list[int]:
         """Spark's Python workers: what its daemon has forked."""
@@ -257,11 +277,14 @@ def _address_in(path: Path, name: str) -> Callable[[], Address]:
     return find
 
 
-def _announced_in(path: Path) -> Callable[[int], bool]:
-    def is_ready(pid: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """Whether the process has said in this file that it is ready."""
+
+    path: Path
+
+    def __call__(self, pid: int) -> bool:
         try:
-            return bool(json.loads(path.read_text())["pid"] == pid)
+            return bool(json.loads(self.path.read_text())["pid"] == pid)
         except (FileNotFoundError, ValueError, KeyError):
             return False
-
-    return is_ready

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from procession.chaos.cluster import Death
-from procession.ops.part import Child, State
+from procession.ops.part import Child, Part, State
 from procession.ops.supervise import Supervisor
 
 RESTART_DELAY_S = 0.02
@@ -56,6 +56,13 @@ class Stage(Supervisor):
         """Ask it to end; it is started again."""
         self.ending.add(name)
         self._children[name].send(signal.SIGTERM)
+
+    def change(self, part: Part) -> None:
+        """From its next start on it is run like this."""
+        child = self._children[part.name]
+        if child.part != part:
+            child.part = part
+            child.dismiss_spare()
 
     def forget(self, name: str) -> None:
         """A part that is done, or not wanted any more; another one may take its name."""

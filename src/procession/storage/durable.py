@@ -39,6 +39,10 @@ def write_all(descriptor: int, data: bytes | memoryview, position: int, *more: b
     """Write every byte of `data`, and of what follows it, at `position`, without putting them together first; raises
     the plain OSError, possibly after a part was written."""
     faults.disk("full")
+    if faults.is_torn():
+        whole = b"".join((data, *more))
+        os.pwrite(descriptor, whole[: len(whole) // 2], position)
+        faults.die()
     rest = [memoryview(part) for part in (data, *more)]
     while rest:
         written = os.pwritev(descriptor, rest, position)
