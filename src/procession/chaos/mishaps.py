@@ -174,8 +174,15 @@ MISHAPS: tuple[Scenario, ...] = (
         "clock-jumps",
         "The time of day jumps: an hour ahead, an hour behind, and right again, at one part after the other.",
         (
-            Line(Do.CLOCK, (DRIVER, GATEWAY, RIGHT, "source-0"), details=("3600", "-3600", "0"), is_each=True),
-            Line(Do.NOTHING),
+            # Each time a while after what was under way at the jump is over.
+            Line(
+                Do.CLOCK,
+                (DRIVER, GATEWAY, RIGHT, "source-0"),
+                delay_s=(1.5, 2.5),
+                details=("3600", "-3600", "0"),
+                is_each=True,
+            ),
+            Line(Do.NOTHING, delay_s=(1.5, 2.5)),
         ),
     ),
     Scenario(
