@@ -150,8 +150,9 @@ def loop(
     context: typer.Context,
     records: Annotated[int, typer.Option(min=1, help="How many in the file.")] = 6_000_000,
     rounds: Rounds = 3,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch at most.")] = 2_000_000,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch at most.")] = 4_000_000,
     warm_records: Annotated[int, typer.Option(min=1, help="How many are sent first, without a clock.")] = 300_000,
+    warm_s: Annotated[float, typer.Option(min=0, help="How long that takes: many epochs warm Java up.")] = 10.0,
     as_json: Json = False,
 ) -> None:
     """The whole walk of a file, with a function call a record and on columns, against a plain Python loop."""
@@ -159,7 +160,7 @@ def loop(
     from procession.ops.config import load_settings
 
     settings = load_settings(epoch_records_max=epoch_records, epoch_bytes_max=bench.EPOCH_BYTES_MAX)
-    figures = bench.measure(records, rounds, settings, warm_records=warm_records)
+    figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
     _print(context, figures, bench.told(figures))
 
 

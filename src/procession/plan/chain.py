@@ -43,9 +43,9 @@ from procession.record import COLUMNS
 CHAIN_RECORDS_MAX = 65_536
 """How many records a chain holds as Python objects at a time."""
 
-BLOCK_RECORDS = 4096
-"""So many records at a time go through stages with functions of one record: what one makes of them is still in the
-processor's cache when the next one takes it."""
+BLOCK_RECORDS = 8192
+"""So many records at a time go through stages with functions of one record: what was made of them is still in the
+processor's cache when it becomes a column. Smaller ones cost more beside their records."""
 
 AwaitAll = Callable[[Callable[[Any], Any], list[Any], int, float], list[Any]]
 """Awaits a coroutine function on each value: (function, values, concurrency, timeout_s). Raises `CallFailed`."""
