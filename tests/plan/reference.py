@@ -16,8 +16,10 @@ import pyarrow as pa
 from procession.plan.buckets import as_key
 from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
+from procession.plan.expiry import Expiring
 from procession.plan.graph import Framing, Graph, Kind, Node, Order
 from procession.plan.keyed import own, thawed
+from procession.plan.places import AFTER
 from procession.plan.strategies import TABLE
 from procession.plan.windows import Late, nanoseconds, seconds
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
@@ -62,6 +64,9 @@ class Sequential:
     fired: bytes = b""
     """The key of the window that has just fired."""
 
+    stage_time: int = 0
+    """The same as the stage at hand has it, where states expire."""
+    expiries: dict[tuple[int, bytes], int] = field(default_factory=dict)
     latest: int = 0
     has_ended: dict[int, bool] = field(default_factory=dict)
     """Of each stream that has begun, whether it has ended."""
@@ -125,6 +130,8 @@ class Sequential:
             for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
                 if stateful.windowing.is_outer and one["side"] == 0 and not one["partners"]:
                     yield own(stateful.windowing.join(thawed(one["value"]), None))
+        elif isinstance(stateful.windowing, Expiring):
+            yield from self._expired(index, AFTER)
         elif stateful.windowing is not None:
             opened = self.windows.pop(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened):
@@ -137,6 +144,7 @@ class Sequential:
             if not held and node.key is None:
                 held = {b"": [0, total.create()]}
             for key, (count, one) in sorted(held.items()):
+                self.fired = key
                 named = {"key": key.decode()} if node.key is not None else {}
                 yield named | {"count": count, "value": own(total.finish(one))}
 
@@ -170,6 +178,9 @@ class Sequential:
         try:
             key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
             key = key if key_of is None else as_key(key_of(value))
+            for one, gone in [(one, self.fired) for one in self._expiring(index, value)]:
+                for child in self.graph.children(index):
+                    self._walk(child, one, record, letters, gone)
             values = [(one, self._key_of(node, key)) for one in self._results(index, value)]
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
@@ -212,8 +223,10 @@ class Sequential:
                 yield value
             case Kind.DISTINCT:
                 place = index, as_key(node.key(value))  # type: ignore[misc]
-                if place not in self.states:
-                    self.states[place] = b""
+                is_new = place not in self.states
+                self.states[place] = b""
+                self._stay(*place)
+                if is_new:
                     yield value
             case Kind.WINDOW | Kind.WINDOW_BY_KEY:
                 yield from self._windows(index, value)
@@ -312,6 +325,37 @@ class Sequential:
         elif stage.is_outer and side == 0 and not pairs:
             yield own(stage.join(value, None))
 
+    def _expiring(self, index: int, value: Any) -> Iterator[Any]:
+        """A record has come to a stage: what has expired by its time goes before the record is looked at."""
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        if not isinstance(stage, Expiring):
+            return
+        as_key(node.key(value))  # type: ignore[misc]
+        self.stage_time = nanoseconds(node.time(value)) if node.time is not None else self.time
+        moved = self.stage_time // stage.step_ns * stage.step_ns
+        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
+        yield from self._expired(index, watermark)
+
+    def _expired(self, index: int, watermark: int) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        gone = sorted((end, key) for (of, key), end in self.expiries.items() if of == index and end <= watermark)
+        for _, key in gone:
+            del self.expiries[index, key]
+            state = self.states.pop((index, key))
+            result = stage.on_evict(key.decode(), thawed(state)) if stage.on_evict else None
+            if result is not None:
+                self.fired = key
+                yield result
+
+    def _stay(self, index: int, key: bytes) -> None:
+        """This record's key is remembered from now on, or for longer."""
+        node = self.graph.nodes[index]
+        if node.stateful is not None and isinstance(node.stateful.windowing, Expiring):
+            until = max(self.stage_time, self.watermarks[index]) + node.stateful.windowing.ttl
+            self.expiries[index, key] = max(until, self.expiries.get((index, key), until))
+
     def _stateful(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]
         assert node.stateful is not None
@@ -332,8 +376,10 @@ class Sequential:
         results = [own(one) for one in results]
         if state is None:
             self.states.pop(place, None)
+            self.expiries.pop(place, None)
         else:
             self.states[place] = packed(state)
+            self._stay(*place)
         yield from results
 
 

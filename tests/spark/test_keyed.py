@@ -73,6 +73,10 @@ def when(value: bytes) -> int:
     return number - (number * 7919 % 83 if number % 10 == 3 else 0) + (3_000 if number > 2_000 else 0)
 
 
+def gone(whose: str, state: Any) -> bytes:
+    return f"{whose} had {state!r}".encode()
+
+
 def last_digit(result: dict[str, Any]) -> str:
     return str(result["key"])[-1]
 
@@ -139,6 +143,10 @@ def every_kind() -> Pipeline:
     totals = source.aggregate(NOT_COMMUTATIVE, key=key, parallelism=3)
     # The ends of chains in a row come one after the other.
     totals.merge(totals.aggregate(aggregates.collect())).map(shown).sink("totals", to="file:out")
+    lasting = source.map_stateful(numbered, key=key, initial=0, ttl_s=40, time=when, on_evict=gone)
+    lasting.sink("lasting", to="file:out")
+    often = source.flat_map_stateful(batches_of_five, key=key, initial=list, ttl_s=25, time=when, on_evict=gone)
+    often.merge(source.distinct(key, ttl_s=30, time=when)).sink("often", to="file:out")
     # Windows of windows: of what came out above, by the ends of those.
     nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
     source.merge(nested.map(shown)).sink("nested", to="file:out")
@@ -189,6 +197,8 @@ def sequential() -> dict[str, bytes]:
 WINDOWS = ["minutes", "hops", "visits", "threes", "nested"]
 SINKS = [
     *WINDOWS,
+    "lasting",
+    "often",
     "total",
     "totals",
     "joined",

@@ -83,8 +83,7 @@ StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Keys whose states a task holds in memory; others are read.")
 ]
 Runs = Annotated[
-    Path | None,
-    typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed."),
+    Path | None, typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed.")
 ]
 Gateways = Annotated[
     int | None, typer.Option(min=1, max=64, show_default="1", help="Gateways that take records, each a process.")
@@ -92,11 +91,7 @@ Gateways = Annotated[
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
 SpareDriver = Annotated[
     bool | None,
-    typer.Option(
-        "--spare-driver",
-        show_default="False",
-        help="Keep a second driver, with Spark started, that takes over at once.",
-    ),
+    typer.Option("--spare-driver", show_default="False", help="Keep a second driver that takes over at once."),
 ]
 
 
@@ -290,9 +285,7 @@ def driver(
     sink: Annotated[
         list[str] | None, typer.Option(help="NAME=HOST:PORT of a sink (repeatable; NAME.1: a connection).")
     ] = None,
-    input_stream: Annotated[
-        list[int] | None, typer.Option(help="A stream that sources end with, unless they never end (repeatable).")
-    ] = None,
+    input_stream: Annotated[list[int] | None, typer.Option(help="A stream that sources end with (repeatable).")] = None,
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,

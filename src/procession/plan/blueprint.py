@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
-from procession.plan.strategies import TABLE, Strategy
+from procession.plan.strategies import Strategy, is_timed
 
 BY_RECORD = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.PEEK})
 """The stages whose function is called with one record."""
@@ -95,7 +95,7 @@ class Plan:
     def _is_shown(self, node: Node) -> bool:
         if node.kind is Kind.SINK:
             return node.connections > 1 and self.graph.order_at(node) is not Order.NONE
-        return node.kind in SHOWN_ALL or (TABLE[node.kind].is_timed and node.time is None)
+        return node.kind in SHOWN_ALL or (is_timed(node) and node.time is None)
 
     @property
     def levels(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from procession.errors import PlanError
 from procession.plan.blueprint import Plan
 from procession.plan.graph import Node
-from procession.plan.strategies import TABLE
+from procession.plan.strategies import is_firing
 
 BEGIN_ANEW = "begin anew with another --dir (and an empty output)"
 
@@ -38,7 +38,7 @@ def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
     each has a part of what waits for it."""
     for chain in plan.chains:
         node = None if chain.root is None else plan.node(chain.root)
-        if node is None or not TABLE[node.kind].is_firing or kept.get(node.name, 0) in (0, chain.tasks):
+        if node is None or not is_firing(node) or kept.get(node.name, 0) in (0, chain.tasks):
             continue
         raise PlanError(
             f"stage {node.name!r} ran with parallelism {kept[node.name]} when the checkpoint was made, and is to run"

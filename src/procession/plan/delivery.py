@@ -24,7 +24,7 @@ from procession.plan.flow import Flow, Numbers
 from procession.plan.graph import Codec, Framing, Kind, Order
 from procession.plan.letters import Letters
 from procession.plan.rows import TIME, Output, Rows, batch_of
-from procession.plan.strategies import TABLE, Way, key_of, way_of
+from procession.plan.strategies import Way, is_timed, key_of, way_of
 from procession.plan.windows import nanoseconds
 from procession.record import COLUMNS
 
@@ -173,7 +173,7 @@ class Delivery:
             more += [("key", self._keys(flow)), *((name, columns.column(name)) for name in columns.schema.names)]
         elif node.stateful is not None:
             more.append(("key", self._keys(flow)))
-        if TABLE[node.kind].is_timed:
+        if is_timed(node):
             more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
         (behind,) = (chain for chain in self.plan.chains if chain.root == index)

@@ -90,7 +90,7 @@ def run_keyed(
         else:
             known[key] = state
         if result is not ABSENT:
-            if type(result) not in SCALARS and _is_open(state):
+            if type(result) not in SCALARS and is_open(state):
                 result = own(result)
             results.append(result)
             rows.append(row)
@@ -107,7 +107,7 @@ def _firsts(known: dict[bytes, Any], keys: Sequence[bytes]) -> list[int]:
     return rows
 
 
-def _is_open(state: Any) -> bool:
+def is_open(state: Any) -> bool:
     """Whether a later step could change this state in place."""
     if type(state) is tuple:
         return not SCALARS.issuperset(map(type, state))

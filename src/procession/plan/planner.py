@@ -15,7 +15,7 @@ from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
 from procession.plan.ends import find_endings
 from procession.plan.graph import Graph, Kind, Node, Order
-from procession.plan.strategies import TABLE, Strategy, Way, way_of
+from procession.plan.strategies import TABLE, Strategy, Way, numbers_of, way_of
 
 RUNS_MAX = 65_536
 """How many runs one exchange may write in an epoch: a file for each of its tasks before and behind."""
@@ -185,7 +185,7 @@ def shape_keys(plan: Plan) -> Plan:
     for node in nodes:
         came = [keys[parent] + ((f"{nodes[parent].name}?",) if parent in branching else ()) for parent in node.parents]
         shape = max(came, key=len, default=(SEQUENCE,))
-        numbers = TABLE[node.kind].numbers
+        numbers = numbers_of(node)
         keys.append((*shape, *([node.name] if numbers == 1 else (f"{node.name}.{one}" for one in range(numbers)))))
     return replace(plan, branching=frozenset(branching), keys=tuple(keys))
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
+from procession.plan.expiry import Expiring, OnEvict
 from procession.plan.graph import Kind, Node
 from procession.plan.joins import Joins
 from procession.plan.keyed import reducing, starting_with
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
 from procession.plan.totals import Totals
-from procession.plan.windows import Late, Windows, nanoseconds
+from procession.plan.windows import Late, Windows, nanoseconds, span
 from procession.plan.words import checked_choice, checked_count, checked_function, checked_name, checked_seconds
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 EARLY_MAX = 1_000_000_000
 
 Key = Callable[[Any], str | bytes | int]
+Time = Callable[[Any], float]
 
 
 class SensitiveStage(Joins):
@@ -44,14 +46,23 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
+        ttl_s: float | None = None,
+        time: Time | None = None,
+        on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """One record in, one out, with something remembered about each key: `function(state, record)` gives the next
         state and what comes out. `initial` is the state of a new key: a value, or a function that makes one. A state of
         None lets the key be forgotten. States are bytes, text, numbers, lists, tuples and dicts of these; they are
-        committed with the epoch, and an epoch that is run again begins with the same ones."""
-        return self._keyed(Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism)
+        committed with the epoch, and an epoch that is run again begins with the same ones.
+
+        With `ttl_s` a key is forgotten when no record of it has come for so many seconds of event time: that of
+        `time(record)`, or the one that it was sent with, by the latest of all records. What `on_evict(key, state)`
+        gives then comes out, if it is not None, where the record stands by which it was known."""
+        return self._keyed(
+            Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+        )
 
     def filter_stateful(
         self,
@@ -59,11 +70,16 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
+        ttl_s: float | None = None,
+        time: Time | None = None,
+        on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Keep a record or not, by what is remembered about its key: as `map_stateful`, with a truth for a result."""
-        return self._keyed(Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism)
+        return self._keyed(
+            Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+        )
 
     def flat_map_stateful(
         self,
@@ -71,27 +87,43 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
+        ttl_s: float | None = None,
+        time: Time | None = None,
+        on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """One record in, any number out: as `map_stateful`, with records for a result, in their order."""
-        return self._keyed(Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism)
+        return self._keyed(
+            Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+        )
 
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
         *,
         key: Key,
+        ttl_s: float | None = None,
+        time: Time | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Put the records of a key together, one after the other: the first comes out as it is, every later one as
         `function(what came out before, record)`."""
         checked_function(function, "reduce")
-        return self._keyed(Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism)
+        return self._keyed(
+            Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism, (ttl_s, time, None)
+        )
 
     def rolling(
-        self, aggregate: Aggregate, *, key: Key, name: str | None = None, parallelism: int | None = None
+        self,
+        aggregate: Aggregate,
+        *,
+        key: Key,
+        ttl_s: float | None = None,
+        time: Time | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
     ) -> Stage:
         """The aggregate of all records of the key so far, for each record: `rolling(aggregates.count(), key=…)`."""
         if not isinstance(aggregate, Aggregate):
@@ -99,11 +131,21 @@ class SensitiveStage(Joins):
                 f".rolling() was given {aggregate!r}, which is no aggregate",
                 next_step="give it one of procession.aggregates, or make an Aggregate of your own",
             )
-        return self._keyed(Kind.ROLLING, Gives.ONE, aggregate.step, key, aggregate.create, name, parallelism)
+        expiry = (ttl_s, time, None)
+        return self._keyed(Kind.ROLLING, Gives.ONE, aggregate.step, key, aggregate.create, name, parallelism, expiry)
 
-    def distinct(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """Of the records with one key, the first one in order. Every key is remembered."""
-        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism)
+    def distinct(
+        self,
+        key: Key,
+        *,
+        ttl_s: float | None = None,
+        time: Time | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Of the records with one key, the first one in order. Every key is remembered; with `ttl_s`, until no record
+        of it has come for so many seconds of event time."""
+        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism, (ttl_s, time, None))
 
     def window(
         self,
@@ -177,6 +219,7 @@ class SensitiveStage(Joins):
         initial: Any,
         name: str | None,
         parallelism: int | None,
+        expiry: tuple[float | None, Time | None, OnEvict | None],
     ) -> Stage:
         if gives is not Gives.FIRST:
             checked_function(step, kind.value)
@@ -188,7 +231,20 @@ class SensitiveStage(Joins):
                 f"the first state of .{kind.value}() cannot be kept: {error}",
                 next_step="make it of such values, or give a function that does",
             ) from error
-        return self._add(replace(self._node(kind, None, name, parallelism), key=key, stateful=stateful))
+        ttl_s, time, on_evict = expiry
+        for function, what in ((time, "time"), (on_evict, "on_evict")):
+            if function is not None:
+                checked_function(function, kind.value, what)
+                if ttl_s is None:
+                    raise PlanError(
+                        f".{kind.value}() was given {what}, but its states never expire",
+                        next_step=f"give it ttl_s, the seconds that a state lasts, or leave {what} away",
+                    )
+        if ttl_s is not None:
+            ttl = span(ttl_s, "ttl_s")
+            stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict))
+        node = self._node(kind, None, name, parallelism)
+        return self._add(replace(node, key=key, time=time, stateful=stateful))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         checked_function(function, kind.value)

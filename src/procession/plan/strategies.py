@@ -82,11 +82,6 @@ class Row:
     """Whether it lets out results that are not a record's, which have a place by their time and key."""
 
     @property
-    def numbers(self) -> int:
-        """How many numbers it puts behind the order key of what leaves it."""
-        return PLACE if self.is_firing else int(self.is_multiplying)
-
-    @property
     def is_exchange(self) -> bool:
         return self.way is not Way.NARROW
 
@@ -139,10 +134,24 @@ def key_of(node: Node) -> Callable[[Any], Any]:
     return key
 
 
+def is_timed(node: Node) -> bool:
+    """Whether a watermark moves this stage: by its kind, or because its states expire."""
+    return TABLE[node.kind].is_timed or (node.stateful is not None and node.stateful.windowing is not None)
+
+
+def is_firing(node: Node) -> bool:
+    """Whether this stage lets out results that are not a record's."""
+    return TABLE[node.kind].is_firing or is_timed(node)
+
+
+def numbers_of(node: Node) -> int:
+    """How many numbers a stage puts behind the order key of what leaves it."""
+    return PLACE if is_firing(node) else int(TABLE[node.kind].is_multiplying)
+
+
 def numbers_behind(node: Node) -> int:
     """How many of a stage's numbers are made behind its exchange: Spark SQL has them when rows come back."""
-    row = TABLE[node.kind]
-    return row.numbers if row.has_state else 0
+    return numbers_of(node) if TABLE[node.kind].has_state else 0
 
 
 def stage_rows() -> list[list[str]]:

@@ -97,6 +97,7 @@ def counting(records: int) -> Windows:
 
 
 def span(seconds: float, what: str) -> int:
+    """What a user gave for a length of time, in nanoseconds. Raises PlanError."""
     """A time that something lasts, as a user gave it, in nanoseconds."""
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 1e-6 <= seconds <= 1e9:
         raise PlanError(f"{what}={seconds!r} is no time", next_step="give seconds above 0")

@@ -25,7 +25,7 @@ from procession.plan.flow import Numbers
 from procession.plan.graph import Exchange, Graph, Node
 from procession.plan.keyed import NO_STATES
 from procession.plan.rows import Rows
-from procession.plan.strategies import TABLE
+from procession.plan.strategies import is_firing
 from procession.spark.awaiting import await_all
 from procession.spark.keeping import Keeping
 from procession.storage.cells import CellStore
@@ -187,7 +187,7 @@ class Task:
         assert self.keeping is not None
         root, tasks = self._root(chain), self.plan.chains[chain].tasks
         return self.keeping.open(
-            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=TABLE[root.kind].is_firing
+            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=is_firing(root)
         )
 
     def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
