@@ -80,9 +80,9 @@ class Plant:
         self.appended.append((self.now, self.flow.end_sequence))
 
     def _pay(self, number: int, is_owed: Callable[[int, int], object]) -> None:
-        owed, count = self.credits_max - self.held[number], len(self.rates)
-        if is_owed(owed, count):
-            self.held[number] += self.flow.payable(owed, count)
+        owed, allowed = self.credits_max - self.held[number], self.flow.allowed(len(self.rates))
+        if is_owed(owed, allowed):
+            self.held[number] += self.flow.payable(owed, allowed)
 
     def _work(self) -> None:
         pipeline, flow = self.pipeline, self.flow
@@ -265,7 +265,7 @@ def test_nobody_holds_more_than_the_maximum_and_when_all_is_committed_everybody_
         assert 0 <= flow.allowed(sessions) <= credits_max
         assert 2 <= flow.first(sessions) <= credits_max
         for owed in (0, credits_max // 2, credits_max):
-            assert 0 <= flow.payable(owed, sessions) <= owed
+            assert 0 <= flow.payable(owed, flow.allowed(sessions)) <= owed
     flow.commit(now + 1, flow.end_sequence)
     assert flow.allowed(sessions) >= min(credits_min, credits_max)
-    assert flow.is_due(credits_max, sessions)
+    assert flow.is_due(credits_max, flow.allowed(sessions))

@@ -150,6 +150,7 @@ class Conductor:
                 last.counters if last is not None else {},
                 records_in=sum(manifest.records for manifest in manifests),
                 records_out=sum(run.count for own in runs.values() for run in own),
+                late=sum(manifest.late for manifest in manifests),
             ),
             states=self._versions(manifests),
         )
@@ -347,8 +348,9 @@ class Conductor:
 
 
 def _added(before: Mapping[str, int], **counts: int) -> dict[str, int]:
-    """Counters go on over the life of the checkpoint."""
-    return {name: before.get(name, 0) + count for name, count in counts.items()}
+    """Counters go on over the life of the checkpoint. Where no record was ever late, none says so."""
+    added = {name: before.get(name, 0) + count for name, count in counts.items()}
+    return {name: count for name, count in added.items() if count or name != "late"}
 
 
 def _check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:

@@ -41,6 +41,8 @@ class Fence(NamedTuple):
     next_sequence: int
     identity: str
     gateways: list[Member]
+    order: str = ""
+    """What the gateway puts its streams in order by; empty: the order is that of arrival."""
 
 
 class ControlClient:
@@ -69,7 +71,8 @@ class ControlClient:
     def fence(self, fence: int) -> Fence:
         """From now on no driver before this one is heard."""
         reply = self._ask("fence", fence=fence)
-        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply))
+        order = str(reply.get("order", ""))
+        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
 
     def gateways(self) -> list[dict[str, Any]]:
         """All gateways, whether they are connected and how many streams each holds. Only the leader is asked."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from procession.merge.eventorder import Declared
+from procession.storage.segment import INGRESS, ORDERED, Use
 from procession.tls import ServerTls
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.draft_messages import Extension
@@ -36,6 +38,10 @@ class Limits:
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more than this is appended and not committed."""
+    stream_bytes_max: int = 0
+    """In the order of event time: so much may wait of one stream; 0: an even share of `lag_bytes_max`."""
+    reserve_bytes_max: int = 64 * MIB
+    """In the order of event time: so much above `lag_bytes_max`, for whoever has the stream that is waited for."""
     held_bytes_max: int = 16 * MIB
     """So much a session of the draft may send without a stable point of reference."""
     listed_bytes_max: int = MIB
@@ -52,6 +58,10 @@ class GatewayConfig:
     limits: Limits = Limits()
     tls: ServerTls | None = None
     """What producers are shown, and must show; without it nothing is encrypted."""
+    declared: Declared | None = None
+    """The streams, if they are to be put in the order of event time; None: the order is that of arrival."""
+    stall_s: float = 10.0
+    """A merge that has taken nothing for so long, while records wait, names the stream that it waits for in the log."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     read_bytes_max: int = MIB
     """The buffer that all sessions read into: so much is taken from a socket at once, and decoded together."""
@@ -93,3 +103,16 @@ class GatewayConfig:
     @property
     def log_directory(self) -> Path:
         return self.directory / "log"
+
+    @property
+    def ordered_directory(self) -> Path:
+        return self.directory / "ordered"
+
+    @property
+    def offered_directory(self) -> Path:
+        """Where the log is that the driver reads."""
+        return self.log_directory if self.declared is None else self.ordered_directory
+
+    @property
+    def offered_use(self) -> Use:
+        return INGRESS if self.declared is None else ORDERED

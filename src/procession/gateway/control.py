@@ -6,7 +6,7 @@ The one rule: one request object a line, one reply object a line, `{"ok": true, 
 
     offer   fence, start, records_max, bytes_max      -> end, start_sequence, gateways
     commit  fence, epoch, end, positions              ->
-    fence   fence                                     -> committed_end, next_sequence, identity, gateways
+    fence   fence                                     -> committed_end, next_sequence, identity, order, gateways
     status                                            -> see `Gateway.status`
     streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
     and what `doorway` has: gateways, leave, join, notify, relinquish, beat, left
@@ -129,7 +129,7 @@ class ControlServer:
             case "offer":
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 end = await gateway.offer(fence, start, records_max, bytes_max)
-                return {"end": end, "start_sequence": gateway.log.start_sequence, **self._doorway.gateways()}
+                return {"end": end, "start_sequence": gateway.offered.start_sequence, **self._doorway.gateways()}
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
                 await gateway.commit(Committed(fence, epoch, end, positions(request)))
@@ -137,8 +137,8 @@ class ControlServer:
             case "fence":
                 await gateway.fence(*integers(request, "fence"))
                 end_sequence = gateway.state.snapshot.end_sequence
-                found = {"committed_end": end_sequence, "next_sequence": gateway.state.next_sequence}
-                return {**found, "identity": gateway.identity, **self._doorway.gateways()}
+                found = {"committed_end": end_sequence, "next_sequence": gateway.offered.next_sequence}
+                return {**found, "identity": gateway.identity, "order": gateway.order, **self._doorway.gateways()}
             case "status":
                 return gateway.status()
             case "streams":

@@ -13,6 +13,7 @@ import time
 from typing import Any, Protocol
 
 import pyarrow as pa
+import structlog
 
 from procession import faults
 from procession.errors import StorageError
@@ -28,6 +29,9 @@ from procession.gateway.events import (
     Committed,
     Event,
     FenceRaised,
+    Idled,
+    OfOrder,
+    Ordered,
     Relinquish,
     Send,
     SnapshotWritten,
@@ -35,15 +39,20 @@ from procession.gateway.events import (
     WriteSnapshot,
 )
 from procession.gateway.identity import identity
+from procession.gateway.ordered import OrderedState
+from procession.gateway.ordering import Ordering, check_kept
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
 from procession.gateway.tally import Tally
+from procession.merge.eventorder import Point
 from procession.storage.log import IngressLog
 from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
 
 STATUS_STREAMS_MAX = 1000
 """A status names so many streams; of the others it says only how many there are."""
+
+log = structlog.get_logger("gateway")
 
 
 class Peer(Protocol):
@@ -68,18 +77,34 @@ class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         found = snapshots.load(config.directory)
-        self.log = IngressLog(
-            config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=found.end_sequence
-        )
+        check_kept(config, found)
+        start = found.end_sequence if config.declared is None else (found.point or Point()).floor
+        self.log = IngressLog(config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start)
         self.identity = identity(config.directory)
         self.name = LEADER if config.join is None else config.name
         """Among the gateways of the pipeline; one that joins may get it from the leader."""
         self.tally = Tally(config.limits.streams_max)
-        tail = self.tally.recovered(found.end_sequence, self.log.read(found.end_sequence, self.log.next_sequence))
-        lag_bytes = self.log.lag_bytes(found.end_sequence)
-        self.state = GatewayState(
-            config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=config.join is None
-        )
+        self.ordering: Ordering | None = None
+        self.state: GatewayState
+        is_leading = config.join is None
+        if config.declared is None:
+            tail = self.tally.recovered(start, self.log.read(start, self.log.next_sequence))
+            lag_bytes = self.log.lag_bytes(start)
+            self.state = GatewayState(
+                config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=is_leading
+            )
+        else:
+            self.ordering = Ordering(config, config.declared, found, self.log)
+            self.state = OrderedState(
+                config.limits,
+                config.declared,
+                found,
+                self.log.next_sequence,
+                *self.ordering.recovered,
+                is_leading=is_leading,
+            )
+        self.offered = self.log if self.ordering is None else self.ordering.log
+        """The log that the driver reads."""
         self.leader: Leader | None = None
         """Set before anybody can connect; nobody is asked before it is found."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,6 +115,12 @@ class Gateway:
         self._waiting_bytes = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._commit_lock = asyncio.Lock()
+        self._order_lock = asyncio.Lock()
+
+    @property
+    def order(self) -> str:
+        """What streams are put in order by, in words; empty: by arrival."""
+        return "" if self.config.declared is None else str(self.config.declared)
 
     # Sessions
 
@@ -102,13 +133,13 @@ class Gateway:
     def leave(self, session: int) -> None:
         self._peers.pop(session, None)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: Event | OfOrder) -> None:
         for action in self._decided(event):
             self._perform(action)
 
-    def _decided(self, event: Event) -> list[Action]:
+    def _decided(self, event: Event | OfOrder) -> list[Action]:
         now = time.monotonic()
-        actions = self.state.handle(event, now)
+        actions = self.state.handle(event, now)  # type: ignore[arg-type]  # only where there is an order
         self.tally.watch(event, actions, now, self.state.registry)
         return actions
 
@@ -123,7 +154,9 @@ class Gateway:
                 if session in self._peers:
                     self._peers[session].close(reason)
             case Trim(before_sequence):
-                self.log.trim(before_sequence)
+                self.offered.trim(before_sequence)
+                if self.state.snapshot.point is not None:
+                    self.log.trim(self.state.snapshot.point.floor)
             case Ask(stream_id):
                 assert self.leader is not None
                 self.leader.ask(stream_id)
@@ -179,12 +212,44 @@ class Gateway:
             await self._raise_to(fence)
         self.flush()
         await self._durably(self.log.sync)
-        if start > self.log.next_sequence:
+        if self.ordering is not None:
+            async with self._order_lock:
+                await self._order(self.ordering)
+        if start > self.offered.next_sequence:
             raise StorageError(
-                f"The driver has read up to record {start}, but this log ends at {self.log.next_sequence}.",
+                f"The driver has read up to record {start}, but this log ends at {self.offered.next_sequence}.",
                 next_step="Restore the gateway's directory: it has less than it had offered.",
             )
-        return self._whole_groups(start, self.log.end_for(start, records_max, bytes_max))
+        return self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max))
+
+    async def _order(self, ordering: Ordering) -> None:
+        """Put in order what may be; it is on disk when this returns."""
+        now = time.monotonic()
+        if ticks := ordering.ticks(now):
+            log.warning("!", order="waits no longer for idle streams, so two runs may differ", streams=sorted(ticks))
+            self.handle(Idled(ticks))
+            self.flush()
+            await self._durably(self.log.sync)
+        try:
+            ordering.hear(now)
+            ends = ordering.take(now)
+        except StorageError as error:
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            raise
+        point, end = ordering.order.point, ordering.log.next_sequence
+        await self._durably(ordering.log.sync)
+        faults.point("gateway:after-order")
+        self.handle(Ordered(point, end, ends, ordering.waits_for))
+        if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
+            log.warning("!", order="waits for a stream", waiting=len(ordering.order.waiting), **self._named(stalled))
+
+    def _named(self, stream_id: int) -> dict[str, Any]:
+        """A stream as people know it."""
+        if stream_id not in self.state.registry:
+            return {"stream": stream_id, "name": "", "state": "never opened"}
+        stream = self.state.registry[stream_id]
+        return {"stream": stream_id, "name": stream.name, "state": stream.state}
 
     def _whole_groups(self, start: int, end: int) -> int:
         """No epoch cuts a group: then what it commits of a stream always ends at a point of reference."""
@@ -238,8 +303,8 @@ class Gateway:
         ]
         return {
             "next_sequence": state.next_sequence,
-            "start_sequence": self.log.start_sequence,
-            "durable_end": self.log.durable_end,
+            "start_sequence": self.offered.start_sequence,
+            "durable_end": self.offered.durable_end,
             "committed_end": state.snapshot.end_sequence,
             "epoch": state.snapshot.epoch,
             "fence": state.snapshot.fence,
@@ -251,6 +316,7 @@ class Gateway:
             "streams_total": len(state.registry),
             "lag_bytes": state.flow.lag.bytes,
             **state.flow.status(),
+            **(self.ordering.status() if self.ordering is not None else {}),
             "is_columnar": columns.is_ready(),
             "credits_owed": sum(session.owed for session in state.sessions.values()),
             "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
@@ -263,3 +329,5 @@ class Gateway:
             await self._durably(self.log.sync)
         finally:
             self.log.close()
+            if self.ordering is not None:
+                self.ordering.log.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from procession.gateway.snapshot import Snapshot
+from procession.merge.eventorder import Point
 from procession.wire import connection
 from procession.wire.draft_messages import AnyFrame
 
@@ -66,6 +67,26 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class Idled:
+    """Nobody waits any longer for these streams: stream id to the watermark that each is to have."""
+
+    ticks: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Rows were put in the order of event time, for good and on disk."""
+
+    point: Point
+    end: int
+    """Of the ordered log."""
+    ends: Mapping[int, int]
+    """Stream id to the sequence, in the ordered log, of its end."""
+    waits_for: int | None
+    """The stream without which no more can be taken, if any rows wait."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderFound:
     """The leader has heard what we hold; it may be asked for more."""
 
@@ -99,6 +120,7 @@ OfLeader = LeaderFound | LeaderLost | Granted | Refused | Relinquished
 Event = (
     SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRaised | Committed | SnapshotWritten | OfLeader
 )
+OfOrder = Idled | Ordered
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from procession.address import Address, parse_address
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.gateway.config import GatewayConfig
 from procession.gateway.words import integers
-from procession.storage.log import INGRESS_SCHEMA, LogReader
+from procession.storage.log import LogReader
 
 
 class LogService(flight.FlightServerBase):  # type: ignore[misc]
@@ -41,8 +41,8 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             if asked.get("identity") != self._identity:
                 raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
             first, last = integers(asked, "first", "last")
-            batches = LogReader(self._config.log_directory).read(first, last)
-            return flight.GeneratorStream(INGRESS_SCHEMA, batches)
+            batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
+            return flight.GeneratorStream(self._config.offered_use.schema, batches)
         except (ValueError, AttributeError) as error:
             raise flight.FlightServerError("a ticket that is not JSON") from error
         except RemoteProtocolError as error:

@@ -82,15 +82,14 @@ class Flow:
             return self._limits.credits_max
         return self.allowed(sessions) or min(self._limits.credits_min, self._limits.credits_max)
 
-    def payable(self, owed: int, sessions: int) -> int:
+    def payable(self, owed: int, allowed: int) -> int:
         """What may be paid of what a session is owed: it holds no more credits than it is allowed."""
-        allowed = self.allowed(sessions)
         return max(0, owed - (self._limits.credits_max - allowed)) if allowed else 0
 
-    def is_due(self, owed: int, sessions: int) -> bool:
+    def is_due(self, owed: int, allowed: int) -> bool:
         """A quarter of what a session may hold is paid at once; less waits for the next ACK."""
-        payable = self.payable(owed, sessions)
-        return payable > 0 and payable * 4 >= self.allowed(sessions)
+        payable = self.payable(owed, allowed)
+        return payable > 0 and payable * 4 >= allowed
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as plain values."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from procession.storage.segment import INGRESS_SCHEMA, KIND_BOUNDARY, KIND_EOS, KIND_RECORD, KIND_UNSTABLE
+from procession.storage.segment import INGRESS_SCHEMA, KIND_BOUNDARY, KIND_EOS, KIND_RECORD, KIND_TICK, KIND_UNSTABLE
 from procession.wire.messages import NOTHING_COMMITTED, Messages
 
 
@@ -43,6 +44,16 @@ def _binary_bytes(array: pa.Array) -> int:
     return offsets.nbytes + int(offsets[-1] - offsets[0])
 
 
+def row_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The bytes of each row; together they are about what `size_of` says."""
+    sizes = np.full(batch.num_rows, _NUMBERS_BYTES + 2 * 4, np.int64)
+    for name in ("key", "payload"):
+        array = batch.column(name)
+        offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
+        sizes += np.diff(offsets)
+    return sizes
+
+
 _ROW = pa.struct(list(INGRESS_SCHEMA))
 
 
@@ -60,6 +71,11 @@ class Row(NamedTuple):
 def eos_row(stream_id: int, last_id: int | None) -> Row:
     """The end of a stream: a row of its own, so that it has a sequence and causes an epoch even on a quiet stream."""
     return Row(KIND_EOS, stream_id, NOTHING_COMMITTED if last_id is None else last_id)
+
+
+def tick_row(stream_id: int, last_id: int | None, watermark: int) -> Row:
+    """The watermark of a stream for which nobody waits any longer: it is in the log, so a restart knows it."""
+    return Row(KIND_TICK, stream_id, last_id or 0, watermark)
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:

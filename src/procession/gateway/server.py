@@ -239,7 +239,7 @@ class GatewayServer:
             gateway.identity,
             self._advertised(self.listen),
             self._advertised(self.control),
-            str(config.log_directory.resolve()),
+            str(config.offered_directory.resolve()),
             f"{self._scheme}://{self._advertised(self.flight)}" if self.flight else "",
         )
         if config.join is None:

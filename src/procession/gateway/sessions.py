@@ -5,13 +5,34 @@ The one rule: a session decides nothing; it keeps what is its own, and goes when
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from procession.errors import RemoteProtocolError
+from procession.gateway.config import Limits
 from procession.gateway.groups import Groups
 from procession.gateway.registry import Registry
-from procession.wire.draft_messages import AckCounts
-from procession.wire.messages import Ack
+from procession.wire import draft, v3
+from procession.wire.draft_messages import AckCounts, Extension
+from procession.wire.messages import Ack, Hello
+
+
+def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Extension] | None:
+    """Raise RemoteProtocolError unless the peer may come in. Gives what it asks for of the draft; None: version 3."""
+    asked_for = draft.VERSIONS.get(hello.version)
+    if asked_for is None and hello.version not in v3.VERSIONS:
+        raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
+    if asked_for is not None and not speaks_draft:
+        raise RemoteProtocolError("the draft is spoken by the first gateway of several only")
+    for extension in asked_for or ():
+        if extension not in limits.extensions:
+            raise RemoteProtocolError(f"the draft's extension {extension.value!r} is not allowed here")
+    if bool(hello.cookie) != bool(limits.cookie):
+        raise RemoteProtocolError("a cookie is needed here" if limits.cookie else "no cookie is expected here")
+    if not hmac.compare_digest(hello.cookie, limits.cookie):
+        raise RemoteProtocolError("bad cookie")
+    return asked_for
 
 
 @dataclass(slots=True)
@@ -21,6 +42,8 @@ class Session:
     """Credits that are missing from a full window: those that it spent, and that were not given back."""
     was_acked: bool = False
     """Since the last tick."""
+    streams: set[int] = field(default_factory=set)
+    """Those that it has open, where streams have limits of their own."""
     groups: Groups | None = None
     """What it has sent in the draft; None if it speaks version 3."""
     stutter: int = 0

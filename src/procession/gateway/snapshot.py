@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from procession.errors import StorageError
+from procession.merge.clocks import Clock
+from procession.merge.eventorder import Point
+from procession.merge.waiting import Key
 from procession.storage.durable import fsync_dir, storage_error, write_durably
 
 FILE_NAME = "positions.json"
@@ -29,17 +33,21 @@ class Snapshot:
     end_sequence: int = 0
     next_sequence: int = 0
     streams: dict[int, Position] = field(default_factory=dict)
+    point: Point | None = None
+    """In the order of event time: from where arrivals are heard again. `end_sequence` is then of the ordered log."""
 
 
 def save(directory: Path, snapshot: Snapshot) -> None:
     streams = {str(key): {"name": at.name, "committed": at.committed} for key, at in snapshot.streams.items()}
-    document = {
+    document: dict[str, Any] = {
         "fence": snapshot.fence,
         "epoch": snapshot.epoch,
         "end_sequence": snapshot.end_sequence,
         "next_sequence": snapshot.next_sequence,
         "streams": streams,
     }
+    if snapshot.point is not None:
+        document["point"] = _written(snapshot.point)
     write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
 
 
@@ -59,6 +67,7 @@ def load(directory: Path) -> Snapshot:
                 int(stream_id): Position(str(at["name"]), int(at["committed"]))
                 for stream_id, at in document["streams"].items()
             },
+            point=_read(document["point"]) if "point" in document else None,
         )
     except FileNotFoundError:
         return Snapshot()
@@ -70,3 +79,14 @@ def load(directory: Path) -> Snapshot:
             next_step="Restore the file from a copy; without it the gateway cannot know what is committed.",
             path=str(path),
         ) from error
+
+
+def _written(point: Point) -> dict[str, Any]:
+    clocks = {str(stream_id): [clock.time, clock.is_ended] for stream_id, clock in point.clocks.items()}
+    return {"floor": point.floor, "clocks": clocks, "cut": point.cut}
+
+
+def _read(document: dict[str, Any]) -> Point:
+    clocks = {int(one): Clock(int(time), bool(is_ended)) for one, (time, is_ended) in document["clocks"].items()}
+    cut = document["cut"]
+    return Point(int(document["floor"]), clocks, None if cut is None else Key(*map(int, cut)))

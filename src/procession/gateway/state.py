@@ -7,7 +7,6 @@ sends.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,10 +43,10 @@ from procession.gateway.flow import Flow, Unappended
 from procession.gateway.fresh import fresh
 from procession.gateway.groups import Groups
 from procession.gateway.registry import Registry
-from procession.gateway.rows import batch_of, eos_row, read_tail, record_rows, size_of
-from procession.gateway.sessions import Session
+from procession.gateway.rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
+from procession.gateway.sessions import Session, admit
 from procession.gateway.snapshot import Snapshot
-from procession.wire import connection, draft, v3
+from procession.wire import connection, draft
 from procession.wire.connection import Violation
 from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault
 from procession.wire.messages import (
@@ -70,7 +69,7 @@ class GatewayState:
         self,
         limits: Limits,
         snapshot: Snapshot | None = None,
-        tail: Iterable[pa.RecordBatch] = (),
+        tail: Iterable[pa.RecordBatch] | Tail = (),
         next_sequence: int = 0,
         lag_bytes: int = 0,
         *,
@@ -79,7 +78,7 @@ class GatewayState:
         """`is_leading` says whether the leader of several gateways is this one; None: there are no others to ask."""
         self.limits = limits
         self.snapshot = snapshot or Snapshot()
-        found = read_tail(self.snapshot.end_sequence, tail)
+        found = tail if isinstance(tail, Tail) else read_tail(self.snapshot.end_sequence, tail)
         self.registry = Registry(self.snapshot.streams, found)
         self.claims: Claims | None = None
         if is_leading is not None:
@@ -172,18 +171,8 @@ class GatewayState:
         return [*self.handle(SessionClosed(session)), Close(session, reason)]
 
     def _hello(self, session: int, hello: Hello) -> list[Action]:
-        asked_for = draft.VERSIONS.get(hello.version)
-        if asked_for is None and hello.version not in v3.VERSIONS:
-            raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
-        if asked_for is not None and self.claims is not None and not self.claims.is_leading:
-            raise RemoteProtocolError("the draft is spoken by the first gateway of several only")
-        for extension in asked_for or ():
-            if extension not in self.limits.extensions:
-                raise RemoteProtocolError(f"the draft's extension {extension.value!r} is not allowed here")
-        if bool(hello.cookie) != bool(self.limits.cookie):
-            raise RemoteProtocolError("a cookie is needed here" if self.limits.cookie else "no cookie is expected here")
-        if not hmac.compare_digest(hello.cookie, self.limits.cookie):
-            raise RemoteProtocolError("bad cookie")
+        is_leading = self.claims is None or self.claims.is_leading
+        asked_for = admit(hello, self.limits, speaks_draft=is_leading)
         self.sessions[session].is_streaming = True
         granted = self.flow.first(len(self.sessions))
         self.sessions[session].owed = self.limits.credits_max - granted
@@ -302,9 +291,12 @@ class GatewayState:
         """Give up the streams that nobody sends on, if all that came of them is committed."""
         if self.claims is None:
             return []
-        settled = self.claims.settle(self.snapshot.end_sequence)
+        settled = self.claims.settle(self._received_end())
         known = {one: self.registry[one].committed for one in settled if one in self.registry}
         return [Relinquish(stream_id, known.get(stream_id)) for stream_id in settled]
+
+    def _received_end(self) -> int:
+        return self.snapshot.end_sequence  # all that was received below it is committed
 
     # The log, and credits
 
@@ -324,10 +316,14 @@ class GatewayState:
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
-        return self._ack(session) if self.flow.is_due(self.sessions[session].owed, len(self.sessions)) else []
+        return self._ack(session) if self.flow.is_due(self.sessions[session].owed, self._allowed(session)) else []
+
+    def _allowed(self, session: int) -> int:
+        """So many credits this session may hold."""
+        return self.flow.allowed(len(self.sessions))
 
     def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        granted = self.flow.payable(self.sessions[session].owed, len(self.sessions))
+        granted = self.flow.payable(self.sessions[session].owed, self._allowed(session))
         frames = self.sessions[session].ack(positions, self.registry, granted=granted)
         return [Send(session, frame) for frame in frames]
 
@@ -388,13 +384,17 @@ class GatewayState:
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
         """Only now is it true: tell the producers, let go of the rows, and give back what was withheld."""
-        count = len(self.sessions)
-        is_owed = self.flow.is_due if self.flow.allowed(count) else self.flow.payable
+        withheld = {number for number in self.sessions if not self._allowed(number)}
         self.snapshot = snapshot
         self.flow.commit(self.now, snapshot.end_sequence)
         news = self.registry.commit(snapshot.end_sequence, snapshot.streams)
-        news = {number: [] for number, session in self.sessions.items() if is_owed(session.owed, count)} | news
+        news = {number: [] for number in self.sessions if self._is_owed(number, number in withheld)} | news
         actions: list[Action] = []
         for session, positions in news.items():
             actions += self._ack(session, positions)
         return [*actions, Trim(snapshot.end_sequence), *self._relinquish()]
+
+    def _is_owed(self, number: int, is_withheld: bool) -> bool:
+        """Whether to pay now; whoever had to wait for a commit is paid the least sum."""
+        ask = self.flow.payable if is_withheld else self.flow.is_due
+        return bool(ask(self.sessions[number].owed, self._allowed(number)))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from procession.gateway.events import Action, Append, Event, Received, Send, SnapshotWritten
+from procession.gateway.events import Action, Append, Event, OfOrder, Received, Send, SnapshotWritten
 from procession.gateway.registry import Registry
 from procession.wire.draft_messages import AckCounts, DraftMessage, DraftMessages
 from procession.wire.messages import Ack, Eos, Error, Hello, Ids, Messages, Notify, NotifyAck, Ok
@@ -134,7 +134,7 @@ class Tally:
         """A session is closed, for this reason."""
         self.errors[kind_of(reason)] += 1
 
-    def watch(self, event: Event, actions: Iterable[Action], now: float, registry: Registry) -> None:
+    def watch(self, event: Event | OfOrder, actions: Iterable[Action], now: float, registry: Registry) -> None:
         """This happened, and that follows from it."""
         if len(self._streams) > self._streams_max:
             self._forget(registry)

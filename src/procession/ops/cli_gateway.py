@@ -42,6 +42,22 @@ def gateway(
     metrics_streams_max: Annotated[
         int, typer.Option(min=0, help="Streams with metrics of their own; the others are added up.")
     ] = 10_000,
+    event_time_streams: Annotated[
+        str | None,
+        typer.Option(help="Put these streams (as in 1,4-7) in the order of event time, and take no others."),
+    ] = None,
+    lateness_s: Annotated[
+        float, typer.Option(min=0, help="By event time: how far a record may be behind the latest of its stream.")
+    ] = 0.0,
+    idle_timeout_s: Annotated[
+        float | None, typer.Option(min=0.001, help="By event time: wait no longer for a silent stream.")
+    ] = None,
+    stream_bytes_max: Annotated[
+        int, typer.Option(min=0, help="By event time: what may wait of one stream; 0: an even share.")
+    ] = 0,
+    reserve_bytes_max: Annotated[
+        int, typer.Option(min=0, help="By event time: more, for whoever has the stream that is waited for.")
+    ] = 64 << 20,
     draft_counts: Annotated[
         bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
     ] = False,
@@ -75,7 +91,9 @@ def gateway(
     """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
     from procession.gateway.config import GatewayConfig, Limits
     from procession.gateway.server import serve
+    from procession.merge.eventorder import declared_of
     from procession.ops.cookie import read_cookie
+    from procession.ops.ordering import read
     from procession.tls import server_tls
     from procession.wire.draft_messages import Extension
 
@@ -90,8 +108,13 @@ def gateway(
         backlog_max=backlog_max,
         held_bytes_max=held_bytes_max,
         sessions_max=sessions_max,
+        stream_bytes_max=stream_bytes_max,
+        reserve_bytes_max=reserve_bytes_max,
         extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),
     )
+    declared = None
+    if event_time_streams is not None:
+        declared = declared_of(read(event_time_streams, limits.streams_max), lateness_s, idle_timeout_s)
     serve(
         GatewayConfig(
             directory,
@@ -105,6 +128,7 @@ def gateway(
             metrics=metrics or "",
             metrics_streams_max=metrics_streams_max,
             flight=flight,
+            declared=declared,
         )
     )
 

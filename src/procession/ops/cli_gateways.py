@@ -56,7 +56,7 @@ def join(
 
 @gateways_app.command()
 def leave(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, as in a list.")],
+    name: Annotated[str, typer.Argument(help="Which one, as in a list.")],
     directory: Pipeline = None,
     leader: Leader = None,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,

@@ -44,6 +44,14 @@ class Settings(BaseSettings):
     sessions_max: int = Field(4096, ge=1, description="so many producers may be connected to a gateway")
     metrics: str | None = Field(None, description="where Prometheus reads the gateway's metrics, HOST:PORT")
     metrics_streams_max: int = Field(10_000, ge=0, description="so many streams have metrics of their own")
+    stream_bytes_max: int = Field(
+        0, ge=0, description="by event time: so much of one stream may wait; 0: an even share of `lag_bytes_max`"
+    )
+    reserve_bytes_max: int = Field(
+        64 * MIB,
+        ge=0,
+        description="by event time: so much above `lag_bytes_max` for whoever has the stream that is waited for",
+    )
     draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
     draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
     gateways: int = Field(1, ge=1, le=64, description="so many gateways take records, each as a process of its own")

@@ -31,6 +31,7 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
+from procession.ops.ordering import order_of
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import check_continued, check_tasks, keyed_stages
 from procession.plan.graph import Exchange, Graph
@@ -79,9 +80,9 @@ class DriverConfig:
     tls: ClientTls | None = None
     """How to speak to the sinks. The gateway's control port is on this machine."""
 
-    @property
-    def log_directory(self) -> Path:
-        return self.directory / "gateway" / "log"
+    def log_directory(self, graph: Graph) -> Path:
+        """What tasks read: the order of arrival, or of event time."""
+        return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
 
 class Query(Protocol):
@@ -210,7 +211,7 @@ class Driver:
         is_told = False
         while self._goes_on:
             try:
-                self._gateway.raise_fence(self._checkpoint)
+                self._gateway.raise_fence(self._checkpoint, order_of(self._app.graph))
                 return
             except RoundError as error:
                 if not is_told:
@@ -245,7 +246,7 @@ class Driver:
                 spark,
                 Task(
                     self._app.plan,
-                    config.log_directory,
+                    config.log_directory(self._app.graph),
                     self._runs.directory,
                     Keeping(
                         self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
@@ -259,6 +260,7 @@ class Driver:
                     config.epoch_records_max,
                     config.epoch_bytes_max,
                     is_alone=self._app.graph.exchange is Exchange.SPARK,
+                    is_ordered=self._app.graph.event_time is not None,
                 ),
                 checkpoint=self._checkpoint.directory,
                 interval_s=config.epoch_interval_s,

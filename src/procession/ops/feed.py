@@ -34,6 +34,8 @@ class GatewayFeed:
     bytes_max: int
     is_alone: bool = False
     """Whether the plan can be fed by one gateway only."""
+    is_ordered: bool = False
+    """Whether gateways put records in the order of event time: one does, and two would have to be merged."""
 
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         self.checkpoint.check_fence()
@@ -53,6 +55,11 @@ class GatewayFeed:
         return {name: ends[name] for name in sorted(ends)}
 
     def _check_alone(self, names: list[str]) -> None:
+        if self.is_ordered and len(names) > 1:
+            raise ConfigError(
+                "a pipeline that is ordered by event time takes one gateway in this version",
+                next_step=f"let {names[-1]} leave (procession gateways leave {names[-1]})",
+            )
         if self.is_alone and len(names) > 1:
             raise ConfigError(
                 'a pipeline with exchange="spark" takes one gateway: no task could name a record of another',
@@ -100,8 +107,9 @@ class GatewayWord:
         self._lock = threading.Lock()  # a new driver raises its fence while it repeats its predecessor's last word
         self._fence = fence
 
-    def raise_fence(self, checkpoint: Checkpoint) -> None:
-        """From now on no earlier driver is heard. A gateway that has less than it had offered is refused."""
+    def raise_fence(self, checkpoint: Checkpoint, order: str = "") -> None:
+        """From now on no earlier driver is heard. A gateway that has less than it had offered is refused, and one that
+        puts records in another order than this, in words."""
         places = checkpoint.places
         offsets = checkpoint.log.offsets
         with self._lock:
@@ -110,6 +118,12 @@ class GatewayWord:
             keep_places(places, leader.gateways)
             fences = self._fences.ask(dict.fromkeys(self._fences.names, lambda client: client.fence(self._fence)))
         for name, found in fences.items():
+            if found.order != order:
+                raise ConfigError(
+                    f"{name} orders by {found.order or 'arrival'}, but the app by {order or 'arrival'}",
+                    next_step="start the gateway with --event-time-streams, --lateness-s and --idle-timeout-s as in the"
+                    " app, or let `procession run` start both",
+                )
             if found.next_sequence < offsets.get(name, 0):
                 offered = f"{offsets[name]} were offered to Spark"
                 raise StorageError(

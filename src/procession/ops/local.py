@@ -16,6 +16,7 @@ from procession.address import Address, parse_address
 from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.ops.config import Settings
 from procession.ops.driver import READY
+from procession.ops.ordering import check_gateways, order_words
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
 from procession.plan.graph import Graph
@@ -84,6 +85,7 @@ class Local:
     def start(self) -> bool:
         """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
         self.settings.check_tls()
+        check_gateways(self.graph, self.settings.gateways)
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         for part in self.gateway_parts:
             self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
@@ -137,7 +139,8 @@ class Local:
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # One address cannot be that of all: only the first listens where it is said.
         listen = self.listen if part == GATEWAY else str(Address(parse_address(self.listen).host, 0))
-        return gateway_words(self.settings, self.directory, part, listen) + self._metrics(part)
+        words = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
+        return words + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
         """Where a gateway tells its metrics: the first one where it is said, the others at the ports that follow."""
@@ -188,6 +191,8 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
     argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
     argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+    argv += ["--stream-bytes-max", str(settings.stream_bytes_max)]
+    argv += ["--reserve-bytes-max", str(settings.reserve_bytes_max)]
     argv += ["--sessions-max", str(settings.sessions_max)]
     argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug

@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -230,6 +231,13 @@ class _Pass(Delivery):
         keys_of = None if self.rows.columns is None else self._keys
         return joined(flows, keys_of, is_kept=is_kept)
 
+    def _on_time(self, index: int, flow: Flow, are_late: npt.NDArray[np.bool_]) -> Flow:
+        """The records that are not late; of the others, what the pipeline says becomes of them."""
+        are_late = are_late if flow.origins is None else are_late[flow.origins]
+        for row in np.flatnonzero(are_late).tolist():
+            self.letters.late(index, flow, row)
+        return flow.take(np.flatnonzero(~are_late))
+
     def _source(self, index: int, node: Node) -> Flow:
         flow = Flow(self.rows.payload)
         if len(self.plan.graph.sources) > 1:
@@ -237,6 +245,8 @@ class _Pass(Delivery):
             streams = node.streams if node.streams is not None else self.chain.named_streams
             mask = pc.is_in(self.rows.columns.column("stream_id"), value_set=pa.array(sorted(streams), pa.uint64()))
             flow = flow.take(np.flatnonzero(mask.to_numpy(zero_copy_only=False) == (node.streams is not None)))
+        if self.rows.are_late is not None:
+            flow = self._on_time(index, flow, self.rows.are_late)
         if node.codec is Codec.BYTES:
             return flow
         if node.codec is Codec.TEXT:

@@ -17,7 +17,9 @@ from procession.plan.strategies import TABLE
 def explain(plan: Plan) -> str:
     """The plan, for people: its chains, its edges with their strategies and reasons, its exchanges."""
     graph = plan.graph
-    lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}", "", "chains (each is one function)"]
+    lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
+    lines += _event_time(plan) if graph.event_time is not None else []
+    lines += ["", "chains (each is one function)"]
     lines += [f"  {_chain(plan, chain)}" for chain in plan.chains]
     lines += ["", "edges"]
     names = [(_name(plan, edge.before), _name(plan, edge.after), edge) for edge in plan.edges]
@@ -35,6 +37,15 @@ def explain(plan: Plan) -> str:
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
+
+
+def _event_time(plan: Plan) -> list[str]:
+    asked, streams = plan.graph.event_time, plan.graph.streams
+    assert asked is not None
+    lines = [f"by event time: {len(streams)} streams, {asked.lateness_s:g} s late at most; late records: {asked.late}"]
+    if asked.idle_timeout_s is not None:
+        lines.append(f"a stream that is silent for {asked.idle_timeout_s:g} s is not waited for: two runs may differ")
+    return lines
 
 
 def not_yet(plan: Plan) -> dict[str, str]:
@@ -92,6 +103,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "order": graph.order.value,
         "guarantee": graph.guarantee.value,
         "exchange": graph.exchange.value,
+        "order_by": "arrival" if graph.event_time is None else "event_time",
         "stages": [
             {
                 "id": node.name,

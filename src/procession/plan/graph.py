@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import Any
 
+from procession.plan.eventtime import EventTime
 from procession.plan.guarantee import POLICIES, Guarantee, Policy
 from procession.plan.stateful import Stateful
 
@@ -155,6 +156,13 @@ class Graph:
     is_strict: bool = False
     """Whether an exchange that must be merged afterwards is refused."""
     exchange: Exchange = Exchange.RUNS
+    event_time: EventTime | None = None
+    """How streams are merged, if not in the order of arrival."""
+
+    @property
+    def streams(self) -> frozenset[int]:
+        """All streams that sources name."""
+        return frozenset().union(*(source.streams or () for source in self.sources))
 
     @property
     def policy(self) -> Policy:
@@ -241,4 +249,6 @@ class Graph:
         parted = {sink.name: [sink.connections, self.order_at(sink)] for sink in sinks if sink.connections > 1}
         if parted:
             shape |= {"connections": parted}
+        if self.event_time is not None:
+            shape |= {"event_time": sorted(self.streams), "lateness_s": self.event_time.lateness_s}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from procession.errors import RecordError, RoundError
 from procession.plan.blueprint import Plan
+from procession.plan.eventtime import Late, LateRecord
 from procession.plan.flow import Flow, Numbers
 from procession.plan.graph import OnError
 from procession.plan.rows import Rows, batch_of
@@ -73,6 +74,26 @@ class Letters:
         key = (sequence, stage, *rest, *tail)
         key += (0,) * (self._key_length - len(key))
         self._letters.append(Letter((origin, stage, *tail), key, json.dumps(letter).encode() + b"\n"))
+
+    def late(self, source: int, flow: Flow, row: int) -> None:
+        """This row came behind the watermark of its stream: drop it, make it a letter, or stop."""
+        asked = self._plan.graph.event_time
+        assert asked is not None, "only where streams are merged by event time is a record late"
+        if asked.late is Late.DROP:
+            return
+        record = self._record(flow.origin(row))
+        told = f"its event time {record['event_time']} is behind its stream's watermark"
+        if asked.late is Late.DEAD_LETTER:
+            self.add(source, flow, row, LateRecord(told))
+            return
+        raise RecordError(
+            f"message {record['message_id']} of stream {record['stream_id']} is late: {told}",
+            next_step="allow for it with Pipeline(…, lateness_s=…) in a new directory, or go on in this one with"
+            ' late="drop" or late="dead-letter"',
+            stage=self._plan.node(source).name,
+            stream_id=record["stream_id"],
+            message_id=record["message_id"],
+        )
 
     def failed_call(self, stage: int, flow: Flow, row: int, error: BaseException) -> RoundError:
         """What to raise when an asynchronous call failed: it is not the record's fault, so it is no dead letter."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal
 
 from procession.errors import PlanError
+from procession.plan.eventtime import check_declared, event_time
 from procession.plan.explain import explain
 from procession.plan.graph import Codec, Exchange, Graph, Kind, Node, OnError, Order
 from procession.plan.guarantee import POLICIES, Guarantee
@@ -41,6 +42,12 @@ class Pipeline:
     goes there, as a line of JSON, in the same transaction as the rest; without it, the pipeline stops and names it.
     `guarantee` may ask for less than the default, "effectively-once": see docs/guarantees.md. `deterministic=True` says
     that the functions give the same output for the same input whenever they are run; only then may sinks be idempotent.
+
+    `order_by` puts the records of several streams in order: "arrival" (the default), or "event_time": by event time,
+    stream id and message id, so that two runs over the same inputs give the same bytes. Each source then names its
+    `streams`, and output waits for the slowest of them. `lateness_s` is how far a record may be behind the latest of
+    its own stream; `late` is what becomes of one that is further behind: "fail" (the default), "drop" (and count), or
+    "dead-letter". With `idle_timeout_s` nobody waits longer for a silent stream, and two runs may differ.
     """
 
     def __init__(
@@ -55,6 +62,10 @@ class Pipeline:
         dead_letter: str | None = None,
         guarantee: Literal["effectively-once", "at-least-once", "at-most-once", "none"] = "effectively-once",
         deterministic: bool = False,
+        order_by: Literal["arrival", "event_time"] = "arrival",
+        lateness_s: float | None = None,
+        late: Literal["fail", "drop", "dead-letter"] | None = None,
+        idle_timeout_s: float | None = None,
     ) -> None:
         self.name = checked_name(name, "a pipeline")
         owner = f"pipeline {name!r}"
@@ -66,6 +77,7 @@ class Pipeline:
         self.guarantee: Guarantee = checked_choice(Guarantee, guarantee, "guarantee")
         self.is_deterministic = checked_flag(deterministic, "deterministic", owner)
         self.exchange: Exchange = checked_choice(Exchange, exchange, "exchange")
+        self.event_time = event_time(order_by, lateness_s, late, idle_timeout_s, owner)
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
@@ -124,6 +136,9 @@ class Pipeline:
             raise PlanError(f"pipeline {self.name!r} has no source", next_step="begin with pipeline.source(…)")
         if not any(node.kind is Kind.SINK for node in nodes):
             raise PlanError(f"pipeline {self.name!r} has no sink", next_step='end with .sink("name", to="file:DIR")')
+        if self.event_time is not None:
+            undeclared = [node.name for node in nodes if node.kind is Kind.SOURCE and node.streams is None]
+            check_declared(self.name, undeclared, self.event_time, has_letters=self._dead_letter is not None)
         on_error = OnError.STOP
         if self._dead_letter is not None:
             nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))
@@ -137,6 +152,7 @@ class Pipeline:
             self.order,
             is_strict=self.is_strict,
             exchange=self.exchange,
+            event_time=self.event_time,
         )
 
     def explain(self) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from procession.plan.carriage import Forms
@@ -33,11 +35,15 @@ class Rows:
     """The keys by which rows came over an exchange to a stage that keeps something about each."""
     times: Numbers | None = None
     """Their times, where a watermark moves that stage."""
+    are_late: npt.NDArray[np.bool_] | None = None
+    """Which of them came behind the watermark of their stream; None: none did."""
 
     @classmethod
-    def of_ingress(cls, records: pa.RecordBatch, sequence: Numbers) -> Rows:
+    def of_ingress(
+        cls, records: pa.RecordBatch, sequence: Numbers, are_late: npt.NDArray[np.bool_] | None = None
+    ) -> Rows:
         """The records of a range of the log."""
-        return cls(records.column("payload"), (sequence,), columns=records)
+        return cls(records.column("payload"), (sequence,), columns=records, are_late=are_late)
 
     @classmethod
     def of_exchange(cls, batch: pa.RecordBatch) -> Rows:
@@ -61,6 +67,7 @@ class Rows:
             None if self.columns is None else self.columns.slice(start, count),
             None if self.keys is None else self.keys.slice(start, count),
             None if self.times is None else self.times[start:end],
+            None if self.are_late is None else self.are_late[start:end],
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import ProcessionError, RoundError
+from procession.merge.eventorder import NO_REFERENCE
 from procession.merge.merger import merged
 from procession.plan.blueprint import Plan
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
@@ -34,6 +35,7 @@ from procession.storage.distant import Rows as LogRows
 from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS
 from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, sequence_of
 from procession.storage.runs import Manifest, Run, RunStore
+from procession.storage.segment import INGRESS, KIND_LATE, ORDERED, Use
 from procession.storage.states import States
 
 TIMES = 33
@@ -74,6 +76,11 @@ class Task:
     def graph(self) -> Graph:
         return self.plan.graph
 
+    @property
+    def _use(self) -> Use:
+        """Which of a gateway's logs is read."""
+        return INGRESS if self.graph.event_time is None else ORDERED
+
     def store(self) -> RunStore | CellStore:
         """Where one try at a task reads and writes its runs."""
         return CellStore() if self.graph.exchange is Exchange.SPARK else RunStore(self.runs_directory)
@@ -103,16 +110,20 @@ class Task:
                 number += batch.num_rows
                 if listening is not None:
                     listening.add(batch, numbers, batch.column("kind").to_numpy() == KIND_EOS)
-                records, of_records = _of_kinds(batch, RECORD_KINDS, numbers)
-                references, _ = _of_kinds(batch, REFERENCE_KINDS, numbers)
+                records, of_records = _of_kinds(batch, (*RECORD_KINDS, KIND_LATE), numbers)
+                is_ordered = self._use is ORDERED
+                references = _references(batch) if is_ordered else _of_kinds(batch, REFERENCE_KINDS, numbers)[0]
                 summary.add(records, references)
-                yield Rows.of_ingress(records, of_records)
+                are_late = records.column("kind").to_numpy() == KIND_LATE
+                summary.late += int(np.count_nonzero(are_late))
+                yield Rows.of_ingress(records, of_records, are_late if are_late.any() else None)
 
         def told() -> Manifest:
             changes = () if listening is None else listening.changes
             return replace(
                 empty,
                 records=summary.records,
+                late=summary.late,
                 positions=summary.positions,
                 times=summary.quantiles(),
                 changes=changes,
@@ -191,7 +202,7 @@ class Task:
         )
 
     def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        return _reader(piece.place, self.access).read(first, last)
+        return _reader(piece.place, self.access, self._use).read(first, last)
 
     def _piece(self, first: int, last: int) -> Piece:
         """With one gateway a record's number is its sequence there."""
@@ -231,12 +242,21 @@ def _of_kinds(rows: pa.RecordBatch, kinds: tuple[int, ...], numbers: Numbers) ->
     return rows.filter(pa.array(is_wanted)), numbers[is_wanted]
 
 
+def _references(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What may be acknowledged when rows of the ordered log are committed."""
+    references = rows.column("reference")
+    is_one = references.to_numpy() != NO_REFERENCE
+    named = pa.RecordBatch.from_arrays([rows.column("stream_id"), references], ["stream_id", "message_id"])
+    return named.filter(pa.array(is_one))
+
+
 @dataclass
 class Summary:
     """What the rows of a range had in common: how many records, when they were made, and the last message id of each
     stream that a source may be told."""
 
     records: int = 0
+    late: int = 0
     positions: dict[int, int] = field(default_factory=dict)
     times: list[Any] = field(default_factory=list)
 
@@ -258,6 +278,6 @@ class Summary:
 
 
 @functools.cache
-def _reader(place: Place, access: Access) -> LogRows:
+def _reader(place: Place, access: Access, use: Use) -> LogRows:
     # A worker lives for many tasks, and a reader keeps what it has indexed.
-    return open_log(place, access)
+    return open_log(place, access, use)

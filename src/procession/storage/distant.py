@@ -19,6 +19,7 @@ import pyarrow as pa
 from procession.errors import RoundError, StorageError
 from procession.storage.log import LogReader
 from procession.storage.pieces import Place
+from procession.storage.segment import INGRESS, Use
 from procession.tls import ClientTls
 
 IDENTITY = "identity"
@@ -45,11 +46,11 @@ class Rows(Protocol):
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]: ...
 
 
-def open_log(place: Place, access: Access) -> Rows:
+def open_log(place: Place, access: Access, use: Use = INGRESS) -> Rows:
     """The log at this place: its files, if they are on this machine."""
     directory = Path(place.directory)
     if not place.identity or _identity_beside(directory) == place.identity:
-        return LogReader(directory)
+        return LogReader(directory, use)
     if not place.flight:
         raise StorageError(
             f"the log in {directory} is not on this machine, and its gateway does not serve it",

@@ -155,7 +155,7 @@ class IngressLog:
         return sum(segment.position_end for segment in self._segments)
 
     def append(self, batch: pa.RecordBatch) -> int:
-        """Write a batch of INGRESS_SCHEMA at the end; returns its first row's sequence. Not durable before `sync`."""
+        """Write a batch of the log's schema at the end; returns its first row's sequence. Not durable before `sync`."""
         self._check_usable()
         first = self.next_sequence
         if not batch.num_rows:

@@ -66,6 +66,8 @@ class Manifest:
     """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
     pieces: tuple[Piece, ...] = ()
     """What the range is in the logs of the gateways."""
+    late: int = 0
+    """So many of the records came behind the watermark of their stream."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

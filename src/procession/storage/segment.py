@@ -45,6 +45,11 @@ KIND_BOUNDARY = 3
 KIND_EPHEMERAL = 4
 """A record that its source cannot send again; its message id counts what came before it in the session."""
 
+KIND_LATE = 5
+"""A record that came behind the watermark of its own stream; only in the ordered log."""
+KIND_TICK = 6
+"""The watermark of a stream for which nobody waits any longer."""
+
 RECORD_KINDS = (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)
 REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)
 """The rows whose message id may be told to a source as committed."""
@@ -61,15 +66,21 @@ _CHECKED_FROM = 8  # the entry's checksum covers what follows it
 HEADER_BYTES = _FILE.size + 8
 
 
+ORDERED_SCHEMA = INGRESS_SCHEMA.append(pa.field("order_time", pa.int64())).append(pa.field("reference", pa.uint64()))
+"""Rows that were put in the order of event time: by what, and what may be acknowledged when they are committed."""
+
+
 class Use(NamedTuple):
     """What a log is there for: its errors say it."""
 
     name: str
     last_resort: str
     """What is left to do if a file is damaged and there is no copy."""
+    schema: pa.Schema = INGRESS_SCHEMA
 
 
 INGRESS = Use("ingress log", "reset the pipeline and let its sources send again")
+ORDERED = Use("ordered log", INGRESS.last_resort, ORDERED_SCHEMA)
 
 
 class Entry(NamedTuple):
@@ -142,7 +153,7 @@ class SegmentReader:
             entry = entry_at(self._data, position, first)
             if entry is None or not is_intact(self._data, entry):
                 raise damaged(self.path, position, self._use)
-            batch = batch_at(self._data, entry)
+            batch = batch_at(self._data, entry, self._use.schema)
             yield batch.slice(start - first, min(end, entry.end) - start)
             start = entry.end
 
@@ -190,8 +201,8 @@ def is_intact(data: pa.Buffer, entry: Entry) -> bool:
     return bool(crc32(data[begin : entry.position_end]) == crc)
 
 
-def batch_at(data: pa.Buffer, entry: Entry) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], INGRESS_SCHEMA)
+def batch_at(data: pa.Buffer, entry: Entry, schema: pa.Schema = INGRESS_SCHEMA) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], schema)
 
 
 def recover(path: Path, base: int, use: Use = INGRESS) -> SegmentIndex:

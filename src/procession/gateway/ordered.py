@@ -1,0 +1,141 @@
+"""What a gateway decides when its streams are put in the order of event time: `state`, with what is different. Pure.
+
+The one rule: sequences that the driver knows are those of the ordered log. The end of a stream has none before its
+place is settled; only declared streams come in; and credits are a matter of each stream. Before it on the walk:
+`wire.connection`. After it: `core`, which appends, and `ordering`, which tells it what was put in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from procession.errors import RemoteProtocolError
+from procession.gateway.config import Limits
+from procession.gateway.events import Action, Event, Idled, Ordered
+from procession.gateway.rows import Tail, batch_of, row_sizes, tick_row
+from procession.gateway.shares import Shares
+from procession.gateway.snapshot import Snapshot
+from procession.gateway.state import GatewayState
+from procession.merge.eventorder import Declared, Point
+from procession.storage.segment import KIND_RECORD
+from procession.wire import draft
+from procession.wire.messages import Hello, Messages, Notify
+
+UNPLACED = 2**63
+"""The sequence of an end whose place is not settled: behind all others."""
+
+
+class OrderedState(GatewayState):
+    def __init__(
+        self,
+        limits: Limits,
+        declared: Declared,
+        snapshot: Snapshot,
+        next_sequence: int,
+        tail: Tail,
+        shares: Shares,
+        *,
+        is_leading: bool | None = None,
+    ) -> None:
+        super().__init__(limits, snapshot, tail, next_sequence, is_leading=is_leading)
+        self.declared = declared
+        self.point = snapshot.point or Point()
+        self.shares = shares
+        self.flow.lag = shares
+        self.ended = {stream_id for stream_id, clock in self.point.clocks.items() if clock.is_ended}
+        self.ended |= tail.eos_sequences.keys()
+        """Streams whose end is in the log, or was."""
+        self._floors: deque[tuple[int, int]] = deque()
+        """Pairs: when the ordered log is committed up to the first, arrivals below the second are."""
+        self._settled = 0
+
+    def handle(self, event: Event | Idled | Ordered, now: float = 0.0) -> list[Action]:
+        match event:
+            case Idled(ticks):
+                seen = {one: self.registry[one].seen if one in self.registry else None for one in ticks}
+                rows = [tick_row(one, seen[one], at) for one, at in ticks.items()]
+                return self._append(0, batch_of(rows), 0)
+            case Ordered():
+                return self._ordered(event)
+            case _:
+                return super().handle(event, now)
+
+    def _ordered(self, ordered: Ordered) -> list[Action]:
+        self.point = ordered.point
+        for stream_id, sequence in ordered.ends.items():
+            if stream_id in self.registry and self.registry[stream_id].eos_sequence is not None:
+                self.registry[stream_id].eos_sequence = sequence
+        self._floors.append((ordered.end, ordered.point.floor))
+        self.shares.waits_for = ordered.waits_for
+        if ordered.waits_for is None or ordered.waits_for not in self.registry:
+            return self._relinquish()
+        holder = self.registry[ordered.waits_for].session
+        return [*(self._give_back(holder, 0) if holder is not None else []), *self._relinquish()]
+
+    def _received_end(self) -> int:
+        while self._floors and self._floors[0][0] <= self.snapshot.end_sequence:
+            self._settled = self._floors.popleft()[1]
+        return self._settled
+
+    def _hello(self, session: int, hello: Hello) -> list[Action]:
+        if hello.version in draft.VERSIONS:
+            raise RemoteProtocolError("the draft is not spoken where streams are put in the order of event time")
+        return super()._hello(session, hello)
+
+    def _notify(self, session: int, notify: Notify) -> list[Action]:
+        if notify.stream_id not in self.declared.streams:
+            raise RemoteProtocolError(f"stream {notify.stream_id} is not declared in the pipeline")
+        return super()._notify(session, notify)
+
+    def _open(self, session: int, notify: Notify) -> list[Action]:
+        self.sessions[session].streams.add(notify.stream_id)
+        return super()._open(session, notify)
+
+    def _messages(self, session: int, messages: Messages) -> list[Action]:
+        for stream_id in self.ended.intersection(np.unique(messages.stream_ids).tolist()) if self.ended else ():
+            seen, ids = self.registry[stream_id].seen, messages.message_ids[messages.stream_ids == stream_id]
+            if seen is None or int(ids.max()) > seen:
+                # The merge has gone on without it: there is no place for more.
+                raise RemoteProtocolError(f"stream {stream_id} has ended")
+        return super()._messages(session, messages)
+
+    def _ended(self, session: int, stream_id: int) -> list[Action]:
+        stream = self.registry[stream_id]
+        self.sessions[session].streams.discard(stream_id)
+        if stream_id in self.ended and stream.seen == stream.committed:
+            # It was sent again, after its commit: another row would wait for the end of all streams.
+            stream.session = None
+            told = [] if stream.committed is None else [(stream_id, stream.committed)]
+            self.sessions[session].owed += 1
+            return self._ack(session, told)
+        actions = super()._ended(session, stream_id)
+        stream.eos_sequence = UNPLACED
+        self.ended.add(stream_id)
+        return actions
+
+    def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[Action]:
+        streams = batch.column("stream_id").to_numpy()
+        sizes = np.where(batch.column("kind").to_numpy() == KIND_RECORD, row_sizes(batch), 0)
+        ids = batch.column("message_id").to_numpy()
+        for stream_id in np.unique(streams).tolist() if sizes.any() else ():
+            own = np.flatnonzero((streams == stream_id) & (sizes > 0))
+            if len(own):
+                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()))
+        return super()._append(session, batch, frames)
+
+    def _allowed(self, session: int) -> int:
+        return self.shares.allowed(self.sessions[session].streams, super()._allowed(session))
+
+    def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
+        return replace(super()._snapshot(fence, epoch, end_sequence, positions), point=self.point)
+
+    def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
+        withheld = [number for number in self.sessions if not self._allowed(number)]
+        self.shares.settle((stream_id, at.committed) for stream_id, at in snapshot.streams.items())
+        actions = super()._snapshot_written(snapshot)
+        freed = [number for number in withheld if number in self.sessions and self._is_owed(number, is_withheld=True)]
+        return [*(action for number in freed for action in self._ack(number)), *actions]

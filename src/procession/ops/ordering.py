@@ -1,0 +1,67 @@
+"""The order of streams, between the words of an app and those of a command line.
+
+The one rule: app and gateway must have declared the same; the driver asks before it reads a record. Before it
+`plan/eventtime`, as the user wrote it; after it `merge/eventorder`, as the gateway does it.
+"""
+
+from __future__ import annotations
+
+from procession.errors import ConfigError
+from procession.merge.eventorder import Declared, declared_of
+from procession.plan.graph import Graph
+
+
+def declared_by(graph: Graph) -> Declared | None:
+    """What the app declares; None: the order of arrival."""
+    if (asked := graph.event_time) is None:
+        return None
+    return declared_of(graph.streams, asked.lateness_s, asked.idle_timeout_s)
+
+
+def order_of(graph: Graph) -> str:
+    """The same, in the gateway's words."""
+    declared = declared_by(graph)
+    return "" if declared is None else str(declared)
+
+
+def check_gateways(graph: Graph, gateways: int) -> None:
+    """Raise ConfigError if so many gateways cannot put the app's streams in order."""
+    if graph.event_time is not None and gateways > 1:
+        raise ConfigError(
+            f"pipeline {graph.name!r} is ordered by event time, which takes one gateway in this version",
+            next_step="leave --gateways away",
+        )
+
+
+def order_words(graph: Graph) -> list[str]:
+    """What the command line of a gateway says about the order."""
+    if (asked := graph.event_time) is None:
+        return []
+    words = ["--event-time-streams", written(graph.streams), "--lateness-s", repr(asked.lateness_s)]
+    return words + (["--idle-timeout-s", repr(asked.idle_timeout_s)] if asked.idle_timeout_s is not None else [])
+
+
+def written(streams: frozenset[int]) -> str:
+    """Streams as a list of ids and ranges: `1,4-7`."""
+    parts: list[list[int]] = []
+    for stream_id in sorted(streams):
+        if parts and parts[-1][1] == stream_id - 1:
+            parts[-1][1] = stream_id
+        else:
+            parts.append([stream_id, stream_id])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def read(text: str, streams_max: int) -> frozenset[int]:
+    """The streams of such a list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()) or int(last or first) >= 2**64:
+            raise ConfigError(
+                f"{part!r} names no stream", next_step="write ids and ranges of ids, as in --event-time-streams 1,4-7"
+            )
+        if int(last or first) - int(first) >= streams_max:
+            raise ConfigError(f"{part!r} names more than {streams_max} streams", next_step="name those there are")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

@@ -1,0 +1,181 @@
+"""Streams in the order of event time on the real walk: the bytes are those of a sort, whatever comes when and dies.
+
+Expected is what a slow, obvious reference makes of the inputs: each stream by itself, then one sort. Every run must
+give exactly that, so two runs give the same; a run with another timing has to be compared with nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from procession.ops.config import Settings
+from procession.ops.local import DRIVER, GATEWAY
+from procession.ops.part import Part
+
+from .cluster import Cluster
+
+APP = """
+from procession import Pipeline
+
+pipeline = Pipeline(
+    "merged", order_by="event_time", lateness_s=LATENESS, late="dead-letter", dead_letter="file:letters"
+)
+lines = pipeline.source("lines", streams=[3, 5, 9]).rebalance().map(bytes.upper)
+lines.sink("plain", to="file:plain")
+"""
+PRODUCER = """
+import json, random, sys, time
+from pathlib import Path
+from procession.sdk import Batch, SourceOptions, Stream, run_source
+
+to, path, number, seed, gate = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
+records = json.load(open(path))
+chance = random.Random(seed)
+
+class Timed:
+    def streams(self):
+        return [Stream(number, f"stream {number}")]
+
+    def read(self, stream, after):
+        rest = [one for one in records if after is None or one[0] > after]
+        while rest:
+            count = chance.randrange(1, 60)
+            ids, times, payloads = zip(*rest[:count])
+            rest = rest[count:]
+            yield Batch.gathered(list(ids), list(times), [b""] * len(ids), [one.encode() for one in payloads])
+            time.sleep(chance.random() * 0.05)  # another timing for each seed
+            while len(rest) < len(records) / 2 and not gate.exists():
+                time.sleep(0.01)
+
+sys.exit(0 if run_source(Timed(), to, SourceOptions("timed", f"timed-{number}")) else 3)
+"""
+STREAMS = (3, 5, 9)
+RECORDS = 400
+SECOND = 1_000_000_000
+HERE = Path(__file__)
+
+Record = tuple[int, int, str]
+
+
+def made(lateness_s: int) -> dict[int, list[Record]]:
+    """The inputs: the same in every run. A few records are behind their stream, by more or less than is allowed."""
+    chance, streams = random.Random(7), {}
+    for stream_id in STREAMS:
+        now, records = 0, []
+        for number in range(RECORDS):
+            now += chance.randrange(3)
+            behind = chance.choice((0,) * 8 + (1, lateness_s + 3))
+            records.append((number * 2, (now - behind) * SECOND, f"stream {stream_id} record {number}"))
+        streams[stream_id] = records
+    return streams
+
+
+def sorted_slowly(streams: dict[int, list[Record]], lateness_s: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """The output, and who are late: (stream id, message id) in their order."""
+    placed = []
+    for stream_id, records in streams.items():
+        largest = None
+        for message_id, time, payload in records:
+            watermark = None if largest is None else largest - lateness_s * SECOND
+            is_late = watermark is not None and time < watermark
+            placed.append((watermark if is_late else time, stream_id, message_id, is_late, payload))
+            largest = time if largest is None else max(largest, time)
+    placed.sort()
+    output = b"".join(one[4].upper().encode() + b"\n" for one in placed if not one[3])
+    return output, [(one[1], one[2]) for one in placed if one[3]]
+
+
+class World:
+    """A cluster with its producers, which may be killed and come again."""
+
+    def __init__(self, directory: Path, lateness_s: int) -> None:
+        directory.mkdir(exist_ok=True)
+        self.lateness_s = lateness_s
+        self.inputs = made(lateness_s)
+        settings = Settings(epoch_interval_s=0.02, epoch_records_max=100)
+        self.cluster = Cluster(directory, APP.replace("LATENESS", str(lateness_s)), settings)
+
+    def produce(self, stream_id: int, seed: int, gate: Path = HERE) -> str:
+        """Start a producer, which waits half-way until the gate exists."""
+        path = self.cluster.directory / f"input-{stream_id}.json"
+        path.write_text(json.dumps(self.inputs[stream_id]))
+        argv = (sys.executable, "-c", PRODUCER, self.cluster.local.address, str(path), str(stream_id), str(seed))
+        argv += (str(gate),)
+        self.cluster.supervisor.start(Part(f"source-{stream_id}", argv))
+        return f"source-{stream_id}"
+
+    def kill(self, part: str) -> None:
+        before = self.cluster.restarts(part)
+        self.cluster.supervisor.kill(part)
+        self.cluster.until(lambda: self.cluster.restarts(part) > before, f"{part} to come again")
+
+    def check(self) -> None:
+        output, late = sorted_slowly(self.inputs, self.lateness_s)
+        assert self.cluster.committed("plain") == output
+        letters = [json.loads(line) for line in self.cluster.committed("dead-letter").splitlines()]
+        assert [(letter["stream_id"], letter["message_id"]) for letter in letters] == late
+        assert len(late) > 20
+        assert all("LateRecord: its event time" in letter["error"] for letter in letters)
+        assert base64.b64decode(letters[0]["payload"]).startswith(b"stream ")
+        log = self.cluster.log()
+        record = self.cluster.rounds().read(log.committed)
+        assert record is not None
+        assert record.counters["late"] == len(late)
+        assert record.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
+
+
+def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(tmp_path: Path) -> None:
+    world = World(tmp_path, lateness_s=2)
+    with world.cluster as cluster:
+        assert cluster.local.start()
+        sources = [world.produce(stream_id, seed) for seed, stream_id in enumerate(STREAMS[:2])]
+        cluster.until(lambda: cluster.status()["waiting_records"] == 2 * RECORDS + 2, "all of two streams to wait")
+        status = cluster.status()
+        assert status["waits_for"] == 9, "the stream that is missing is named"
+        assert cluster.committed("plain") == b""
+
+        gate = tmp_path / "gate"
+        cluster.arm("gateway:before-order")
+        sources.append(world.produce(9, seed=2, gate=gate))
+        cluster.until(lambda: not cluster.fault.exists(), "the gateway to die with nothing in order yet")
+        cluster.until(lambda: cluster.committed("plain") != b"", "the first output")
+        cluster.supervisor.kill(DRIVER)
+        world.kill("source-9")
+        gate.touch()
+        for source in sources:
+            cluster.until(lambda source=source: cluster.supervisor.is_done(source), f"the end of {source}")  # type: ignore[misc]
+        cluster.until(cluster._is_quiet, "the last commit")
+        assert cluster.restarts(GATEWAY) == 1
+        assert cluster.restarts(DRIVER) == 1, cluster.tell()
+        world.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 14))
+@pytest.mark.parametrize("lateness_s", [0, 2])
+def test_another_timing_gives_the_same_bytes(tmp_path: Path, seed: int, lateness_s: int) -> None:
+    chance, world = random.Random(seed), World(tmp_path, lateness_s)
+    with world.cluster as cluster:
+        assert cluster.local.start()
+        order = chance.sample(STREAMS, len(STREAMS))
+        sources = [world.produce(stream_id, seed * 10 + number) for number, stream_id in enumerate(order)]
+        for _ in range(chance.randrange(4)):
+            cluster.supervisor.kill(chance.choice([GATEWAY, DRIVER, *sources]))
+            reached = len(cluster.committed("plain"))
+            cluster.until(
+                lambda reached=reached: (
+                    len(cluster.committed("plain")) > reached  # type: ignore[misc]
+                    or all(map(cluster.supervisor.is_done, sources))
+                ),
+                "more output",
+            )
+        for source in sources:
+            cluster.until(lambda source=source: cluster.supervisor.is_done(source), f"the end of {source}")  # type: ignore[misc]
+        cluster.until(cluster._is_quiet, "the last commit")
+        world.check()
