@@ -3,73 +3,152 @@ an epoch would write something else; and a program that has changed is told what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 from procession.ops.supervise import PartFailed
+from procession.plan.carriage import packed
+from procession.plan.keyed import thawed
+from procession.storage.states import Codec as StateCodec
+from procession.storage.states import States
 
 from .cluster import Cluster
 
 APP = '''
 import os
-from procession import Pipeline
+from pathlib import Path
+from procession import Pipeline, sides
+
+HERE = Path(__file__).parent
 
 def salted(state, payload):
     """Each record of a key tells the salt of the one before, and its own: made anew whenever an epoch is run again."""
+    order = HERE / "kill-the-worker"
+    if payload.startswith("kill the worker") and order.exists():
+        order.unlink()
+        os.kill(os.getpid(), 9)
     salt = os.urandom(4).hex()
     return {"salt": salt, "count": state["count"] + 1}, f"{payload} {state['count']} {state['salt']} {salt}"
 
 pipeline = Pipeline("walk", parallelism=2)
 lines = pipeline.source("lines", codec="text")
 salty = lines.map_stateful(salted, key=lambda line: line[-1], initial={"salt": "-", "count": 0}, name="salted")
-salty.sink("one", to="file:one")
-salty.sink("two", to="file:two")
+# And what a table says that changes while this runs.
+table = sides.of_json_lines(HERE / "table.jsonl", by="id", refresh=True)
+told = salty.hash_join(table, key=lambda line: "k", join=lambda line, row: f"{line} {row['version']}", name="told")
+told.sink("one", to="file:one")
+told.sink("two", to="file:two")
 '''
 SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
 RECORDS = 300
 
 
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+def write_table(directory: Path, version: int) -> None:
+    (directory / "draft").write_text(json.dumps({"id": "k", "version": version, "padding": "." * version}) + "\n")
+    (directory / "draft").rename(directory / "table.jsonl")
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("states"), APP, SETTINGS) as cluster:
+    directory = tmp_path_factory.mktemp("states")
+    write_table(directory, 0)
+    with Cluster(directory, APP, SETTINGS) as cluster:
         assert cluster.local.start()
         cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
         yield cluster
 
 
-def everything_is_there_once_and_remembered(cluster: Cluster) -> None:
-    expected = b"".join(path.read_bytes() for path in cluster.inputs).decode().splitlines()
+def output(cluster: Cluster) -> list[list[str]]:
+    """Each committed line as the record, how many of its key came before, the salt of the last, its own, the table's
+    version."""
     one = cluster.committed("one")
     assert one == cluster.committed("two")
-    told = [line.rsplit(" ", 3) for line in one.decode().splitlines()]
+    return [line.rsplit(" ", 4) for line in one.decode().splitlines()]
+
+
+def everything_is_there_once_and_remembered(cluster: Cluster) -> None:
+    """The output is a history that could have been; and the states that are committed are those at its end."""
+    expected = b"".join(path.read_bytes() for path in cluster.inputs).decode().splitlines()
+    told = output(cluster)
     assert [line for line, *_ in told] == expected
     remembered: dict[str, tuple[int, str]] = {}
-    for line, count, before, salt in told:
+    for line, count, before, salt, _ in told:
         assert remembered.get(line[-1], (0, "-")) == (int(count), before)
         remembered[line[-1]] = int(count) + 1, salt
+    assert committed_states(cluster) == {key: {"salt": salt, "count": n} for key, (n, salt) in remembered.items()}
+
+
+def committed_states(cluster: Cluster) -> dict[str, Any]:
+    """What the files hold that the last committed round names."""
+    (directory,) = (cluster.directory / "state").iterdir()
+    version = cluster.rounds().states(cluster.log().committed)["salted"]
+    found: dict[bytes, Any] = {}
+    for files in version.tasks:
+        states = States(directory, files, StateCodec(packed, thawed))
+        found |= states.take([key for some in states.all_keys() for key in some])
+    return {key.decode(): state for key, state in found.items()}
 
 
 POINTS = [
     "driver:before-record",
-    pytest.param("driver:after-offsets", marks=pytest.mark.slow),
-    pytest.param("driver:between-votes", marks=pytest.mark.slow),
+    slow("driver:after-offsets"),
+    slow("driver:between-votes"),
     "driver:after-record",
-    pytest.param("driver:before-phase2", marks=pytest.mark.slow),
-    pytest.param("driver:before-ack", marks=pytest.mark.slow),
+    slow("driver:before-phase2"),
+    slow("driver:before-ack"),
+    slow("sink:before-prepare"),
+    slow("sink:before-vote"),
+    "sink:after-vote-before-reply",
+    slow("sink:before-commit"),
+    slow("sink:after-commit"),
 ]
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_i9_states_and_output_stay_together_wherever_the_driver_is_killed(cluster: Cluster, point: str) -> None:
+def test_i9_states_and_output_stay_together_wherever_the_driver_or_a_sink_is_killed(
+    cluster: Cluster, point: str
+) -> None:
     cluster.arm(point)
     source = cluster.send(cluster.numbered(RECORDS))
-    cluster.until_dead(DRIVER)
+    if point.startswith("driver"):
+        cluster.until_dead(DRIVER)
     cluster.until_done(source)
+    assert not cluster.fault.exists()
     everything_is_there_once_and_remembered(cluster)
+
+
+def test_i9_states_and_output_stay_together_when_a_worker_is_killed_in_the_middle_of_a_step(cluster: Cluster) -> None:
+    (cluster.directory / "kill-the-worker").touch()
+    lines = cluster.numbered(RECORDS)
+    lines[RECORDS // 2] = b"kill the worker %d" % len(cluster.inputs)
+    cluster.until_done(cluster.send(lines))
+    assert not (cluster.directory / "kill-the-worker").exists()
+    everything_is_there_once_and_remembered(cluster)
+
+
+def test_i5_an_epoch_that_is_run_again_reads_the_table_as_it_was_and_later_ones_as_it_is(cluster: Cluster) -> None:
+    begun = len(output(cluster))
+    cluster.arm("driver:before-record")
+    source = cluster.send(cluster.numbered(RECORDS))
+    cluster.until_dead(DRIVER)
+    version = int(output(cluster)[-1][-1]) + 1
+    write_table(cluster.directory, version)
+    cluster.until_done(source)
+    cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
+    everything_is_there_once_and_remembered(cluster)
+    seen = [int(one[-1]) for one in output(cluster)[begun:]]
+    assert seen == sorted(seen)
+    assert set(seen) == {version - 1, version}, "the epoch that was open when the driver was killed has the old one"
 
 
 def test_files_that_no_epoch_needs_are_removed(cluster: Cluster) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from procession import faults
 from procession.commit.breach import unsendable
@@ -76,9 +77,19 @@ class OpenEpoch:
     finished: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+class Tables(Protocol):
+    """Who knows which version of tables that may change an epoch is to read."""
+
+    def current(self, before: Mapping[str, str]) -> Mapping[str, str]:
+        """The versions for the next epoch, if these were those of the one before. May take its time."""
+
+    def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
+        """Forget those that only the last epoch needed."""
+
+
 class Conductor:
     """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
-    stage, with its name and kind."""
+    stage, with its name and kind; `tables` those that may change, if there are any."""
 
     def __init__(
         self,
@@ -89,6 +100,7 @@ class Conductor:
         rim: Rim,
         states: StateStore | None = None,
         keyed: Mapping[int, tuple[str, str]] | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
@@ -96,6 +108,7 @@ class Conductor:
         self._rim = rim
         self._states = states
         self._keyed = keyed or {}
+        self._tables = tables
         self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
         self._epoch: OpenEpoch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,9 +137,10 @@ class Conductor:
         self._checkpoint.check_fence()
         if self._coordinator.policy.is_synced:
             self._checkpoint.log.sync_offsets(epoch)
+        sides = await self._next_sides(epoch)
         self._idle.clear()
         self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
-        self._handle(self._ready(epoch, manifests))
+        self._handle(replace(self._ready(epoch, manifests), sides=sides))
         await self._epoch.finished
 
     def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
@@ -158,6 +172,14 @@ class Conductor:
     def _runs_for(self, name: str, manifests: Sequence[Manifest]) -> list[Run]:
         options = self._links[name].options
         return runs_for(options.sink or name, options.bucket, manifests)
+
+    async def _next_sides(self, epoch: int) -> Mapping[str, str]:
+        """The versions of tables that the epoch behind this one is to read."""
+        if self._tables is None:
+            return {}
+        last = self._coordinator.rounds.get(epoch - 1)
+        before = last.sides if last is not None else {}
+        return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
 
     def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
         """What the tasks of each keyed stage have left, by partition."""
@@ -291,6 +313,8 @@ class Conductor:
         if before is not None and self._states is not None:
             needed = {name for version in record.states.values() for name in version.names}
             self._states.drop({name for version in before.states.values() for name in version.names} - needed)
+        if before is not None and self._tables is not None:
+            self._tables.drop(before.sides, record.sides)
 
     def _tell(self, record: Round) -> None:
         if self._unacknowledged.full():

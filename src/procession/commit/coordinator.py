@@ -312,6 +312,7 @@ class Coordinator:
             counters=ready.counters,
             states=ready.states,
             ends=ready.ends,
+            sides=ready.sides,
         )
 
     def _abort_all(self, delay_s: float = 0.0) -> list[Action]:

@@ -46,6 +46,8 @@ class EpochReady:
     starts: Mapping[str, int] = field(default_factory=dict)
     ends: Mapping[str, int] = field(default_factory=dict)
     """Where the epoch begins and ends in the log of each gateway."""
+    sides: Mapping[str, str] = field(default_factory=dict)
+    """The copies of tables that the next epoch is to read, by the file that each is of."""
 
 
 @dataclass(frozen=True)

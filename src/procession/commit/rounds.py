@@ -49,6 +49,8 @@ class Round:
     """The version of each keyed stage's states that the epoch commits."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """Where the epoch ends in the log of each gateway that had a record for any epoch so far."""
+    sides: Mapping[str, str] = field(default_factory=dict)
+    """The copies of tables that the next epoch reads, by the file that each is of."""
 
     @property
     def offsets(self) -> Mapping[str, int]:
@@ -99,13 +101,20 @@ class Rounds:
 
     def states(self, epoch: int) -> Mapping[str, Version]:
         """What the epoch has left of the keyed stages' states. Raises StorageError if there is no record of it."""
+        return self._must(epoch).states
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        """The copies of tables that the next epoch reads. Raises StorageError likewise."""
+        return self._must(epoch).sides
+
+    def _must(self, epoch: int) -> Round:
         record = self.read(epoch)
         if record is None:
             raise StorageError(
-                f"there is no round record of epoch {epoch}, which names the states that the next one begins with",
+                f"there is no round record of epoch {epoch}, which names what the next one begins with",
                 next_step="restore the checkpoint directory from a copy",
             )
-        return record.states
+        return record
 
     def read_all(self) -> dict[int, Round]:
         epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())

@@ -32,6 +32,7 @@ from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.ops.ordering import order_of
+from procession.ops.refresh import Refresh
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import check_continued, check_tasks, keyed_stages
 from procession.plan.graph import Exchange, Graph
@@ -150,6 +151,7 @@ class Driver:
         RunStore(runs_root).clear()
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
+        self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say)
         self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
@@ -176,7 +178,10 @@ class Driver:
     def _conduct(self) -> Conductor:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
         rounds, keyed = checkpoint.rounds.read_all(), keyed_stages(self._app.plan)
-        self._continue_states(rounds.get(checkpoint.log.committed))
+        last = rounds.get(checkpoint.log.committed)
+        self._continue_states(last)
+        self._refresh.begin({} if last is None else last.sides)
+        tables = self._refresh if self._refresh.sides else None
         coordinator = coordinator_for(
             graph.policy,
             tuple(one.name for one in graph.participants if one.sink.is_idempotent),
@@ -192,7 +197,7 @@ class Driver:
 
         async def make() -> Conductor:
             sinks = sink_options(graph, config)
-            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed)
+            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed, tables)
             conductor.start()
             return conductor
 
@@ -220,7 +225,7 @@ class Driver:
 
     def _run_query(self, conductor: Conductor) -> None:
         # Imported late, so that the sinks are settled while Python still reads Spark's modules.
-        from procession.spark.chains import Task
+        from procession.spark.chains import Tables, Task
         from procession.spark.keeping import Keeping
         from procession.spark.query import ship_by_value, start_query
 
@@ -252,6 +257,9 @@ class Driver:
                         self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
                     ),
                     Access(config.cookie, config.tls),
+                    Tables(self._refresh.copies.directory, self._checkpoint.rounds, self._refresh.first)
+                    if self._refresh.sides
+                    else None,
                 ),
                 GatewayFeed(
                     config.gateway,

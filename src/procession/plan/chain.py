@@ -9,11 +9,12 @@ the user's functions are all that it calls, and what waits for the asynchronous 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as flatten
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from procession.plan.graph import Codec, Kind, Node
 from procession.plan.keyed import NO_STATES, States, run_keyed
 from procession.plan.places import flow_of
 from procession.plan.rows import Output, Rows
+from procession.plan.sides import joinings_at
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
 from procession.plan.timed import timed_flow
@@ -65,7 +67,8 @@ class Chain:
     """One chain of a plan as a function: `run(rows)` gives what each sink and each exchange is to get of them.
 
     `find(sequence)` looks a record up that an error must name, where the chain has not the records themselves; `turn`
-    is the bucket that the first rows of an even exchange go to; `states` are what a keyed stage works on."""
+    is the bucket that the first rows of an even exchange go to; `states` are what a keyed stage works on; `copies`, by
+    path, are read instead of tables that may change."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Chain:
         turn: int = 0,
         states: States = NO_STATES,
         changes: Sequence[Change] = (),
+        copies: Mapping[str, Path] | None = None,
     ) -> None:
         self.plan = plan
         self.planned = plan.chains[number]
@@ -95,6 +99,7 @@ class Chain:
         self.named_streams = frozenset().union(*others)
         self.turn = turn
         self.steps = plan.steps(number)
+        self.joinings = joinings_at({index: plan.node(index).function for index in self.planned.stages}, copies or {})
         # How far this task's records have moved the watermark of each stage with windows that it feeds.
         self.reached: defaultdict[int, Reached] = defaultdict(Reached)
         ending = None if root is None else plan.endings.get(root)
@@ -215,7 +220,7 @@ class _Pass(Delivery):
         if node.kind is Kind.KEY_BY:
             results, rows = self._each(index, keyed(node.function), before)
             return replace(before.only(rows), keys=pa.array(results, pa.binary()))
-        results, rows = self._each(index, listed(node.function), before)
+        results, rows = self._each(index, listed(self.chain.joinings.get(index, node.function)), before)
         return self._flattened(index, before, results, rows)
 
     def _before(self, index: int) -> Flow:

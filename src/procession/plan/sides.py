@@ -1,8 +1,9 @@
 """Sides: the small tables that a stream is joined with.
 
-The one rule: a side is the same for every task; it is read where it is needed, once in each worker, and a file that has
-changed under a running pipeline is an error, unless the user has asked for it to be read again. Before it the user, who
-names a table and what its rows are known by; after it `plan/stage`, whose join looks records up in it.
+The one rule: a side is the same for every task of an epoch; it is read where it is needed, once in each worker, and a
+file that has changed under a running pipeline is an error, unless the user has asked for it to be read again: then the
+round record says which copy of it an epoch reads. Before it the user, who names a table and what its rows are known by;
+after it `plan/joins`, whose join looks records up in it.
 
     >>> from procession import sides
     >>> side = sides.of_rows([{"id": "a", "name": "Anna"}], by="id")
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class Side:
     is_refreshed: bool = False
     stamp: tuple[int, int] = (0, 0)
     """What the file looked like when the program was started."""
+    copy: Path | None = None
+    """What is read instead of the file, if it may change: never changed itself."""
     _table: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
@@ -58,16 +61,27 @@ class Side:
                 self._table["table"] = _indexed(self.rows, self.by)
             found: Table = self._table["table"]
             return found
+        if self.copy is not None:
+            return self._cached(self.copy.name, self.copy)
         stamp = stamp_of(self.path)
         if stamp != self.stamp and not self.is_refreshed:
             raise PlanError(
                 f"{self.path} has changed since the pipeline was started",
                 next_step="start it again, or say refresh=True and let it be read again whenever it changes",
             )
-        cached = _read.get(self.path)
-        if cached is None or cached[0] != (stamp, repr(self.by)):
-            _read[self.path] = cached = (stamp, repr(self.by)), _indexed(_rows_of(self.path, self.is_parquet), self.by)
-        return cached[1]
+        return self._cached(stamp, self.path)
+
+    def _cached(self, version: Any, path: Path) -> Table:
+        """One version of a file, and only the last that was asked for, stays in memory."""
+        assert self.path is not None
+        place = self.path, repr(self.by)
+        if place not in _read or _read[place][0] != version:
+            _read[place] = version, _indexed(_rows_of(path, self.is_parquet), self.by)
+        return _read[place][1]
+
+    def at(self, copy: Path) -> Side:
+        """The same side, as it was when this copy was made."""
+        return replace(self, copy=copy)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": {}}
@@ -89,9 +103,29 @@ class Joining:
             found = [rows or [None] for rows in found]
         return [self.join(record, *rows) for rows in product(*found)]
 
+    def at(self, copies: Mapping[str, Path]) -> Joining:
+        """The same, with those sides that may change as they were in these copies, by the files' paths."""
+        pairs = ((side.at(copy) if (copy := copies.get(str(side.path))) else side, key) for side, key in self.pairs)
+        return replace(self, pairs=tuple(pairs))
+
+
+def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dict[int, Joining]:
+    """Of the functions of stages, the joins, as they are with these copies."""
+    return {index: one.at(copies) for index, one in functions.items() if isinstance(one, Joining)}
+
+
+def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[Side, ...]]:
+    """Of the functions of stages, those sides of joins that are to be read again when they have changed, by file."""
+    found: dict[Path, tuple[Side, ...]] = {}
+    for joining in functions:
+        for side, _ in joining.pairs if isinstance(joining, Joining) else ():
+            if side.is_refreshed and side.path is not None:
+                found[side.path] = (*found.get(side.path, ()), side)
+    return found
+
 
 # A worker lives for many tasks, and reads a file once.
-_read: dict[Path, tuple[tuple[tuple[int, int], str], Table]] = {}
+_read: dict[tuple[Path, str], tuple[Any, Table]] = {}
 
 
 def of_rows(rows: Iterable[Row], *, by: By) -> Side:
@@ -109,8 +143,8 @@ def of_rows(rows: Iterable[Row], *, by: By) -> Side:
 
 
 def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> Side:
-    """A file with a JSON object on each line, which every worker can read. `refresh`: it is read again when it has
-    changed; when a task sees that is not part of any promise."""
+    """A file with a JSON object on each line, which every worker can read. `refresh`: it is read again when its time or
+    size has changed, from one of the next epochs on; which one is not part of any promise."""
     return _of_file(Path(path), by, is_parquet=False, is_refreshed=refresh)
 
 

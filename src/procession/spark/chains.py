@@ -8,10 +8,10 @@ tries it again. Runs in Spark's Python workers; before it `storage/log` or `merg
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,26 @@ class Attempt:
     """Whether Spark gives up when this one fails: what might pass is then told, too, instead of tried again."""
 
 
+class SidesOf(Protocol):
+    """Who knows what the epochs have committed: the round records."""
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        """The copies that the epoch behind this one reads, by the file that each is of."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where the copies of tables are that an epoch reads, and which they are. `first`: until a round record says."""
+
+    directory: Path
+    rounds: SidesOf
+    first: Mapping[str, str]
+
+    def of(self, epoch: int) -> dict[str, Path]:
+        named = {**self.first, **(self.rounds.sides(epoch - 1) if epoch else {})}
+        return {path: self.directory / name for path, name in named.items()}
+
+
 @dataclass(frozen=True)
 class Task:
     """What a worker needs to know to run any chain of a plan."""
@@ -71,6 +91,8 @@ class Task:
     """Where the states of keyed stages are; a plan that has such stages cannot be run without."""
     access: Access = field(default_factory=Access)
     """What gateways on other machines want to be shown."""
+    tables: Tables | None = None
+    """Where the copies of tables that may change are; without, each task reads them as they are."""
 
     @property
     def graph(self) -> Graph:
@@ -170,6 +192,7 @@ class Task:
                 await_all=await_all,
                 turn=attempt.partition,
                 states=states or NO_STATES,
+                copies={} if self.tables is None else self.tables.of(attempt.epoch),
                 changes=[Change(*change) for change in empty.changes],
             )
             for output in chain.run_all(pieces):

@@ -1,0 +1,152 @@
+"""Tables that change under a running pipeline: all tasks of an epoch read one version, and an epoch that is run again
+reads it again, whatever has become of the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from procession import Pipeline, sides
+from procession.commit.rounds import Round, Rounds
+from procession.errors import StorageError
+from procession.ops.refresh import FIRST, Refresh
+from procession.plan.graph import Graph
+from procession.plan.planner import make_plan
+from procession.spark.chains import Tables, Task
+from procession.storage.copies import Copies
+
+from ..plan.reference import batch_of
+from ..spark.cluster import run_epoch, write_log, written
+
+
+def write(path: Path, *words: str) -> None:
+    """A version that differs from the one before in its size, or at least in its time."""
+    path.write_text("".join(json.dumps({"id": "k", "word": word}) + "\n" for word in words))
+
+
+@dataclass
+class World:
+    """A pipeline's directory, without processes."""
+
+    directory: Path
+    graph: Graph
+    refresh: Refresh
+    said: list[str]
+
+    @property
+    def table(self) -> Path:
+        return self.directory / "table.jsonl"
+
+    def restarted(self) -> World:
+        refresh = Refresh.of(self.graph, self.directory / "sides", self.said.append)
+        last = Rounds(self.directory / "rounds").read_all()
+        refresh.begin(last[max(last)].sides if last else {})
+        return World(self.directory, self.graph, refresh, self.said)
+
+    def run(self, epoch: int, attempt: int = 0) -> set[bytes]:
+        """What the records of an epoch, of ten records and four tasks, were joined with."""
+        plan = make_plan(self.graph)
+        rounds = Rounds(self.directory / "rounds")
+        runs = self.directory / f"runs-{attempt}"
+        tables = Tables(self.refresh.copies.directory, rounds, self.refresh.first)
+        task = Task(plan, self.directory / "log", runs, tables=tables)
+        told = run_epoch(task, epoch, 10 * epoch, 10 * epoch + 10, random.Random(epoch))
+        assert [one.failure for one in told if one.failure] == []
+        return set(written(plan, runs, [told])["out"].splitlines())
+
+    def commit(self, epoch: int) -> None:
+        rounds = Rounds(self.directory / "rounds")
+        before = rounds.read(epoch - 1)
+        known = before.sides if before is not None else {}
+        record = Round(epoch, 1, "", 0, 0, {}, sides=self.refresh.current(known))
+        rounds.write(record)
+        self.refresh.drop(known, record.sides)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    write(tmp_path / "table.jsonl", "one")
+    write_log(tmp_path / "log", batch_of([b"k"] * 100))
+    side = sides.of_json_lines(tmp_path / "table.jsonl", by="id", refresh=True)
+    pipeline = Pipeline("p", parallelism=4)
+    joined = pipeline.source().hash_join(side, key=bytes, join=lambda value, row: row["word"].encode())
+    joined.sink("out", to="file:out")
+    graph = pipeline.graph()
+    said: list[str] = []
+    return World(tmp_path, graph, Refresh.of(graph, tmp_path / "sides", said.append), said).restarted()
+
+
+def test_i5_an_epoch_that_is_run_again_reads_the_table_that_it_read_before(world: World) -> None:
+    assert world.run(0) == {b"one"}
+    write(world.table, "two!")
+    assert world.run(0, attempt=1) == {b"one"}
+    world.commit(0)
+    assert world.run(1) == {b"two!"}
+    write(world.table, "three")
+    again = world.restarted()
+    assert again.run(1, attempt=2) == {b"two!"}
+    again.commit(1)
+    assert again.run(2) == {b"three"}
+
+
+def test_the_first_version_is_kept_from_one_driver_to_the_next(world: World) -> None:
+    write(world.table, "two!")
+    assert world.restarted().run(0) == {b"one"}
+
+
+def test_a_version_that_cannot_be_read_is_told_once_and_the_one_before_stays(world: World) -> None:
+    world.commit(0)
+    world.table.write_text("{")
+    world.commit(1)
+    world.commit(2)
+    assert world.run(2) == world.run(3) == {b"one"}
+    (told,) = world.said
+    assert "what it was before goes on being used" in told
+    world.table.unlink()
+    world.commit(3)
+    assert world.run(4) == {b"one"}
+    write(world.table, "whole again")
+    world.commit(4)
+    assert world.run(5) == {b"whole again"}
+
+
+def test_copies_that_no_epoch_needs_are_removed(world: World) -> None:
+    for epoch in range(5):
+        write(world.table, *["more"] * (epoch + 2))
+        world.commit(epoch)
+    world = world.restarted()
+    assert len(list(world.refresh.copies.directory.iterdir())) == 2  # the last one, and which was the first
+    assert (world.refresh.copies.directory / FIRST).exists()
+    assert world.run(5) == {b"more"}
+
+
+def test_a_table_that_was_never_there_is_an_error(tmp_path: Path, world: World) -> None:
+    world.table.unlink()
+    gone = Refresh.of(world.graph, tmp_path / "elsewhere", print)
+    with pytest.raises(StorageError, match="is gone"):
+        gone.begin({})
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "table", "one")
+    fsync = os.fsync
+
+    def changing(descriptor: int) -> None:
+        fsync(descriptor)
+        with (tmp_path / "table").open("a") as file:
+            file.write("more")
+
+    copies = Copies(tmp_path / "copies")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", changing)
+        assert copies.take(tmp_path / "table") is None
+    assert list(copies.directory.iterdir()) == []
+    name = copies.take(tmp_path / "table")
+    assert name is not None
+    assert (copies.directory / name).read_bytes() == (tmp_path / "table").read_bytes()
+    assert copies.take(tmp_path / "table") == name
