@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.plan.buckets import keyed, parted, parted_by_stream
+from procession.plan.buckets import as_key, parted, parted_by_stream
 from procession.plan.carriage import Forms, pack, packed_value
 from procession.plan.codecs import ENCODE
 from procession.plan.dealing import deal_out, dealt_out, shared_out
@@ -154,8 +154,7 @@ class Delivery:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self.flows[parent])
         if way_of(node) is Way.BY_KEY:
-            results, rows = self._each(index, keyed(key_of(node)), flow)
-            flow = replace(flow.only(rows), keys=pa.array(results, pa.binary()))
+            flow = self._keyed_by(index, key_of(node), flow)
         elif node.stateful is not None:
             flow = replace(flow, keys=pa.array([b""] * len(flow), pa.binary()))
         if node.kind is Kind.TRANSFORM:
@@ -179,6 +178,15 @@ class Delivery:
         (behind,) = (chain for chain in self.plan.chains if chain.root == index)
         turn, reached = self.chain.turn, self.chain.reached[index]
         yield from deal_out(index, node, whole, flow.keys, behind.tasks, turn=turn, reached=reached)
+
+    def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: Flow) -> Flow:
+        """These rows with the keys that a user's function gives them."""
+        results, rows = self._each(index, key, flow)
+        flow = flow.only(rows)
+        if set(map(type, results)) - {bytes}:
+            results, rows = self._each(index, as_key, flow.with_values(results))
+            flow = flow.only(rows)
+        return replace(flow, keys=pa.array(results, pa.binary()))
 
     def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
         try:

@@ -69,7 +69,11 @@ def run_keyed(
         rows = _firsts(known, keys)
         states.touch([keys[row] for row in rows])
         return [values[row] for row in rows], rows
-    results: list[Any] = []
+    if stateful.gives is Gives.ONE:
+        results, rows = _ones(stateful, known, keys, values, refuse)
+        states.touch(keys)
+        return results, rows
+    results = []
     rows = []
     step, initial, gives = stateful.step, stateful.initial, stateful.gives
     assert step is not None
@@ -78,10 +82,7 @@ def run_keyed(
         state = get(key, ABSENT)
         try:
             state, result = step(initial() if state is ABSENT else state, value)
-            if gives is Gives.MANY:
-                result = list(result)
-            elif gives is Gives.KEPT:
-                result = value if result else ABSENT
+            result = list(result) if gives is Gives.MANY else value if result else ABSENT
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             refuse(row, error)
             continue
@@ -96,6 +97,37 @@ def run_keyed(
             rows.append(row)
     states.touch(keys)
     return results, rows
+
+
+def _ones(
+    stateful: Stateful, known: dict[bytes, Any], keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse
+) -> tuple[list[Any], list[int]]:
+    """Steps that give one record for each: the most usual ones, and so with the least around them."""
+    results: list[Any] = []
+    failed: list[int] = []
+    step, initial, get, append = stateful.step, stateful.initial, known.get, results.append
+    assert step is not None
+    pairs = zip(keys, values, strict=True)
+    while len(results) + len(failed) < len(keys):
+        try:
+            # It goes on where it was; how many results there are tells on which row a step raised.
+            for key, value in pairs:
+                state = get(key, ABSENT)
+                state, result = step(initial() if state is ABSENT else state, value)
+                if type(result) not in SCALARS and is_open(state):
+                    result = own(result)
+                if state is None:
+                    known.pop(key, None)
+                else:
+                    known[key] = state
+                append(result)
+        except Exception as error:  # the user's code may raise anything; the record decides who acts
+            failed.append(len(results) + len(failed))
+            refuse(failed[-1], error)
+    if not failed:
+        return results, list(range(len(keys)))
+    refused = set(failed)
+    return results, [row for row in range(len(keys)) if row not in refused]
 
 
 def _firsts(known: dict[bytes, Any], keys: Sequence[bytes]) -> list[int]:

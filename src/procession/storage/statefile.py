@@ -25,7 +25,10 @@ from procession.storage.durable import storage_error
 SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
 
 PIECE_ROWS = 32_768
-"""So many keys are merged, and written as one batch, at a time."""
+"""So many keys at most are merged, and written as one batch, at a time."""
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""And so many bytes of them, about: the hashes of keys are spread evenly, their states may not be."""
 
 HASHES = 2**32
 
@@ -36,6 +39,8 @@ class Sorted(Protocol):
     """States sorted by hash: a file, or what is about to become one."""
 
     count: int
+    size: int
+    """In bytes."""
 
     def between(self, low: int, high: int) -> pa.RecordBatch:
         """The rows whose hashes are in [low, high)."""
@@ -51,6 +56,7 @@ class Fresh:
         self._rows = pa.record_batch(columns, schema=SCHEMA).take(pa.array(order))
         self._hashes = hashes[order]
         self.count = len(keys)
+        self.size = self._rows.nbytes
 
     def between(self, low: int, high: int) -> pa.RecordBatch:
         return _between(self._rows, self._hashes, low, high)
@@ -73,6 +79,7 @@ class StateFile:
         self._hashes: list[Hashes] = [batch.column("hash").to_numpy() for batch in self._batches]
         self._firsts = np.array([hashes[0] for hashes in self._hashes], np.uint32)
         self.count = sum(map(len, self._hashes))
+        self.size = self._file.size()
 
     def between(self, low: int, high: int) -> pa.RecordBatch:
         first = max(0, int(np.searchsorted(self._firsts, low, "right")) - 1)
@@ -142,8 +149,8 @@ def merged_pieces(
 ) -> Iterator[pa.RecordBatch]:
     """What these layers say, the newest first, as one. `is_oldest`: nothing lies below, so a forgotten key need not be
     remembered as such. `share` (modulus, tasks, task): only the keys of this task."""
-    total = sum(layer.count for layer in layers)
-    ranges = max(1, -(-total // PIECE_ROWS))
+    rows_in_all, bytes_in_all = sum(layer.count for layer in layers), sum(layer.size for layer in layers)
+    ranges = max(1, -(-rows_in_all // PIECE_ROWS), min(rows_in_all, -(-bytes_in_all // PIECE_BYTES)))
     bounds = [HASHES * number // ranges for number in range(ranges + 1)]
     for low, high in pairwise(bounds):
         rows = pa.concat_batches([layer.between(low, high) for layer in layers])
