@@ -54,6 +54,12 @@ def key(value: bytes) -> bytes:
     return value[:1]
 
 
+def when(value: bytes) -> int:
+    if value == b"cab":
+        raise LookupError("no time")
+    return len(value)
+
+
 def counted(state: int, value: bytes) -> tuple[int, bytes]:
     """Errs on every fifth record of a key, and has counted it."""
     if state % 5 == 4 and value[-1:] == b"!":
@@ -87,6 +93,7 @@ NARROW: dict[str, Callable[[Stage], Stage]] = {
     "map_async": lambda stage: stage.map_async(asked, concurrency=3),
     "key_by": lambda stage: stage.key_by(key),
     "peek": lambda stage: stage.peek(len),
+    "add_timestamps": lambda stage: stage.add_timestamps(when),
 }
 EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     "rebalance": lambda stage, tasks: stage.rebalance(parallelism=tasks),

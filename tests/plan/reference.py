@@ -170,6 +170,13 @@ class Sequential:
         return f"{node.name}.{share % node.connections}"
 
     def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
+        came = self.time
+        try:
+            self._go_on(index, value, record, letters, key)
+        finally:
+            self.time = came  # a time that was given is that of the ways from there on
+
+    def _go_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
         node = self.graph.nodes[index]
         if node.kind is Kind.SINK:
             output = self._output_of(node, record, key)
@@ -214,6 +221,9 @@ class Sequential:
                 yield from self.by_row[node.name](value.encode() if isinstance(value, str) else value)
             case Kind.PEEK | Kind.KEY_BY:
                 function(value)
+                yield value
+            case Kind.ADD_TIMESTAMPS:
+                self.time = nanoseconds(function(value))
                 yield value
             case Kind.REBALANCE:
                 if function is not None:

@@ -72,6 +72,19 @@ def capital(payload: bytes) -> bytes:
     return payload.upper()
 
 
+def seconds_of(value: bytes) -> float:
+    return int(value[:5]) / 4
+
+
+def stamped(batch: pa.RecordBatch) -> pa.Array:
+    rows = batch.select(["payload", "event_time"]).to_pylist()
+    return pa.array([b"%s@%d" % (row["payload"], row["event_time"]) for row in rows])
+
+
+def stamped_row(payload: bytes) -> bytes:
+    return b"%s@%d" % (payload, seconds_of(payload) * 10**9)
+
+
 async def answered(value: bytes) -> bytes:
     await asyncio.sleep(0.001 * (3 - int(value[4:5]) % 3))
     return value + b"a"
@@ -92,6 +105,10 @@ def every_row() -> Pipeline:
     narrow = source.map(skewed).filter(is_kept).flat_map(several).map_batches(capitals)
     narrow.peek(len, parallelism=8).key_by(last_digits, parallelism=4).map_async(answered, concurrency=16).sink(
         "narrow", to="file:out"
+    )
+    # add_timestamps: narrow, and what it gave comes along
+    source.add_timestamps(seconds_of).rebalance(parallelism=4).map(skewed).map_batches(stamped).sink(
+        "stamped", to="file:out"
     )
     # rebalance: merge
     even = source.filter(is_kept).rebalance(parallelism=4).map(skewed)
@@ -213,11 +230,12 @@ def in_turn(pipeline: Pipeline, batch: pa.RecordBatch) -> dict[str, bytes]:
     """What one record after the other would have written, without the delays."""
     graph = pipeline.graph()
     nodes = tuple(replace(node, function=quick) if node.function is skewed else node for node in graph.nodes)
-    by_row = {node.name: capital for node in graph.nodes if node.function is capitals}
+    of_many: dict[Any, Any] = {capitals: capital, stamped: stamped_row}
+    by_row = {node.name: of_many[node.function] for node in graph.nodes if node.kind is Kind.MAP_BATCHES}
     return Sequential(replace(graph, nodes=nodes), by_row).run(batch)
 
 
-ROWS = ["narrow", "even", "keyed", "many", "merged", "rare", "picky", "dead-letter"]
+ROWS = ["narrow", "stamped", "even", "keyed", "many", "merged", "rare", "picky", "dead-letter"]
 
 
 @pytest.mark.parametrize("sink", ROWS)

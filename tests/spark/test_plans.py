@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline
+from procession import Pipeline, aggregates, windows
 from procession.plan import chain as chain_module
 from procession.plan.graph import Exchange, Graph
 from procession.plan.planner import check_runnable, make_plan
@@ -291,6 +291,67 @@ def test_with_no_order_asked_for_the_connections_share_the_work_evenly() -> None
     got = ran(pipeline.graph(), RECORDS, set(), 5)
     assert sorted(b"".join(got.values()).splitlines()) == sorted(RECORDS)
     assert [output.count(b"\n") for output in got.values()] == [20, 20, 20]
+
+
+def test_windows_go_by_the_times_that_records_were_given_whatever_comes_between() -> None:
+    """As if the windows had been told the times themselves; and branches do not see one another's."""
+
+    def built(*, is_given: bool) -> Pipeline:
+        pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
+        source = pipeline.source()
+        stamped = source.add_timestamps(number_of) if is_given else source
+        others = source.add_timestamps(lambda value: 1000 - number_of(value)) if is_given else source
+        of: Any = {} if is_given else {"time": number_of}
+        ways = {
+            "narrow": stamped.flat_map(lambda value: [value, value]),
+            "spread": stamped.rebalance(parallelism=4).filter(is_odd),
+            "merged": stamped.filter(is_odd).merge(stamped.rebalance(parallelism=2)),
+        }
+        for name, way in ways.items():
+            way.window(windows.tumbling(7), aggregates.collect(), **of).map(repr).sink(name, to="file:out")
+            way.window(windows.sliding(9, every_s=3), aggregates.count(), key=key_of, **of).map(repr).sink(
+                f"{name}-keyed", to="file:out"
+            )
+        others.peek(len).sink("others", to="file:out")
+        return pipeline
+
+    told = check(built(is_given=False), RECORDS)
+    assert all(told[name] for name in told if name != "dead-letter")
+    assert check(built(is_given=True), RECORDS) == told
+
+
+def number_of(value: bytes) -> int:
+    return int(value) // 2
+
+
+def is_odd(value: bytes) -> bool:
+    return int(value) % 2 == 1
+
+
+def test_a_merge_keeps_the_time_that_each_branch_has_given() -> None:
+    seen: dict[bytes, set[int]] = {}
+
+    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+        for row in batch.to_pylist():
+            seen.setdefault(row["payload"], set()).add(row["event_time"])
+        return batch
+
+    pipeline = Pipeline("p", parallelism=2)
+    source = pipeline.source()
+    early, late = source.add_timestamps(number_of), source.add_timestamps(lambda value: 0.5)
+    early.merge(source, late).rebalance(parallelism=2).map_batches(look).sink("out", to="file:out")
+    ran(pipeline.graph(), RECORDS[:30], {11}, 1, 4)
+    assert seen == {record: {10**9 * number_of(record), 1, 500_000_000} for record in RECORDS[:30]}
+
+
+def test_a_time_that_is_none_is_the_error_of_its_record() -> None:
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    stage = pipeline.source().add_timestamps(lambda value: "noon" if value == b"3" else 12, name="mine")
+    stage.sink("out", to="file:out")
+    got = ran(pipeline.graph(), RECORDS[:5], set(), 1)
+    letter = json.loads(got["dead-letter"])
+    assert (letter["stage"], letter["error"]) == ("mine", "TypeError: the time is a str: give seconds, as a number")
+    assert got["out"] == b"0\n1\n2\n4\n"
 
 
 def test_map_batches_is_shown_what_records_have_behind_an_exchange_too() -> None:

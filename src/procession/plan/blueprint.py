@@ -13,7 +13,9 @@ from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
 from procession.plan.strategies import Strategy, is_timed
 
-BY_RECORD = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.PEEK})
+BY_RECORD = frozenset(
+    {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.PEEK}
+)
 """The stages whose function is called with one record."""
 SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """The stages whose function is shown a record's key, time, stream and message id."""

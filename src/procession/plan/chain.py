@@ -41,6 +41,7 @@ from procession.plan.sides import joinings_at
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
 from procession.plan.timed import timed_flow
+from procession.plan.windows import timed
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
@@ -220,6 +221,9 @@ class _Pass(Delivery):
         if node.kind is Kind.KEY_BY:
             results, rows = self._each(index, keyed(node.function), before)
             return replace(before.only(rows), keys=pa.array(results, pa.binary()))
+        if node.kind is Kind.ADD_TIMESTAMPS:
+            results, rows = self._each(index, timed(node.function), before)
+            return replace(before.only(rows), times=pa.array(results, pa.int64()))
         results, rows = self._each(index, listed(self.chain.joinings.get(index, node.function)), before)
         return self._flattened(index, before, results, rows)
 
@@ -232,9 +236,9 @@ class _Pass(Delivery):
         is_kept = bool(self.plan.traced & set(parents))
         if is_kept:
             flows = [flow.padded(len(self.plan.keys[index]) - self.chain.key_length) for flow in flows]
-        # Where records came without their keys, no stage is shown any.
-        keys_of = None if self.rows.columns is None else self._keys
-        return joined(flows, keys_of, is_kept=is_kept)
+        # Where records came without their keys and times, no stage is shown any.
+        of = None if self.rows.columns is None else (self._keys, self._times)
+        return joined(flows, of, is_kept=is_kept)
 
     def _on_time(self, index: int, flow: Flow, are_late: npt.NDArray[np.bool_]) -> Flow:
         """The records that are not late; of the others, what the pipeline says becomes of them."""

@@ -25,7 +25,7 @@ from procession.plan.graph import Codec, Framing, Kind, Order
 from procession.plan.letters import Letters
 from procession.plan.rows import TIME, Output, Rows, batch_of
 from procession.plan.strategies import Way, is_timed, key_of, way_of
-from procession.plan.windows import nanoseconds
+from procession.plan.windows import timed
 from procession.record import COLUMNS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 END = 2**31 - 1
 """Where no payload goes on: its length would not fit into a column."""
 
-HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.REBALANCE})
+HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE})
 
 
 class Delivery:
@@ -90,8 +90,18 @@ class Delivery:
         keys = self.rows.columns.column("key")
         return keys if flow.origins is None else keys.take(pa.array(flow.origins))
 
+    def _times(self, flow: Flow) -> pa.Array:
+        return self._others(flow).column("event_time")
+
     def _others(self, flow: Flow) -> pa.RecordBatch:
-        """What the records of these rows came with, beside payload and key."""
+        """What the records of these rows have beside payload and key: what they came with, or were given since."""
+        if flow.times is None:
+            return self._came_with(flow)
+        came = self._came_with(flow)
+        place = came.schema.get_field_index("event_time")
+        return came.set_column(place, came.schema.field(place), flow.times)
+
+    def _came_with(self, flow: Flow) -> pa.RecordBatch:
         assert self.rows.columns is not None
         if flow.origins is None:
             return self.rows.columns.select(COLUMNS[1:])
@@ -160,7 +170,7 @@ class Delivery:
         if node.kind is Kind.TRANSFORM:
             flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
         if (time := node.time) is not None:
-            results, rows = self._each(index, lambda value: nanoseconds(time(value)), flow)
+            results, rows = self._each(index, timed(time), flow)
             flow = flow.only(rows).numbered(np.array(results, np.int64))
         flow, forms = self._packed(parent, flow)
         if node.time is not None:

@@ -21,12 +21,14 @@ Numbers = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Flow:
     """`values` are what the user's functions are handed. `origins` are the input rows (None: row i is row i), `tail`
-    the numbers behind the input row's own key, `keys` the routing keys (None: those that the input rows came with)."""
+    the numbers behind the input row's own key, `keys` the routing keys and `times` the event times (None: those that
+    the input rows came with)."""
 
     values: pa.Array | list[Any]
     origins: Numbers | None = None
     tail: tuple[Numbers, ...] = ()
     keys: pa.Array | None = None
+    times: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -54,6 +56,7 @@ class Flow:
             picked if self.origins is None else self.origins[picked],
             tuple(column[picked] for column in self.tail),
             None if self.keys is None else self.keys.take(pa.array(picked)),
+            None if self.times is None else self.times.take(pa.array(picked)),
         )
 
     def slice(self, start: int, count: int) -> Flow:
@@ -64,6 +67,7 @@ class Flow:
             np.arange(start, min(end, len(self)), dtype=np.int64) if self.origins is None else self.origins[start:end],
             tuple(column[start:end] for column in self.tail),
             None if self.keys is None else self.keys[start:end],
+            None if self.times is None else self.times[start:end],
         )
 
     def only(self, rows: list[int] | None) -> Flow:
@@ -94,25 +98,31 @@ def put_together(pieces: Sequence[Flow]) -> Flow:
     if len(pieces) == 1:
         return pieces[0]
     keys = [piece.keys for piece in pieces if piece.keys is not None]
+    times = [piece.times for piece in pieces if piece.times is not None]
     return Flow(
         _concatenated([piece.values for piece in pieces]),
         np.concatenate([piece.all_origins() for piece in pieces]),
         tuple(map(np.concatenate, zip(*(piece.tail for piece in pieces), strict=True))),
         pa.concat_arrays(keys) if keys else None,
+        pa.concat_arrays(times) if times else None,
     )
 
 
-def joined(flows: Sequence[Flow], keys_of: Callable[[Flow], pa.Array] | None, *, is_kept: bool) -> Flow:
-    """The rows of several flows as one, in order if that is asked for. `keys_of(flow)` are a flow's routing keys, if
-    anybody wants them."""
+def joined(
+    flows: Sequence[Flow], of: tuple[Callable[[Flow], pa.Array], Callable[[Flow], pa.Array]] | None, *, is_kept: bool
+) -> Flow:
+    """The rows of several flows as one, in order if that is asked for. `of` gives a flow's routing keys and its event
+    times, if anybody wants them."""
     if len(flows) == 1:
         return flows[0]
     origins = np.concatenate([flow.all_origins() for flow in flows])
     tail = tuple(np.concatenate(columns) for columns in zip(*(flow.tail for flow in flows), strict=True))
-    keys = None
-    if keys_of is not None and any(flow.keys is not None for flow in flows):
-        keys = pa.concat_arrays([keys_of(flow) for flow in flows])
-    whole = Flow(_concatenated([flow.values for flow in flows]), origins, tail, keys)
+    keys = times = None
+    if of is not None and any(flow.keys is not None for flow in flows):
+        keys = pa.concat_arrays([of[0](flow) for flow in flows])
+    if of is not None and any(flow.times is not None for flow in flows):
+        times = pa.concat_arrays([of[1](flow) for flow in flows])
+    whole = Flow(_concatenated([flow.values for flow in flows]), origins, tail, keys, times)
     if not is_kept:
         return whole
     return whole.take(np.lexsort((*reversed(tail), origins)))

@@ -28,6 +28,7 @@ class Kind(Enum):
     MAP_BATCHES = "map_batches"
     MAP_ASYNC = "map_async"
     KEY_BY = "key_by"
+    ADD_TIMESTAMPS = "add_timestamps"
     PEEK = "peek"
     MERGE = "merge"
     REBALANCE = "rebalance"
@@ -47,7 +48,6 @@ class Kind(Enum):
     SINK = "sink"
 
     SORT = "sort"
-    ADD_TIMESTAMPS = "add_timestamps"
 
 
 class Order(StrEnum):

@@ -22,7 +22,7 @@ RUNS_MAX = 65_536
 
 SEQUENCE = "sequence"
 # They keep the number of records that their tasks have: behind them, ranges of one size are still of one size.
-EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY})
+EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS})
 
 
 def make_plan(graph: Graph) -> Plan:

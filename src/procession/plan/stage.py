@@ -92,6 +92,13 @@ class Stage(SensitiveStage):
         `order="key"` is about, and that later stages see."""
         return self._then(Kind.KEY_BY, key, name, parallelism)
 
+    def add_timestamps(
+        self, time: Callable[[Any], float], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stage:
+        """Give each record the event time that the function says, in seconds, instead of the one that it was sent with.
+        Records stay where they are: this is the time that later windows go by, and that later stages see."""
+        return self._then(Kind.ADD_TIMESTAMPS, time, name, parallelism)
+
     def rebalance(
         self,
         key: Key | None = None,

@@ -97,6 +97,7 @@ TABLE: dict[Kind, Row] = {
     Kind.MAP_BATCHES: Row(is_multiplying=True),
     Kind.MAP_ASYNC: Row(),
     Kind.KEY_BY: Row(),
+    Kind.ADD_TIMESTAMPS: Row(),
     Kind.PEEK: Row(),
     Kind.MERGE: Row(),
     # With a key it is an exchange by key: see `way_of`.
@@ -116,7 +117,6 @@ TABLE: dict[Kind, Row] = {
     Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
     Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
     Kind.SORT: Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
-    Kind.ADD_TIMESTAMPS: Row(comes_with=ORDER_SENSITIVE),
 }
 
 

@@ -10,6 +10,7 @@ what is put together. Before it the user; after it `plan/timed`, which fills win
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -112,6 +113,11 @@ def nanoseconds(time: Any) -> int:
     if not -TIME_MAX <= ns <= TIME_MAX:
         raise ValueError(f"the time {time} s is out of range")
     return ns
+
+
+def timed(function: Callable[[Any], Any]) -> Callable[[Any], int]:
+    """A user's function that gives a time in seconds, as one that gives nanoseconds."""
+    return lambda value: nanoseconds(function(value))
 
 
 def seconds(ns: int) -> int | float:
