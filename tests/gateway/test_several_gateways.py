@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,25 @@ def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_na
         assert taker.ids[7] == list(range(15))
         moved.socket.close()
         again.socket.close()
+
+
+def test_a_leader_that_stood_still_hears_only_the_last_link_of_each(tmp_path: Path) -> None:
+    with Gateways(tmp_path, 2, ack_interval_s=0.05, link_interval_s=0.05, link_timeout_s=0.5) as gateways:
+        holder, _ = opened(gateways, 1, 7)
+        os.kill(gateways[0].process.pid, signal.SIGSTOP)
+        said = gateways[1].log.read_text
+        gateways.until(lambda: "reason=not found" in said().replace("'", ""), "the link to be given up")
+        with Producer(gateways[1].listen) as other:
+            other.hello()
+            for _ in range(20):  # links that are begun and given up meanwhile
+                other.expect(Ack)
+            assert not other.notify(8).success
+            os.kill(gateways[0].process.pid, signal.SIGCONT)
+            gateways.until(lambda: other.notify(8).success or not other.expect(Ack), "the leader to grant again")
+        with Producer(gateways[0].listen) as other:
+            other.hello()
+            assert not other.notify(7).success, "it never stopped being open elsewhere"
+        holder.socket.close()
 
 
 def test_another_directory_is_not_taken_for_one_that_is_known(gateways: Gateways) -> None:

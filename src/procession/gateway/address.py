@@ -14,6 +14,14 @@ from procession.errors import ConfigError
 ADDRESS_FILE = "gateway.json"
 
 
+def starts(directory: Path) -> int:
+    """How often the gateway of this directory has said where it listens."""
+    try:
+        return int(json.loads((directory / ADDRESS_FILE).read_bytes())["starts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def addresses(directory: Path) -> dict[str, Address]:
     """Where the gateway of this directory listens, or last listened: `listen`, `control` and, if it serves
     its log, `flight`; empty if it never did."""

@@ -90,6 +90,10 @@ class GlobalRegistry:
             if its_link == link:
                 self._links[name] = None
 
+    def is_superseded(self, link: int) -> bool:
+        """Whether this link is nobody's any more: its gateway has a later one, or is not one of ours."""
+        return self._speaker(link) is None
+
     def notify(self, link: int, stream_id: int) -> Grant | Refusal:
         """A gateway asks for a stream on behalf of a session."""
         name = self._speaker(link)

@@ -81,6 +81,8 @@ class Doorway:
         if not isinstance(told, dict) or not isinstance(held, list) or not all(map(is_u64, held)):
             raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
         self.lost(talk)
-        (committed_end,) = integers(request, "committed_end")
-        self._links[talk], name = leadership.join(Member.from_dict(told), held, positions(request), committed_end)
+        committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
+        self._links[talk], name = leadership.join(
+            Member.from_dict(told), held, positions(request), committed_end, (starts, turn)
+        )
         return {"name": name}

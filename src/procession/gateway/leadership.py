@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, RemoteProtocolError
 from procession.gateway.cluster import LEADER, GlobalRegistry, Grant
 from procession.gateway.config import GatewayConfig
 from procession.gateway.events import Event, Granted, LeaderFound, Refused, Relinquished
@@ -32,6 +32,8 @@ class Leadership:
         self._numbers = itertools.count(1)
         self._own_link = 0
         self._links: dict[int, str] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
+        """Which of its links each gateway began last, by its own count."""
         self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state))
 
     def begin(self, own: Member) -> None:
@@ -58,8 +60,18 @@ class Leadership:
 
     # What the others say
 
-    def join(self, told: Member, held: list[int], committed: Mapping[int, int], committed_end: int) -> tuple[int, str]:
-        """A gateway is here. Gives its link and its name."""
+    def join(
+        self,
+        told: Member,
+        held: list[int],
+        committed: Mapping[int, int],
+        committed_end: int,
+        turn: tuple[int, int] = (0, 0),
+    ) -> tuple[int, str]:
+        """A gateway is here. Gives its link and its name. Words that it gave up waiting for, and that come only now
+        because this process stood still, are known by their `turn`: what they say may be long untrue."""
+        if turn < self._turns.get(told.identity, turn):
+            raise RemoteProtocolError("this gateway has begun a later link")
         if committed_end and not self._members.knows(told.identity):
             # Another pipeline has committed from it: this one's offsets know nothing of its numbers.
             raise ConfigError(
@@ -70,6 +82,7 @@ class Leadership:
         link = next(self._numbers)
         self.registry.join(member.name, link, held, committed)
         self._links[link] = member.name
+        self._turns[told.identity] = turn
         log.info("=", gateway=member.name, joined=member.control, holds=len(held), waits_for=self.registry.unheard)
         return link, member.name
 
@@ -84,6 +97,9 @@ class Leadership:
     def beat(self, link: int) -> dict[str, Any]:
         """A gateway shows that it is there. It hears whether it should go, and where its producers can go then."""
         name = self._links[link]
+        if self.registry.is_superseded(link):
+            # Whatever it asks on this one is refused: it must begin anew, or it would be refused for ever.
+            raise RemoteProtocolError("a later link of this gateway has taken this one's place")
         others = others_than(name, self._members.present)
         return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
 

@@ -38,7 +38,10 @@ log = structlog.get_logger("gateway")
 class LeaderLink:
     """`depart` is called, with the addresses of others, each time the leader says that this gateway is to leave."""
 
-    def __init__(self, gateway: Gateway, at: str | Path, own: Member, depart: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, gateway: Gateway, at: str | Path, own: Member, depart: Callable[[list[str]], None], starts: int = 0
+    ) -> None:
+        """`starts` says how often this gateway was started before: its links are told apart by that, and counted."""
         self.name = own.name
         self.has_left = asyncio.get_running_loop().create_future()
         """Done when the leader has let this gateway go."""
@@ -46,6 +49,8 @@ class LeaderLink:
         self._config = gateway.config
         self._at = at
         self._own = own
+        self._starts = starts
+        self._turn = 0
         self._depart = depart
         self._writer: asyncio.StreamWriter | None = None
         self._asked: deque[Request] = deque()
@@ -125,8 +130,11 @@ class LeaderLink:
     def _greeting(self) -> Request:
         state = self._gateway.state
         assert state.claims is not None
+        self._turn += 1
         return {
             "op": "join",
+            "starts": self._starts,
+            "turn": self._turn,
             "gateway": self._own.as_dict() | {"name": self.name},
             "held": state.claims.held,
             "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},

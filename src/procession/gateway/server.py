@@ -23,7 +23,7 @@ import structlog
 import uvloop
 
 from procession.address import Address, address_of, listening_socket, notice_silence, parse_address
-from procession.gateway.address import ADDRESS_FILE, addresses
+from procession.gateway.address import ADDRESS_FILE, addresses, starts
 from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
@@ -226,6 +226,7 @@ class GatewayServer:
             self._metrics = MetricsDoor(reading, partial(self._figures, loop))
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
+        document["starts"] = starts(self._config.directory) + 1
         if self.metrics:
             document["metrics"] = self.metrics
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
@@ -247,7 +248,7 @@ class GatewayServer:
             leadership.begin(own)
             self._control = ControlServer(gateway, Doorway(leadership))
         else:
-            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart)
+            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart, starts(config.directory))
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
             self._control = ControlServer(gateway, Doorway(None, str(config.join)))
         await self._control.start(controlling)
