@@ -16,6 +16,8 @@ from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
 from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
 
+EXECUTORS_S = 90.0
+"""Executors are JVMs of their own, which have to start: so much more patience it takes until there are new ones."""
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
 
@@ -115,6 +117,7 @@ class Hands:
     def _executor(self, step: Step) -> None:
         executors = self._cluster.executors()
         if executors:
+            self.last_stir = time.monotonic() + EXECUTORS_S
             self.hit(EXECUTOR)
             self._cluster.signal_one(self._chance.choice(executors), signal.SIGKILL)
         else:
@@ -122,6 +125,7 @@ class Hands:
 
     def _master(self, step: Step) -> None:
         self._cluster.use_master(step.detail)
+        self.last_stir = time.monotonic() + (EXECUTORS_S if step.detail else 0.0)
         self.hit(step.on, is_timed=False)
         self._cluster.stage.kill(step.on)
 

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +43,8 @@ STORY_BYTES_MAX = 4000
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 ANSWER_TIMEOUT_S = 3.0
+EXECUTORS_READY_S = 240.0
+"""A driver with executors starts three JVMs; so long it may take, on a machine that is busy with other things."""
 
 
 class ChaosCluster:
@@ -105,8 +107,10 @@ class ChaosCluster:
         driver += ["--sink", f"right={self.proxies.address(TO_RIGHT)}"]
         driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
         driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
-        # A spare of a driver with executors would hold as many executors again.
-        return self._part(DRIVER, [*driver, "--master", master] if master else driver, spare=() if master else SPARE)
+        if not master:
+            return self._part(DRIVER, driver, spare=SPARE)
+        # No spare: it would hold as many executors again.
+        return replace(self._part(DRIVER, [*driver, "--master", master]), ready_timeout_s=EXECUTORS_READY_S)
 
     def _start(self, name: str, argv: list[str]) -> None:
         self.stage.start(self._part(name, argv))
