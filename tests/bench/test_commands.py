@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from procession.ops.cli import app
 
-NAMES = ("epoch-time", "recovery", "decode", "gateway", "credits", "memory", "listing1", "loop")
+NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop")
 
 
 def benched(*words: str) -> dict[str, Any]:
@@ -35,6 +35,14 @@ def test_figures_come_with_the_command_that_repeats_them() -> None:
     assert figures["command"] == "procession bench decode --frames 1000 --rounds 1"
     assert figures["decode"].keys() == {"struct", "columns", "ratio"}
     assert figures["encode"].keys() == {"struct", "numpy", "columns", "ratio"}
+
+
+@pytest.mark.slow  # 73 processes, and three gateways that warm up
+def test_many_producers_are_compared_with_one_and_idle_ones_are_weighed() -> None:
+    figures = benched("producers", "--records", "6400", "--rounds", "1", "--connections", "20")["producers"]
+    assert figures.keys() == {"1", "8", "64", "idle"}
+    assert figures["1"]["ratio"] == 1
+    assert (figures["idle"]["connections"], figures["idle"]["streams"]) == (20, 200)
 
 
 def test_without_json_the_command_stands_below_what_was_measured() -> None:

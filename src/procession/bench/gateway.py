@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,7 @@ PAYLOAD_BYTES = 50
 READ_BYTES = 1024 * 1024
 LOOK_S = 0.01
 WARM_STREAM, WARM_RECORDS = 1000, 200_000
+WARM_BYTES_MAX = 64 * 1024 * 1024
 MEMORY = Path("/dev/shm")
 FORK: Any = multiprocessing.get_context("fork")
 """Producers are forks: what they send is in memory once, and there before the clock runs."""
@@ -97,33 +99,43 @@ def through_loopback(loads: Sequence[memoryview]) -> float:
 
 def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | None) -> float:
     """The seconds from the first frame until the last is in the log of a gateway that has warmed up."""
+    warming: list[Any] = []
+    senders: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=parent) as directory:
-        options = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
-        options += ["--lag-bytes-max", str(4 * sum(map(len, loads)))]
-        with subprocess.Popen(
-            [sys.executable, "-m", "procession", "gateway", *options], stderr=subprocess.PIPE
-        ) as gateway:
+        with running(directory, "--lag-bytes-max", str(4 * sum(map(len, loads)) + WARM_BYTES_MAX)) as gateway:
             client = ControlClient(Path(directory), b"", 20.0)
-            address = _address(Path(directory))
 
             def producing(some: Sequence[memoryview], each: int, first_stream: int) -> tuple[Any, list[Any]]:
-                return _forked(lambda load, number: _produce(address, load, each, first_stream + number), some)
+                return _forked(lambda load, number: _produce(gateway.address, load, each, first_stream + number), some)
 
-            try:
-                start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)
-                start.set()
-                _until(lambda: client.status()["is_columnar"])
-                start, senders = producing(loads, records, 1)
-                _until(lambda: client.status()["streams_total"] == 1 + len(loads))
-                start.set()
-                began = time.perf_counter()
-                _until(lambda: client.status()["next_sequence"] == WARM_RECORDS + records * len(loads))
-                took_s = time.perf_counter() - began
-            finally:
-                gateway.terminate()
+            start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)
+            start.set()
+            _until(lambda: client.status()["is_columnar"])
+            start, senders = producing(loads, records, 1)
+            _until(lambda: client.status()["streams_total"] == 1 + len(loads))
+            start.set()
+            began = time.perf_counter()
+            _until(lambda: client.status()["next_sequence"] == WARM_RECORDS + records * len(loads))
+            took_s = time.perf_counter() - began
         for sender in warming + senders:
             sender.join()
     return took_s
+
+
+class Running(NamedTuple):
+    pid: int
+    address: tuple[str, int]
+
+
+@contextmanager
+def running(directory: str, *options: str) -> Iterator[Running]:
+    """A gateway, with its log in this directory, while it is needed."""
+    words = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", *options]
+    with subprocess.Popen([sys.executable, "-m", "procession", "gateway", *words], stderr=subprocess.PIPE) as gateway:
+        try:
+            yield Running(gateway.pid, _address(Path(directory)))
+        finally:
+            gateway.terminate()
 
 
 def _until(is_reached: Callable[[], bool]) -> None:

@@ -89,6 +89,23 @@ def gateway(
 
 
 @bench_app.command()
+def producers(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=64, help="How many in a round.")] = 4_000_000,
+    rounds: Rounds = 3,
+    connections: Annotated[int, typer.Option(min=1, help="How many are idle.")] = 1_000,
+    streams_each: Annotated[int, typer.Option(min=1, help="Streams of each of them.")] = 10,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """What a gateway takes from 1, 8 and 64 producers, and what an idle one costs it."""
+    from procession.bench import producers as bench
+
+    figures = bench.measure(records, rounds, connections, streams_each, directory)
+    _print(context, {"producers": figures}, bench.told(figures))
+
+
+@bench_app.command()
 def credits(  # noqa: A001  (its name on the command line)
     context: typer.Context,
     rounds: Rounds = 3,

@@ -1,0 +1,114 @@
+"""A pipeline that stands still while producers push: all queues stay bounded, and nothing is lost.
+
+Real producers, a real gateway; the driver is played here: it does not come for a while, then takes and commits it all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from procession.bench.producers import resident_bytes
+from procession.gateway.client import ControlClient
+from procession.storage.log import KIND_RECORD, LogReader
+from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
+
+Make = Callable[..., GatewayProcess]
+MIB = 1024 * 1024
+PRODUCERS, RECORDS, SIZE = 2, 9_000, 500
+CREDITS = 512
+LAG_BYTES_MAX = MIB
+SEGMENT_BYTES_MAX = MIB // 2
+ROW_BYTES_MAX = SIZE + 64
+EPOCH_RECORDS = 1_000
+
+DISK_BYTES_MAX = LAG_BYTES_MAX + PRODUCERS * CREDITS * ROW_BYTES_MAX + 2 * SEGMENT_BYTES_MAX
+"""What the limits say: what is not committed, what producers may still send ahead, and a segment that is not whole."""
+GROWTH_BYTES_MAX = 16 * MIB
+
+
+def test_what_is_pushed_is_more_than_the_limits_let_in() -> None:
+    assert PRODUCERS * RECORDS * SIZE > 3 * DISK_BYTES_MAX
+
+
+@pytest.mark.parametrize("stopped_s", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_a_stopped_pipeline_holds_its_producers_and_then_takes_every_record_once_and_in_order(
+    gateway_process: Make, stopped_s: float
+) -> None:
+    gateway = gateway_process(
+        limits={"lag_bytes_max": LAG_BYTES_MAX, "credits_max": CREDITS},
+        segment_bytes_max=SEGMENT_BYTES_MAX,
+        ack_interval_s=0.05,
+    ).start()
+    sources = [pushing(gateway, number) for number in range(PRODUCERS)]
+    try:
+        with gateway.client() as control:
+            held_at = until_held(control)
+            memory = {pid: resident_bytes(pid) for pid in [gateway.process.pid, *(one.pid for one in sources)]}
+            over_at = time.monotonic() + stopped_s
+            while time.monotonic() < over_at:
+                time.sleep(0.1)
+                assert disk_bytes(gateway) < DISK_BYTES_MAX
+            assert control.status()["next_sequence"] == held_at < PRODUCERS * RECORDS, "nobody is let in meanwhile"
+            for pid, before in memory.items():
+                assert resident_bytes(pid) - before < GROWTH_BYTES_MAX
+            taken = drain(gateway, control)
+        assert [one.wait(PATIENCE_S) for one in sources] == [0] * PRODUCERS
+    finally:
+        for one in sources:
+            one.kill()
+            one.wait()
+    assert len(taken) == PRODUCERS
+    assert all(ids == sorted(set(ids)) and len(ids) == RECORDS for ids in taken.values())
+    assert disk_bytes(gateway) <= 2 * SEGMENT_BYTES_MAX, "what is committed is gone"
+
+
+def pushing(gateway: GatewayProcess, number: int) -> subprocess.Popen[bytes]:
+    words = ["source", "generator", "--records", str(RECORDS), "--size", str(SIZE), "--name", f"push-{number}"]
+    command = [sys.executable, "-m", "procession", *words, "--to", gateway.listen]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def until_held(control: ControlClient) -> int:
+    """Wait until all producers are in, the limit is passed and nobody has a credit left; gives the log's end."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        status = control.status()
+        is_over = status["lag_bytes"] > LAG_BYTES_MAX and status["streams_total"] == PRODUCERS
+        if is_over and status["credits_owed"] == PRODUCERS * CREDITS:
+            return int(status["next_sequence"])
+        assert time.monotonic() < deadline, status
+        time.sleep(0.01)
+
+
+def drain(gateway: GatewayProcess, control: ControlClient) -> dict[int, list[int]]:
+    """Take all there is in small epochs and commit it, as a driver does; gives the ids of each stream's records."""
+    taken: dict[int, list[int]] = {}
+    reader, start, epoch = LogReader(gateway.directory / "log"), 0, 0
+    while start < PRODUCERS * (RECORDS + 1):  # an end of each stream as well
+        end = control.offer(1, start, EPOCH_RECORDS, MIB).end
+        if end == start:
+            continue
+        for batch in reader.read(start, end):
+            rows = zip(*(batch.column(name).to_pylist() for name in ("kind", "stream_id", "message_id")), strict=True)
+            for kind, stream_id, message_id in rows:
+                if kind == KIND_RECORD:
+                    taken.setdefault(stream_id, []).append(message_id)
+        control.commit(1, epoch, end, {stream_id: ids[-1] for stream_id, ids in taken.items()})
+        assert disk_bytes(gateway) < DISK_BYTES_MAX
+        start, epoch = end, epoch + 1
+    return taken
+
+
+def disk_bytes(gateway: GatewayProcess) -> int:
+    total = 0
+    for path in (gateway.directory / "log").glob("*.segment"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # trimmed meanwhile
+            continue
+    return total
