@@ -9,6 +9,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -138,6 +139,12 @@ class Sequential:
                 held = opened[whose, end]
                 start, values = (0, held) if stateful.windowing.windows.count else held
                 yield self._told(node, start, end, values, whose, "end")
+        if stateful.sorting is not None:
+            self.fired = b""
+            ranked = sorted(
+                self.windows.pop(index, {}).values(), reverse=stateful.sorting.is_reversed, key=itemgetter(0)
+            )
+            yield from (value for _, value in ranked)
         if stateful.totals is not None:
             total = stateful.totals.aggregate
             held = self.windows.pop(index, {})
@@ -242,6 +249,11 @@ class Sequential:
                 yield from self._windows(index, value)
             case Kind.JOIN:
                 yield from self._pairs(index, value)
+            case Kind.SORT:
+                assert node.stateful is not None
+                assert node.stateful.sorting is not None
+                records = self.windows.setdefault(index, {})
+                records[len(records)] = node.stateful.sorting.by(value), value
             case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
                 key = as_key(node.key(value)) if node.key is not None else b""
                 assert node.stateful is not None

@@ -147,6 +147,8 @@ def every_kind() -> Pipeline:
     lasting.sink("lasting", to="file:out")
     often = source.flat_map_stateful(batches_of_five, key=key, initial=list, ttl_s=25, time=when, on_evict=gone)
     often.merge(source.distinct(key, ttl_s=30, time=when)).sink("often", to="file:out")
+    backwards = source.flat_map(lambda value: [value, value[::-1]]).sort(last_two, reverse=True)
+    backwards.merge(source.sort(key)).sink("sorted", to="file:out")
     # Windows of windows: of what came out above, by the ends of those.
     nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
     source.merge(nested.map(shown)).sink("nested", to="file:out")
@@ -199,6 +201,7 @@ SINKS = [
     *WINDOWS,
     "lasting",
     "often",
+    "sorted",
     "total",
     "totals",
     "joined",

@@ -12,7 +12,7 @@ roll, window or end with it. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TOP_MAX = 100_000
@@ -124,6 +124,12 @@ def collect() -> Aggregate:
         return held
 
     return Aggregate(list, add, list, _added)
+
+
+def ordered(by: By = same, *, reverse: bool = False) -> Aggregate:
+    """All records, as a list, sorted by what the function says of each; equal ones in order. For a window, or a key,
+    whose records memory holds: `sort` is for more."""
+    return replace(collect(), finish=lambda held: sorted(held, key=by, reverse=reverse))
 
 
 def all_of(**aggregates: Aggregate) -> Aggregate:

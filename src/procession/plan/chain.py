@@ -201,6 +201,9 @@ class _Pass(Delivery):
                 refuse = partial(self.letters.add, index, flow)
                 totals.add(self.chain.states, self.rows.keys.to_pylist(), flow.as_list(), refuse)
                 return flow_of([])
+            if node.stateful is not None and (sorting := node.stateful.sorting) is not None:
+                sorting.add(self.chain.states, flow.as_list(), partial(self.letters.add, index, flow))
+                return flow_of([])
             return flow if node.stateful is None else self._keyed(index, node.stateful, flow)
         if node.kind is Kind.SOURCE:
             return self._source(index, node)

@@ -32,7 +32,7 @@ def followed(ending: Ending, states: States, changes: Sequence[Change]) -> list[
 
 def fired_at_end(stateful: Stateful, states: States) -> Iterator[Sequence[Result]]:
     """What the stage lets out, in order, and a bounded number at a time."""
-    stage = stateful.windowing or stateful.totals
+    stage = stateful.windowing or stateful.totals or stateful.sorting
     assert stage is not None
     return stage.end(states)
 

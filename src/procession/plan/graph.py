@@ -19,7 +19,7 @@ from procession.plan.stateful import Stateful
 
 
 class Kind(Enum):
-    """What a stage is. Those behind SINK have their places in the planner's table, and come with their own issue."""
+    """What a stage is."""
 
     SOURCE = "source"
     MAP = "map"
@@ -45,9 +45,8 @@ class Kind(Enum):
     JOIN = "join"
     AGGREGATE = "aggregate"
     AGGREGATE_BY_KEY = "aggregate_by_key"
-    SINK = "sink"
-
     SORT = "sort"
+    SINK = "sink"
 
 
 class Order(StrEnum):

@@ -36,6 +36,9 @@ class States(Protocol):
     def touch(self, keys: Iterable[bytes]) -> None:
         """These states are other ones now."""
 
+    def spill(self) -> None:
+        """Keep nothing in memory: what was changed is written first."""
+
     def all_keys(self) -> Iterator[list[bytes]]:
         """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
 
@@ -50,6 +53,9 @@ class _NoStates:
         raise AssertionError("a keyed stage was given nobody who keeps its states")
 
     def touch(self, keys: Iterable[bytes]) -> None:
+        raise AssertionError("a keyed stage was given nobody who keeps its states")
+
+    def spill(self) -> None:
         raise AssertionError("a keyed stage was given nobody who keeps its states")
 
     def all_keys(self) -> Iterator[list[bytes]]:

@@ -16,11 +16,19 @@ from procession.plan.expiry import Expiring, OnEvict
 from procession.plan.graph import Kind, Node
 from procession.plan.joins import Joins
 from procession.plan.keyed import reducing, starting_with
+from procession.plan.sorting import Sorting
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
 from procession.plan.totals import Totals
 from procession.plan.windows import Late, Windows, nanoseconds, span
-from procession.plan.words import checked_choice, checked_count, checked_function, checked_name, checked_seconds
+from procession.plan.words import (
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_function,
+    checked_name,
+    checked_seconds,
+)
 
 if TYPE_CHECKING:
     from procession.plan.pipeline import Pipeline
@@ -209,6 +217,15 @@ class SensitiveStage(Joins):
         totals = Totals(aggregate, key is not None)
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, stateful=Stateful(Gives.TOTALS, totals=totals)))
+
+    def sort(self, by: Callable[[Any], Any], *, reverse: bool = False, name: str | None = None) -> Stage:
+        """All records by what the function says of each, the least first; those of which it says the same in the order
+        in which they came. They come out when the input has ended, and may be more than memory holds. Only for sources
+        that end: `source(…, ends=True)`, or run with `--input`."""
+        checked_function(by, "sort")
+        sorting = Sorting(by, checked_flag(reverse, "reverse", "sort"))
+        node = self._node(Kind.SORT, None, name, None)
+        return self._add(replace(node, stateful=Stateful(Gives.SORTED, sorting=sorting)))
 
     def _keyed(
         self,

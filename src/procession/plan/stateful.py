@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from procession.plan.sorting import Sorting
     from procession.plan.timed import Timed
     from procession.plan.totals import Totals
 
@@ -28,6 +29,7 @@ class Gives(Enum):
     WINDOWS = "nothing: windows are filled, and fire"
     PAIRS = "nothing: records meet those of another stream"
     TOTALS = "nothing: what is held comes out at the end"
+    SORTED = "nothing: all records come out at the end, sorted"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Stateful:
     windowing: Timed | None = None
     """What a watermark moves, if one does: windows or pairs."""
     totals: Totals | None = None
+    sorting: Sorting | None = None
 
     @property
     def heeds_ends(self) -> bool:
@@ -50,4 +53,4 @@ class Stateful:
     @property
     def needs_ends(self) -> bool:
         """Whether it would never give anything without."""
-        return self.totals is not None
+        return self.totals is not None or self.sorting is not None

@@ -14,8 +14,6 @@ from typing import Any
 from procession.plan.graph import Kind, Node
 from procession.plan.places import PLACE
 
-ORDER_SENSITIVE = "the order-sensitive stages: state, windows, joins, sorting"
-
 
 class Strategy(StrEnum):
     """How the order is kept on an edge, cheapest first."""
@@ -115,8 +113,8 @@ TABLE: dict[Kind, Row] = {
     Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
+    Kind.SORT: _TO_ONE,
     Kind.SINK: Row(tasks=Tasks.ONE, is_sensitive=True),
-    Kind.SORT: Row(Way.TO_ONE, Tasks.ONE, is_sensitive=True, is_creating=True, comes_with=ORDER_SENSITIVE),
 }
 
 

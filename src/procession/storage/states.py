@@ -98,6 +98,11 @@ class States:
         """The states of these keys are other ones now, or gone."""
         self._touched.update(keys)
 
+    def spill(self) -> None:
+        """Keep nothing in memory: what was changed is written first."""
+        self._write()
+        self.known.clear()
+
     def all_keys(self) -> Iterator[list[bytes]]:
         """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
         self._write()
