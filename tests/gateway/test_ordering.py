@@ -448,3 +448,21 @@ async def test_a_session_that_sends_another_stream_from_the_reserve_is_held_when
     bound = LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"] + LIMITS["credits_max"] * 200
     assert site.status["lag_bytes"] < bound
     assert site.status["waits_for"] == 2
+
+
+@in_loop
+async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_reserve(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})), **LIMITS)
+    waited_for, ids, times = Client(site, 1), itertools.count(), itertools.count()
+    site.gateway.config = replace(site.config, disk_free_bytes_min=1 << 62)
+    sent = talk(waited_for, 1, ids, times)
+    assert sent < LIMITS["credits_max"]
+    await site.epoch()
+    site.gateway.handle(Ticked())
+    assert site.status["is_disk_short"]
+    assert talk(waited_for, 1, ids, times) == 0, "it waits, and keeps what it has"
+    site.gateway.config = site.config
+    site.gateway.look_at_disk()
+    site.gateway.handle(Ticked())
+    assert not site.status["is_disk_short"]
+    assert talk(waited_for, 1, ids, times) > 0

@@ -62,6 +62,8 @@ class GatewayConfig:
     """The streams, if they are to be put in the order of event time; None: the order is that of arrival."""
     stall_s: float = 10.0
     """A merge that has taken nothing for so long, while records wait, names the stream that it waits for in the log."""
+    disk_free_bytes_min: int = 64 * MIB
+    """While the disk has less room than this, producers get no credits: they wait, instead of filling it."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     read_bytes_max: int = MIB
     """The buffer that all sessions read into: so much is taken from a socket at once, and decoded together."""

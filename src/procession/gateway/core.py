@@ -45,6 +45,7 @@ from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
 from procession.gateway.tally import Tally
 from procession.merge.eventorder import Point
+from procession.storage.durable import disk_free_bytes
 from procession.storage.log import IngressLog
 from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
@@ -193,7 +194,15 @@ class Gateway:
             self.failure.set_exception(error)
             return
         faults.point("gateway:after-append")
+        self.look_at_disk()
         self.handle(Appended(self.log.next_sequence))
+
+    def look_at_disk(self) -> None:
+        """Hold producers while there is little room: what they have not sent, they still have."""
+        is_short = disk_free_bytes(self.log.directory) < self.config.disk_free_bytes_min
+        if is_short is not self.state.flow.is_disk_short:
+            log.warning("!" if is_short else "=", disk="short, producers wait" if is_short else "has room again")
+        self.state.flow.is_disk_short = is_short
 
     async def _durably(self, *call: Any) -> None:
         """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""

@@ -33,6 +33,8 @@ class Flow:
         self.end_sequence = end_sequence
         """Rows up to here were received, if not yet appended."""
         self._unappended: deque[Unappended] = deque()
+        self.is_disk_short = False
+        """The disk has too little room left: nobody may send more."""
         self.window: Window | None = None
         if limits.credits == "adaptive":
             first = min(limits.window_first, limits.credits_max)
@@ -66,7 +68,7 @@ class Flow:
         """So many credits each of so many sessions may hold: an even share of what is left of the window, which is no
         less than `credits_min` as long as anything is left. Those who do not send do not use the window up: what they
         hold is not counted."""
-        if self.lag.bytes > self._limits.lag_bytes_max:
+        if self.is_disk_short or self.lag.bytes > self._limits.lag_bytes_max:
             return 0
         if self.window is None:
             return self._limits.credits_max
@@ -93,7 +95,11 @@ class Flow:
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as plain values."""
-        told: dict[str, Any] = {"credits": self._limits.credits, "buffered": self.buffered}
+        told: dict[str, Any] = {
+            "credits": self._limits.credits,
+            "buffered": self.buffered,
+            "is_disk_short": self.is_disk_short,
+        }
         if self.window is not None:
             told |= {
                 "window": self.window.size,

@@ -128,6 +128,8 @@ class OrderedState(GatewayState):
         return super()._append(session, batch, frames)
 
     def _allowed(self, session: int) -> int:
+        if self.flow.is_disk_short:
+            return 0  # there is no reserve of what is not there
         return self.shares.allowed(self.sessions[session].streams, super()._allowed(session))
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:

@@ -281,6 +281,7 @@ class GatewayServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.ack_interval_s)
+            self.gateway.look_at_disk()
             self.gateway.handle(Ticked())
 
     async def stop(self) -> None:

@@ -42,6 +42,9 @@ def gateway(
     metrics_streams_max: Annotated[
         int, typer.Option(min=0, help="Streams with metrics of their own; the others are added up.")
     ] = 10_000,
+    disk_free_bytes_min: Annotated[
+        int, typer.Option(min=0, help="Producers wait while the disk has less room than this.")
+    ] = 64 << 20,
     event_time_streams: Annotated[
         str | None,
         typer.Option(help="Put these streams (as in 1,4-7) in the order of event time, and take no others."),
@@ -129,6 +132,7 @@ def gateway(
             metrics_streams_max=metrics_streams_max,
             flight=flight,
             declared=declared,
+            disk_free_bytes_min=disk_free_bytes_min,
         )
     )
 

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     sessions_max: int = Field(4096, ge=1, description="so many producers may be connected to a gateway")
     metrics: str | None = Field(None, description="where Prometheus reads the gateway's metrics, HOST:PORT")
     metrics_streams_max: int = Field(10_000, ge=0, description="so many streams have metrics of their own")
+    disk_free_bytes_min: int = Field(
+        64 * MIB, ge=0, description="producers wait while the gateway's disk has less room than this"
+    )
     stream_bytes_max: int = Field(
         0, ge=0, description="by event time: so much of one stream may wait; 0: an even share of `lag_bytes_max`"
     )

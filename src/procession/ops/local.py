@@ -191,6 +191,7 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
     argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
     argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+    argv += ["--disk-free-bytes-min", str(settings.disk_free_bytes_min)]
     argv += ["--stream-bytes-max", str(settings.stream_bytes_max)]
     argv += ["--reserve-bytes-max", str(settings.reserve_bytes_max)]
     argv += ["--sessions-max", str(settings.sessions_max)]

@@ -1,4 +1,4 @@
-"""Durable files: what it takes for bytes to survive the machine, in four functions.
+"""Durable files: what it takes for bytes to survive the machine.
 
 The one rule: when a function here returns, its bytes are where it says; when it cannot, it raises a StorageError that
 names the file and what the operator does about it. Before it on the walk: journal, segment and log, the snapshots and
@@ -81,6 +81,15 @@ def write_durably(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
         raise storage_error(path, "write", error) from error
     fsync_dir(path.parent)
+
+
+def disk_free_bytes(path: Path) -> int:
+    """The room that is left for us on the disk that holds this directory."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise storage_error(path, "look at the disk of", error) from error
+    return found.f_bavail * found.f_frsize
 
 
 def lock_directory(path: Path) -> int:
