@@ -186,3 +186,25 @@ def test_a_mistake_is_a_plan_error_at_its_line_with_a_way_out(mistake: str) -> N
         act()
     assert sentence in caught.value.sentence
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize("word", ["map", "filter", "flat_map", "key_by", "peek", "add_timestamps", "rebalance"])
+def test_a_function_that_nobody_would_await_or_that_takes_other_arguments_is_refused_where_it_is_given(
+    word: str,
+) -> None:
+    place = Pipeline("p").source()
+    with pytest.raises(PlanError, match="coroutine function") as caught:
+        getattr(place, word)(asked)
+    assert "map_async" in caught.value.next_step
+    for function in (lambda: None, lambda one, two: one):
+        with pytest.raises(PlanError, match="cannot be called with one argument"):
+            getattr(place, word)(function)
+    for function in (str, bytes.decode, lambda *all: all, lambda one, two=2: one, "x".join):
+        getattr(place, word)(function)
+
+
+def test_a_stage_is_shown_by_its_name() -> None:
+    stage = Pipeline("p").source("lines").map(str, name="mine")
+    assert repr(stage) == "<stage 'mine' of pipeline 'p'>"
+    with pytest.raises(PlanError, match="given <stage 'mine' of pipeline 'p'>, which is no stage of pipeline 'q'"):
+        Pipeline("q").source().merge(stage)

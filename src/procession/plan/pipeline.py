@@ -155,6 +155,10 @@ class Pipeline:
             event_time=self.event_time,
         )
 
+    def stage_name(self, index: int) -> str:
+        """The id of a stage, by its place."""
+        return self._nodes[index].name
+
     def explain(self) -> str:
         """How the order is kept, edge by edge, and why; what `procession explain` prints."""
         return explain(make_plan(self.graph()))

@@ -27,6 +27,7 @@ from procession.plan.words import (
     checked_flag,
     checked_function,
     checked_name,
+    checked_of_one,
     checked_seconds,
 )
 
@@ -47,6 +48,9 @@ class SensitiveStage(Joins):
         self._pipeline = pipeline
         self._index = index
         self._add = add
+
+    def __repr__(self) -> str:
+        return f"<stage {self._pipeline.stage_name(self._index)!r} of pipeline {self._pipeline.name!r}>"
 
     def map_stateful(
         self,
@@ -264,7 +268,7 @@ class SensitiveStage(Joins):
         return self._add(replace(node, key=key, time=time, stateful=stateful))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
-        checked_function(function, kind.value)
+        checked_of_one(function, kind.value)
         return self._add(self._node(kind, function, name, parallelism))
 
     def _node(self, kind: Kind, function: Callable[..., Any] | None, name: str | None, parallelism: int | None) -> Node:

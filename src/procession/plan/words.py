@@ -6,6 +6,7 @@ The one rule: a check gives back what it was given, or raises a `PlanError` that
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -44,6 +45,27 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
     if not callable(function):
         given = f"{what}={function!r}" if what else repr(function)
         raise PlanError(f".{word}() was given {given}", next_step="give it a function")
+    if inspect.iscoroutinefunction(function):
+        raise PlanError(
+            f".{word}() was given {function!r}, a coroutine function, and nobody would await what it gives",
+            next_step="write it without `async`, or use map_async",
+        )
+
+
+def checked_of_one(function: Any, word: str) -> None:
+    """A function that can be called with one record, as far as can be seen without calling it."""
+    checked_function(function, word)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some of Python's own have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise PlanError(
+            f".{word}() was given {function!r}, which cannot be called with one argument: it is {signature}",
+            next_step="give it a function of one argument",
+        ) from None
 
 
 def checked_seconds(value: float, what: str, owner: str) -> float:
