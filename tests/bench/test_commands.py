@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from procession.ops.cli import app
 
-NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop")
+NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop", "state")
 
 
 def benched(*words: str) -> dict[str, Any]:
@@ -58,6 +58,16 @@ def test_listing_1_tells_what_order_costs() -> None:
     assert {"ordered_to_unordered_throughput", "ordered_to_baseline_throughput"} <= figures["ratios"].keys()
     assert "ordered_to_baseline_mean_latency" in figures["ratios"]
     assert figures["records_out"] == 1714
+
+
+def test_states_are_compared_with_a_dictionary_and_with_those_of_spark() -> None:
+    sizes = ("--records", "2000", "--epoch-records", "1000", "--many-keys", "5000")
+    figures = benched("state", "--keys", "100", *sizes, "--rounds", "1")
+    for variant in ("ours", "dictionary", "spark_rows", "spark_pandas"):
+        assert figures[variant]["records_per_second"] > 0
+    # A thousand keys touched of many cost what they cost of few.
+    few, many = figures["touched"]["of_100"], figures["touched"]["of_5000"]
+    assert 0 < many["written_bytes"] < 30 * few["written_bytes"]
 
 
 @pytest.mark.slow

@@ -181,6 +181,25 @@ def loop(
     _print(context, figures, bench.told(figures))
 
 
+@bench_app.command()
+def state(
+    context: typer.Context,
+    keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="How many there are.")] = 10_000,
+    records: Annotated[int, typer.Option(min=1, help="How many are timed in a run.")] = 1_000_000,
+    rounds: Rounds = 3,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch.")] = 250_000,
+    many_keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Of so many, few are touched.")] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """A count of each key: ours, a bare dictionary, and Spark's transformWithState on rows and on pandas."""
+    import os
+
+    from procession.bench import state as bench
+
+    figures = bench.measure(bench.Given(keys, records, rounds, epoch_records, many_keys, os.cpu_count() or 1))
+    _print(context, figures, bench.told(figures))
+
+
 def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]) -> None:
     command = " ".join([f"procession bench {context.command.name}", *_words(context)])
     if context.params["as_json"]:

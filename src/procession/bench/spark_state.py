@@ -1,0 +1,150 @@
+"""Spark's own keyed states, as anybody would use them: `transformWithState` on rows and on pandas.
+
+The log's records as rows, grouped by key, a value state with the count of each key, and what comes out appended to a
+file by Spark's tasks, in no order. What `procession bench state` compares ours with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.functions import expr
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from procession.spark.exchange import map_in_arrow
+from procession.spark.reader import Feed, Range, deal
+from procession.storage.log import LogReader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = "payloads"
+KEY_BYTES = 7
+"""So many bytes of a payload are its key."""
+
+
+class Payloads(DataSourceStreamReader):
+    """The log's payloads as rows."""
+
+    def __init__(self, log: Path, feed: Feed, tasks: int) -> None:
+        self._log = log
+        self._feed = feed
+        self._tasks = tasks
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return {"number": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+        return self._feed.next_ends(start)
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return deal(start["number"], end["number"], self._tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        for batch in LogReader(self._log).read(partition.first, partition.last):
+            yield batch.select(["payload"])
+
+
+class PayloadSource(DataSource):
+    """`bound` makes the class that a session registers."""
+
+    payloads: DataSourceStreamReader
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "payload binary"
+
+    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return self.payloads
+
+
+class _Counting(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def _before(self) -> int:
+        found = self._count.get()
+        return 0 if found is None else int(found[0])
+
+    def close(self) -> None:
+        pass
+
+
+class CountingRows(_Counting):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        count = self._before()
+        for row in rows:
+            count += 1
+            yield Row(payload=row.payload + b" %d" % count)
+        self._count.update((count,))
+
+
+class CountingPandas(_Counting):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
+        import pandas as pd
+
+        count = self._before()
+        for frame in rows:
+            first = count + 1
+            count += len(frame)
+            numbered = enumerate(frame["payload"], first)
+            yield pd.DataFrame({"payload": [payload + b" %d" % number for number, payload in numbered]})
+        self._count.update((count,))
+
+
+class Append:
+    """In Spark's tasks: write what came out, a file for each task, and tell how much."""
+
+    def __init__(self, directory: Path, epoch: int) -> None:
+        self._directory = directory
+        self._epoch = epoch
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        records = 0
+        with (self._directory / f"{self._epoch}-{context.partitionId()}").open("wb") as file:
+            for batch in batches:
+                file.writelines(payload + b"\n" for payload in batch.column("payload").to_pylist())
+                records += batch.num_rows
+        yield pa.record_batch({"records": pa.array([records], pa.int64())})
+
+
+def start_query(
+    spark: SparkSession,
+    variant: str,
+    log: Path,
+    feed: Feed,
+    *,
+    tasks: int,
+    output: Path,
+    checkpoint: Path,
+    on_epoch: Callable[[int], None],
+) -> StreamingQuery:
+    """`on_epoch(records that came out)` is called at the end of each epoch."""
+    spark.dataSource.register(type("BoundPayloadSource", (PayloadSource,), {"payloads": Payloads(log, feed, tasks)}))
+    rows = spark.readStream.format(FORMAT).load()
+    grouped = rows.withColumn("key", expr(f"substring(payload, 1, {KEY_BYTES})")).groupBy("key")
+    if variant == "spark_rows":
+        counted = grouped.transformWithState(CountingRows(), "payload binary", "Append", "None")
+    else:
+        counted = grouped.transformWithStateInPandas(CountingPandas(), "payload binary", "Append", "None")
+
+    def each(batch: DataFrame, epoch: int) -> None:
+        written = map_in_arrow(batch, Append(output, epoch), "records bigint").collect()
+        on_epoch(sum(row["records"] for row in written))
+
+    return counted.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()
