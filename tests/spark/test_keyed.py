@@ -1,13 +1,17 @@
-"""Keyed stages on real Spark: every kind that keeps states, with four tasks that overtake one another, and epochs of
-one, few and many records, against the sequential run, byte for byte.
+"""Keyed stages on real Spark: every kind that keeps states, with four tasks that overtake one another and workers that
+are killed, and epochs of one, few and many records, against the sequential run, byte for byte.
 
 The one rule: all go through one query, each to a sink of its own, so that Spark starts once for a kind of master.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +31,22 @@ ENDS = [(2_500, 0), (2_500, 0), (4_000, 0)]
 CUTS = {"one, few, many": [1, 3, 1_500], "even": list(range(500, 4_000, 500)), "whole": []}
 
 
-def slow_sometimes(value: bytes) -> bytes:
-    """Slow on some, so that a task that has many of them is overtaken by the others."""
-    if int(value) % 401 == 0:
-        time.sleep(0.02)
-    return value
+@dataclass(frozen=True)
+class Perilous:
+    """Slow on some, so that a task that has many of them is overtaken by the others; and on one record, if the file is
+    there, it kills the worker that it runs in: once, because it takes the file away first."""
+
+    order: Path | None = None
+    record: int = 0
+
+    def __call__(self, value: bytes) -> bytes:
+        number = int(value[:5])
+        if number % 401 == 0:
+            time.sleep(0.02)
+        if number == self.record and self.order is not None and self.order.exists():
+            self.order.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
 
 
 def key(value: bytes) -> bytes:
@@ -120,11 +135,13 @@ def shown(value: Any) -> bytes:
     return repr(value).encode()
 
 
-def every_kind() -> Pipeline:
+def every_kind(work: Path | None = None) -> Pipeline:
+    """With a directory, workers are killed: one that reads the log, and one behind an exchange, which has states."""
+    before, behind = (None, None) if work is None else (work / "kill-before", work / "kill-behind")
     pipeline = Pipeline("keyed", parallelism=4, dead_letter="file:dead")
-    source = pipeline.source(ends=True).map(slow_sometimes)
+    source = pipeline.source(ends=True).map(Perilous(before, 1_234))
     counted = source.map_stateful(numbered, key=key, initial=0)
-    counted.sink("mapped", to="file:out")
+    counted.map(Perilous(behind, 2_345)).sink("mapped", to="file:out")
     source.filter_stateful(is_odd_one, key=key, initial=(0, b""), parallelism=3).sink("filtered", to="file:out")
     source.flat_map_stateful(batches_of_five, key=key, initial=list).sink("many", to="file:out")
     source.map_stateful(is_not_the_eleventh, key=key, initial={"count": 0}).sink("picky", to="file:out")
@@ -182,12 +199,16 @@ def outputs(
     request: pytest.FixtureRequest, spark: Session, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     cuts = CUTS[request.param]
-    plan = make_plan(every_kind().graph())
-    check_runnable(plan)
     work = tmp_path_factory.mktemp("keyed")
+    orders = [work / "kill-before", work / "kill-behind"]
+    for order in orders:
+        order.touch()
+    plan = make_plan(every_kind(work).graph())
+    check_runnable(plan)
     epochs = run_on_spark(spark, plan, batch_of(RECORDS, ends=ENDS), cuts, work, __name__)
     assert failures(epochs) == []
     assert len(epochs) >= len(cuts) + 1
+    assert not any(order.exists() for order in orders), "nobody was killed"
     return written(plan, work / "runs", epochs)
 
 
