@@ -185,6 +185,13 @@ def java_of(driver: int) -> int:
     return pid
 
 
+def jvms(driver: int) -> list[int]:
+    """The driver's JVM, then those of its executors, if they have any of their own."""
+    found = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+    parents = {one.pid: one.parent for one in sweep.processes()}
+    return sorted(found, key=lambda pid: (parents.get(pid) in found, pid))
+
+
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
     """These processes stand still meanwhile."""

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from procession.ops import sweep
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 
-from .cluster import Cluster, session_of
+from .cluster import Cluster, jvms
 
 APP = '''
 import os
@@ -127,10 +126,3 @@ def test_an_executor_that_is_killed_with_what_it_had_shuffled_changes_nothing(cl
         assert not order.exists()
         everything_is_there_once_and_in_order(cluster)
         driver = cluster.supervisor.pid(DRIVER) or driver
-
-
-def jvms(driver: int) -> list[int]:
-    """The driver's JVM, then those of its executors, if they have any of their own."""
-    found = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
-    parents = {one.pid: one.parent for one in sweep.processes()}
-    return sorted(found, key=lambda pid: (parents.get(pid) in found, pid))
