@@ -25,7 +25,20 @@ from procession.tls import ClientTls, ServerTls
 from procession.wire import twopc
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
-from procession.wire.messages import Error, Frame, Messages, NotifyAck, Ok, ReplyUncommitted, Restart
+from procession.wire.messages import (
+    TWOPC_STREAM,
+    Error,
+    Frame,
+    ListUncommitted,
+    Messages,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Reply,
+    ReplyUncommitted,
+    Restart,
+    WorkersLeft,
+)
 from tests.certificates import Authority
 
 TXN = "p-w-out-id-abc.1.1:c_id=0"
@@ -36,13 +49,27 @@ class Talk:
     """A link, what it reports and what it says; `until` waits for an event of a kind."""
 
     def __init__(
-        self, port: int, cookie: bytes = b"", answer_timeout_s: float = 10.0, tls: ClientTls | None = None
+        self,
+        port: int,
+        cookie: bytes = b"",
+        answer_timeout_s: float = 10.0,
+        tls: ClientTls | None = None,
+        knows_workers_left: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.said: list[str] = []
         self._news = asyncio.Event()
         options = SinkOptions(
-            "out", "127.0.0.1", port, "p", "p-out-0", cookie, tls, answer_timeout_s=answer_timeout_s, backoff_max_s=0.05
+            "out",
+            "127.0.0.1",
+            port,
+            "p",
+            "p-out-0",
+            cookie,
+            tls,
+            answer_timeout_s=answer_timeout_s,
+            backoff_max_s=0.05,
+            knows_workers_left=knows_workers_left,
         )
         self.link = Link(options, self._take, self._hear)
         self.task = asyncio.ensure_future(self.link.run())
@@ -251,6 +278,49 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
         await talk.link.emit(Emit("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
         assert not talk.task.done()
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greeting(knows: bool) -> None:
+    async def story() -> None:
+        heard: list[WorkersLeft] = []
+        writers: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            writers.append(writer)
+            while data := await reader.read(65_536):
+                received = [event for event in connection.receive(data) if isinstance(event, Messages)]
+                for stream_id, some in (one for event in received for one in event.by_stream()):
+                    for payload in some.payloads.to_pylist() if stream_id == TWOPC_STREAM else ():
+                        message = twopc.decode(payload)
+                        if isinstance(message, WorkersLeft):
+                            heard.append(message)
+                        elif isinstance(message, ListUncommitted):
+                            answers = (Ok(2), NotifyAck(True, 1, 0), twopc.wrap(ReplyUncommitted(1, ())))
+                            writer.write(b"".join(map(connection.send, answers)))
+                        else:
+                            assert isinstance(message, Phase1)
+                            writer.write(connection.send(twopc.wrap(Reply(message.txn_id, True))))
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1], knows_workers_left=knows)
+        await talk.until(lambda: bool(talk.events))
+        talk.link.workers_left(("gateway-1",))
+        talk.link.workers_left(("gateway-1",))
+        talk.link.workers_left(())  # it is back: nobody has left, which is nothing to tell
+        talk.link.workers_left(("gateway-1", "gateway-2"))
+        writers[0].close()
+        await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
+        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.until(lambda: VoteReceived("out", TXN, True) in talk.events)
+        both = ("gateway-1", "gateway-2")
+        first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # as far as it was read before we closed
+        assert heard == ([*first[: len(heard) - 1], WorkersLeft(3, both)] if knows else [])
         await talk.end()
         server.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from procession.errors import RoundError, StorageError
 from procession.plan.pipeline import Pipeline
 from procession.plan.planner import make_plan
 from procession.spark.chains import Attempt, Task
-from procession.storage.distant import Access, DistantLog, open_log
+from procession.storage.distant import Access, DistantLog, open_log, this_machine
 from procession.storage.log import LogReader
 from procession.storage.pieces import Piece, Place
 from procession.storage.runs import RunStore
@@ -67,6 +68,10 @@ def test_what_is_fetched_is_what_is_mapped(gateway_process: Make) -> None:
     assert isinstance(there, DistantLog)
     other = open_log(Place(str(gateway.directory / "log"), "another", place.flight), Access())
     assert isinstance(other, DistantLog), "a directory of the same name, and another gateway's"
+    shared = Place(str(gateway.directory / "log"), place.identity, place.flight, "another machine")
+    assert isinstance(open_log(shared, Access()), DistantLog), "both machines see the directory, and one writes it"
+    assert isinstance(open_log(replace(shared, flight=""), Access()), LogReader), "there is no other way"
+    assert isinstance(open_log(replace(shared, machine=this_machine()), Access()), LogReader)
     for start, end in ((0, 500), (13, 14), (100, 400), (5, 5)):
         assert rows(there, start, end) == rows(here, start, end)
         assert len(rows(there, start, end)) == end - start

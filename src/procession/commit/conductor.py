@@ -200,6 +200,10 @@ class Conductor:
             self._handle(QueryEnded())
             self._idle.set()
 
+    def workers_left(self, names: tuple[str, ...]) -> None:
+        for link in self._links.values():
+            link.workers_left(names)
+
     async def settle(self) -> None:
         """Returns when no round is open."""
         await self._idle.wait()

@@ -8,6 +8,7 @@ decision. Before it `commit/conductor`, after it a sink, anybody's.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -41,6 +42,7 @@ from procession.wire.messages import (
     Reply,
     ReplyUncommitted,
     Restart,
+    WorkersLeft,
 )
 from procession.wire.v3 import SINK_VERSION
 
@@ -78,6 +80,8 @@ class SinkOptions:
     sink: str = ""
     """The sink's name in the pipeline, if the connection has another: one of several."""
     bucket: int | None = None
+    knows_workers_left: bool = False
+    """Whether the sink understands WORKERS_LEFT; some sinks die of it."""
 
 
 class Link:
@@ -96,6 +100,8 @@ class Link:
         self._deadline: asyncio.TimerHandle | None = None
         self._is_hung = False
         self._is_leaving = False
+        self._departed: tuple[str, ...] = ()
+        self._tags = itertools.count(1)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -142,6 +148,7 @@ class Link:
             self._connection, self._writer = connection, writer
             self._delay_s = 0.0
             self._is_leaving = self._is_hung = False
+            self._tell_departed()
             self._report(SinkConnected(options.name, listed, position))
             self._take(rest)
             while data := await reader.read(READ_BYTES):
@@ -257,6 +264,20 @@ class Link:
             return
         self._phase2_sent.add(txn)
         self._writer.write(self._connection.send(twopc.wrap(Phase2(txn, commit))))
+
+    def workers_left(self, names: tuple[str, ...]) -> None:
+        """These gateways, and no others, have left by now. Nothing answers it, so a sink hears it again each time that
+        it is greeted; what it heard before stays true, unless one of them comes back."""
+        news = tuple(name for name in names if name not in self._departed)
+        self._departed = names
+        if news:
+            self._tell_departed()
+
+    def _tell_departed(self) -> None:
+        if not self._departed or not self.options.knows_workers_left:
+            return
+        if self._writer is not None and self._connection is not None and not self._connection.is_over:
+            self._writer.write(self._connection.send(twopc.wrap(WorkersLeft(next(self._tags), self._departed))))
 
     def reconnect(self, delay_s: float) -> None:
         """Close; `run` connects again. What was written before goes out first."""

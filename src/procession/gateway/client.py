@@ -79,6 +79,10 @@ class ControlClient:
         told: list[dict[str, Any]] = self._ask("gateways")["gateways"]
         return told
 
+    def departed(self) -> tuple[str, ...]:
+        """The names of those that have left, and have not come back. Only the leader is asked."""
+        return tuple(map(str, self._ask("gateways").get("departed", ())))
+
     def leave(self, name: str) -> None:
         """Let this gateway go, when all that it took is committed. Only the leader is asked."""
         self._ask("leave", name=name)

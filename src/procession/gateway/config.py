@@ -95,6 +95,8 @@ class GatewayConfig:
     """The host by which others reach this gateway, if it is not the one where it listens."""
     flight: str = ""
     """Where its log can be fetched from over Arrow Flight; empty: only who has its directory can read it."""
+    machine: str = ""
+    """The machine whose executors may map the log's files; empty: the one it runs on."""
     link_interval_s: float = 0.5
     """How often a gateway shows the leader that it is there."""
     link_timeout_s: float = 10.0

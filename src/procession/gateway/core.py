@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -110,6 +111,8 @@ class Gateway:
         """Set before anybody can connect; nobody is asked before it is found."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the gateway cannot go on: a disk that is full, or broken."""
+        self.fetched_rows: Callable[[], int] = lambda: 0
+        """How many rows executors elsewhere have fetched."""
         self._peers: dict[int, Peer] = {}
         self._numbers = itertools.count(1)
         self._waiting: list[pa.RecordBatch] = []
@@ -326,6 +329,7 @@ class Gateway:
             "lag_bytes": state.flow.lag.bytes,
             **state.flow.status(),
             **(self.ordering.status() if self.ordering is not None else {}),
+            "fetched_rows": self.fetched_rows(),
             "is_columnar": columns.is_ready(),
             "credits_owed": sum(session.owed for session in state.sessions.values()),
             "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),

@@ -53,7 +53,7 @@ class Doorway:
         leadership = self._leadership
         match op:
             case "gateways":
-                return {"gateways": leadership.status()}
+                return {"gateways": leadership.status(), "departed": leadership.departed}
             case "leave":
                 leadership.leave(str(request.get("name")))
                 return {}

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import flight
 
 from procession.address import Address, parse_address
@@ -25,6 +28,9 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, config: GatewayConfig, identity: str, location: str) -> None:
         self._config = config
         self._identity = identity
+        self._lock = threading.Lock()
+        self.fetched_rows = 0
+        """So many rows were given away since it began."""
         tls = config.tls
         security: dict[str, Any] = {}
         if tls is not None:
@@ -42,13 +48,19 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
                 raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
             first, last = integers(asked, "first", "last")
             batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
-            return flight.GeneratorStream(self._config.offered_use.schema, batches)
+            return flight.GeneratorStream(self._config.offered_use.schema, self._counted(batches))
         except (ValueError, AttributeError) as error:
             raise flight.FlightServerError("a ticket that is not JSON") from error
         except RemoteProtocolError as error:
             raise flight.FlightServerError(error.sentence) from error
         except ProcessionError as error:
             raise flight.FlightUnavailableError(error.sentence) from error
+
+    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            with self._lock:
+                self.fetched_rows += batch.num_rows
+            yield batch
 
 
 def serve_log(config: GatewayConfig, identity: str, previous: Address | None) -> LogService:

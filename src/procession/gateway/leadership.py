@@ -48,6 +48,11 @@ class Leadership:
     def gateways(self) -> dict[str, Member]:
         return self._members.present
 
+    @property
+    def departed(self) -> list[str]:
+        """The names of those that have left, and have not come back."""
+        return self._members.left
+
     # What this gateway itself asks for: it is answered before anything else is heard.
 
     def ask(self, stream_id: int) -> None:

@@ -43,6 +43,8 @@ class Member:
     flight: str = ""
     """Where its log is fetched from by who has not that directory; empty: nowhere."""
     standing: Standing = Standing.HERE
+    machine: str = ""
+    """Where its files may be mapped; empty: where its directory is."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,7 +57,8 @@ class Member:
         if len(texts) < len(words):
             raise RemoteProtocolError("a gateway must say its name, identity, listen, control, directory and flight")
         try:
-            return cls(**texts, standing=Standing(told.get("standing", Standing.HERE)))
+            standing = Standing(told.get("standing", Standing.HERE))
+            return cls(**texts, standing=standing, machine=str(told.get("machine", "")))
         except ValueError:
             raise RemoteProtocolError("a gateway is here, leaving or left") from None
 
@@ -80,6 +83,10 @@ class Members:
     def present(self) -> dict[str, Member]:
         """Those that have not left."""
         return {name: one for name, one in sorted(self._all.items()) if one.standing is not Standing.LEFT}
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(name for name, one in self._all.items() if one.standing is Standing.LEFT)
 
     def join(self, told: Member) -> Member:
         """Take a gateway in, or take it in again where it is now; without a name it gets the next one. Raises

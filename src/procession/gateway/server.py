@@ -36,6 +36,7 @@ from procession.gateway.link import LeaderLink
 from procession.gateway.members import Member
 from procession.metrics import Figure, MetricsDoor
 from procession.readiness import Readiness
+from procession.storage.distant import this_machine
 from procession.storage.durable import write_durably
 from procession.tls import Door
 from procession.wire import columns
@@ -208,7 +209,8 @@ class GatewayServer:
         if self._config.flight:
             from procession.gateway.flight import scheme, serve_log  # few gateways need what it brings along
 
-            self._service = serve_log(self._config, self.gateway.identity, previous.get("flight"))
+            service = self._service = serve_log(self._config, self.gateway.identity, previous.get("flight"))
+            self.gateway.fetched_rows = lambda: service.fetched_rows
             self.flight = str(Address(parse_address(self._config.flight).host, self._service.port))
             self._scheme = scheme(self._config)
         await self._lead_or_follow(controlling)
@@ -242,6 +244,7 @@ class GatewayServer:
             self._advertised(self.control),
             str(config.offered_directory.resolve()),
             f"{self._scheme}://{self._advertised(self.flight)}" if self.flight else "",
+            machine=config.machine or this_machine(),
         )
         if config.join is None:
             gateway.leader = leadership = Leadership(config, gateway.state, gateway.handle)

@@ -86,6 +86,9 @@ def gateway(
             metavar="HOST:PORT", show_default="not at all", help="Serve the log to executors on other machines."
         ),
     ] = "",
+    machine: Annotated[
+        str, typer.Option(show_default="this one", help="Whose executors map its files; others fetch from --flight.")
+    ] = "",
     cookie_file: CookieFile = None,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
@@ -131,6 +134,7 @@ def gateway(
             metrics=metrics or "",
             metrics_streams_max=metrics_streams_max,
             flight=flight,
+            machine=machine,
             declared=declared,
             disk_free_bytes_min=disk_free_bytes_min,
         )

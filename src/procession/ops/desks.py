@@ -101,4 +101,4 @@ class Desks(Generic[Answer]):
 
 
 def place_of(member: Member) -> Place:
-    return Place(member.directory, member.identity, member.flight)
+    return Place(member.directory, member.identity, member.flight, member.machine)

@@ -28,6 +28,7 @@ from procession.commit.eager import coordinator_for
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
 from procession.errors import ConfigError, ProcessionError, RoundError
+from procession.ops import departures
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
@@ -160,11 +161,13 @@ class Driver:
         thread = threading.Thread(target=self._loop.run_forever, name="conductor", daemon=True)
         thread.start()
         conductor = self._conduct()
+        watch = self._ask(departures.watch(self._config.gateway, self._config.cookie, conductor.workers_left))
         try:
             self._wait_for_gateway()
             if self._goes_on:
                 self._run_query(conductor)
         finally:
+            watch.cancel()
             with suppress(FutureTimeout):
                 self._ask(conductor.close()).result(timeout=DRAIN_S)
         if self._error is not None:
@@ -360,6 +363,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 is_authoritative=is_file or not graph.policy.is_strict,
                 pack_bytes_max=PACK_BYTES_MAX if is_file else 0,
                 answer_timeout_s=config.answer_timeout_s,
+                knows_workers_left=is_file or sink.knows_workers_left,
             )
         )
     return options

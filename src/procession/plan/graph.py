@@ -109,6 +109,8 @@ class Node:
     target: str = ""
     is_idempotent: bool = False
     """A sink that takes the same positions again, with the same bytes: it needs no two-phase commit."""
+    knows_workers_left: bool = False
+    """A sink that is told which gateways have left."""
     order: Order | None = None
     """What is promised at a sink."""
     connections: int = 1

@@ -159,6 +159,7 @@ class Stage(SensitiveStage):
         order: Literal["total", "key", "stream", "none"] | None = None,
         connections: int = 1,
         idempotent: bool = False,
+        knows_workers_left: bool = False,
     ) -> Stage:
         """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
         sink that runs already. `codec` is what records are made into; "bytes" and "text" take `str` and `bytes`.
@@ -170,7 +171,10 @@ class Stage(SensitiveStage):
         as it was when the pipeline was first run.
 
         `idempotent=True`: no two-phase commit; the sink shows what it gets, and after a crash gets the same positions
-        again with the same bytes. Only for a pipeline that is declared deterministic."""
+        again with the same bytes. Only for a pipeline that is declared deterministic.
+
+        `knows_workers_left=True`: a sink given by its address is told of gateways that leave, as file sinks are. Some
+        sinks of others die of that word, so it must be asked for."""
         if idempotent:
             self._pipeline.check_idempotent(name)
         chosen: Codec = checked_choice(Codec, codec, "codec")
@@ -201,6 +205,7 @@ class Stage(SensitiveStage):
                 order=None if order is None else level,
                 connections=connections,
                 is_idempotent=idempotent,
+                knows_workers_left=knows_workers_left,
             )
         )
         return self

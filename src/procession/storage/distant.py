@@ -1,12 +1,13 @@
 """A log on another machine: the same rows as from its files, fetched over Arrow Flight from the gateway that has them.
 
-The one rule: whoever reads cannot tell the difference. The files are mapped where the directory bears the gateway's own
-identity; elsewhere rows are fetched, and a gateway that is started again meanwhile is asked for the rest. Before it
-`gateway/flight`, which serves; after it `spark/chains`.
+The one rule: whoever reads cannot tell the difference. The files are mapped on the gateway's own machine, where the
+directory bears its identity; elsewhere rows are fetched, and a gateway that is started again meanwhile is asked for the
+rest. Before it `gateway/flight`, which serves; after it `spark/chains`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from procession.tls import ClientTls
 
 IDENTITY = "identity"
 """The file beside a log that says whose it is."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 FETCH_PATIENCE_S = 30.0
 """So long no row may come before the task is given up; Spark tries it again."""
@@ -46,10 +49,17 @@ class Rows(Protocol):
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]: ...
 
 
+@functools.cache
+def this_machine() -> str:
+    """What tells this machine from others, until it is started anew: then its gateways say the new one."""
+    return BOOT_ID.read_text().strip()
+
+
 def open_log(place: Place, access: Access, use: Use = INGRESS) -> Rows:
     """The log at this place: its files, if they are on this machine."""
     directory = Path(place.directory)
-    if not place.identity or _identity_beside(directory) == place.identity:
+    is_here = place.machine in ("", this_machine()) or not place.flight
+    if not place.identity or (is_here and _identity_beside(directory) == place.identity):
         return LogReader(directory, use)
     if not place.flight:
         raise StorageError(

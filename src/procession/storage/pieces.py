@@ -18,11 +18,14 @@ FIRST_GATEWAY = "gateway-0"
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a gateway's log is. `directory` holds its files; a directory above it that bears another `identity` is not
-    this gateway's, whatever its name: then it is fetched from `flight`, an address."""
+    this gateway's, whatever its name: then it is fetched from `flight`, an address. So it is on another `machine`, even
+    if that one sees the directory: a mapped file that grows elsewhere may look too short."""
 
     directory: str
     identity: str = ""
     flight: str = ""
+    machine: str = ""
+    """Empty: not known, and any machine that has the directory will do."""
 
 
 @dataclass(frozen=True, slots=True)

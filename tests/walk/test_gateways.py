@@ -1,0 +1,141 @@
+"""Several gateways behind one real Spark: one whose log tasks map, one on another machine whose log they fetch over
+Arrow Flight, and one that leaves, of which the sinks are told.
+
+The other machine is this one under another name: its gateway says so (`--machine`), and listens at another address. Its
+files are here, and nobody but itself may read them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from procession.gateway.address import ADDRESS_FILE, addresses
+from procession.gateway.client import ControlClient
+from procession.ops.config import Settings
+from procession.ops.local import COMMAND, announced_in, gateway_words
+from procession.ops.part import Part
+
+from .cluster import Cluster, read_json
+from .commands import command
+
+APP = """
+from procession import Pipeline
+
+pipeline = Pipeline("gateways", parallelism=2)
+lines = pipeline.source("lines").map(bytes.upper)
+lines.sink("told", to="file:told")
+lines.sink("deaf", to="{deaf}")
+"""
+FAR = "gateway-far"
+ELSEWHERE = "127.0.0.2"
+RECORDS = 2_000
+KILLS = 3
+
+
+class Several(Cluster):
+    """The first gateway, one more beside it, and one that is elsewhere; and a sink that is not known to understand
+    WORKERS_LEFT."""
+
+    def add(self) -> None:
+        words = gateway_words(self.local.settings, self.directory, FAR, f"{ELSEWHERE}:0")
+        words += ["--control", f"{ELSEWHERE}:0", "--flight", f"{ELSEWHERE}:0", "--machine", "elsewhere"]
+        announced = announced_in(self.directory / FAR / ADDRESS_FILE)
+        self.supervisor.start(Part(FAR, (*COMMAND, *words), is_ready=announced, stop_rank=2))
+        assert self.supervisor.wait_ready()
+
+    def pass_through(self, gateway: str, lines: list[bytes], rate: float | None = None) -> str:
+        """Start a source that sends to this gateway and no other."""
+        number = len(self.inputs)
+        path = self.directory / f"input-{number}.txt"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        self.inputs.append(path)
+        to = str(addresses(self.directory / gateway)["listen"])
+        argv = [*COMMAND, "source", "file", str(path), "--to", to, *(["--rate", str(rate)] if rate else [])]
+        self.supervisor.start(Part(f"source-{number}", tuple(argv)))
+        return f"source-{number}"
+
+    def until_sent(self, source: str) -> None:
+        self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
+
+    def fetched(self) -> int:
+        with ControlClient(self.directory / FAR, timeout_s=10.0) as client:
+            return int(client.status()["fetched_rows"])
+
+    def standing(self) -> dict[str, str]:
+        with ControlClient(self.directory / "gateway", timeout_s=10.0) as client:
+            return {one["name"]: one["standing"] for one in client.gateways()}
+
+    def said_by(self, sink: str) -> str:
+        return (self.directory / "logs" / f"{sink}.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    directory = tmp_path_factory.mktemp("gateways")
+    deaf = Part(
+        "deaf",
+        (*COMMAND, "sink", "file", str(directory / "deaf"), "--listen", "127.0.0.1:0"),
+        is_ready=announced_in(directory / "deaf" / "sink.json"),
+        stop_rank=3,
+    )
+    settings = Settings(epoch_interval_s=0.02, epoch_records_max=3_000, gateways=2)
+    with Several(directory, APP.format(deaf="127.0.0.1:1"), settings) as several:
+        several.supervisor.start(deaf)
+        assert several.supervisor.wait_ready()
+        several.app.write_text(APP.format(deaf=read_json(directory / "deaf" / "sink.json")["listen"]))
+        assert several.local.start()
+        several.add()
+        yield several
+
+
+def upper(lines: list[bytes]) -> bytes:
+    return b"".join(line.upper() + b"\n" for line in lines)
+
+
+def test_tasks_fetch_from_another_machine_the_bytes_that_they_would_map(several: Several) -> None:
+    lines = several.numbered(RECORDS)
+    several.until_sent(several.pass_through("gateway", lines))
+    mapped = several.committed("told")
+    assert mapped == upper(lines)
+    assert several.fetched() == 0, "nothing of it came over Flight"
+    several.until_sent(several.pass_through(FAR, lines))
+    assert several.committed("told") == mapped + mapped
+    assert several.fetched() >= RECORDS, "each of its records was fetched"
+
+
+def test_a_gateway_elsewhere_that_is_killed_again_and_again_loses_and_doubles_nothing(several: Several) -> None:
+    before = several.committed("told")
+    lines = several.numbered(RECORDS)
+    source = several.pass_through(FAR, lines, rate=RECORDS / 3)
+    for kill in range(1, KILLS + 1):
+        share = len(upper(lines)) * kill // (KILLS + 2)
+        several.until(lambda share=share: len(several.committed("told")) - len(before) > share, f"kill {kill}")  # type: ignore[misc]
+        several.supervisor.kill(FAR)
+    several.until_sent(source)
+    assert several.restarts(FAR) >= KILLS
+    assert several.committed("told") == before + upper(lines)
+
+
+def test_sinks_that_know_it_are_told_who_left_also_when_they_come_again(several: Several) -> None:
+    leave = command("gateways", "leave", "gateway-1", "--dir", several.directory)
+    leaving = subprocess.Popen(leave, stdout=subprocess.DEVNULL)
+    try:
+        several.until(lambda: several.supervisor.is_done("gateway-1"), "gateway-1 to leave")
+        assert leaving.wait(60) == 0
+    finally:
+        leaving.kill()
+        leaving.wait()
+    assert set(several.standing()) == {"gateway-0", FAR}
+    told = "workers left"
+    several.until(lambda: several.said_by("sink-0").count(told) == 1, "the sink to be told")
+    assert "gateway-1" in several.said_by("sink-0").partition(told)[2].partition("\n")[0]
+    several.supervisor.kill("sink-0")
+    several.until(lambda: several.said_by("sink-0").count(told) == 2, "the sink to be told when it is back")
+    before = several.committed("told")
+    lines = several.numbered(10)
+    several.until_sent(several.pass_through("gateway", lines))
+    assert several.committed("told") == before + upper(lines)
+    assert told not in several.said_by("deaf"), "a sink that may not know the word never hears it"
