@@ -105,7 +105,7 @@ def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None
     assert chronicle.outcome is Outcome.VIOLATED
     (failure,) = chronicle.failures
     assert failure.kind == "stall"
-    assert "nothing was committed for 5 s" in failure.sentence
+    assert "nothing was committed, and nothing was being done, for 5 s" in failure.sentence
     for part in (GATEWAY, "driver", LEFT, RIGHT):
         assert f"--- {part}.log" in failure.story
 

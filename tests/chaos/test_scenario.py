@@ -14,7 +14,20 @@ from procession.chaos.catalogue import BY_NAME, CATALOGUE
 from procession.chaos.hands import Hands
 from procession.chaos.proxy import Fault
 from procession.chaos.rogue import MANNERS, Rogue
-from procession.chaos.scenario import LINKS, PARTS, RIGHT, Do, Line, Run, Scenario, Step, schedule
+from procession.chaos.scenario import (
+    GATEWAYS,
+    HOMES,
+    LINKS,
+    PARTS,
+    RIGHT,
+    THIRD,
+    Do,
+    Line,
+    Run,
+    Scenario,
+    Step,
+    schedule,
+)
 
 SOURCE = Path(__file__).parents[2] / "src" / "procession"
 SEED = 20
@@ -56,9 +69,12 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 assert hasattr(Rogue, f"_{step.detail}")
             case Do.NOTHING:
                 pass
+            case Do.MOVE:
+                assert step.on in HOMES
+                assert step.detail in (*GATEWAYS, THIRD)
             case _:
-                assert step.on in PARTS
-        assert step.do in (Do.ROGUE, Do.FORGET) or hasattr(Hands, f"_{step.do.name.lower()}")
+                assert step.on in (*PARTS, THIRD)
+        assert step.do in (Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE) or hasattr(Hands, f"_{step.do.name.lower()}")
 
 
 def test_names_are_unique_and_every_kind_of_step_is_used() -> None:

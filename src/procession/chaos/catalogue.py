@@ -2,8 +2,6 @@
 
 The one rule: what a scenario is about is said in its prose, in the words of someone to whom it has happened; its lines
 are only the means. Before it nothing; after it `scenario.schedule`.
-
-Left out, and why. *Leader gateway, grow and shrink*: this cluster has one gateway; several have a test of their own.
 """
 
 from __future__ import annotations

@@ -112,6 +112,17 @@ class Chronicle:
             "notes": self.notes,
         }
 
+    def _mix(self) -> str:
+        """How much was done, and what."""
+        figures = self.figures()
+        kills = [f"{one['kills']} of a {kind}" for kind, one in figures["recoveries"].items()]
+        faults = sum(self.faults_put.values())
+        return (
+            f"{figures['events_per_hour']:,} kill-and-restart events an hour ({', '.join(kills) or 'none'}),"
+            f" {self.pauses} pauses and {faults} other faults, in {figures['scenarios']} scenarios and"
+            f" {self.epochs:,} epochs"
+        )
+
     def sentence(self) -> str:
         """The verdict in words."""
         counts = self.counts()
@@ -119,7 +130,7 @@ class Chronicle:
             f"{self.recoveries.events:,} crashes, {self.committed:,} records: {counts['lost']:,} lost,"
             f" {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
         )
-        lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)"]
+        lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
         for kind, one in self.recoveries.figures().items():
             times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
             lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")

@@ -8,11 +8,15 @@ from __future__ import annotations
 from procession.chaos.scenario import (
     DRIVER,
     GATEWAY,
+    GATEWAYS,
+    HOMES,
     LEFT,
     PARTS,
     RIGHT,
+    SECOND,
     SINKS,
     SOURCES,
+    THIRD,
     Do,
     Line,
     Scenario,
@@ -20,7 +24,7 @@ from procession.chaos.scenario import (
 
 AT_ONCE = (0.0, 0.05)
 SHORTLY = (0.05, 0.5)
-QUICK = (GATEWAY, *SINKS, *SOURCES)
+QUICK = (*GATEWAYS, *SINKS, *SOURCES)
 SINK_POINTS = ("sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-commit")
 DRIVER_POINTS = (
     "driver:after-offsets",
@@ -32,6 +36,8 @@ DRIVER_POINTS = (
     "driver:between-phase2",
     "driver:before-ack",
 )
+OF_SECOND = tuple(source for source, gateway in HOMES.items() if gateway == SECOND)
+GROW = (Line(Do.JOIN, (THIRD,)), Line(Do.MOVE, SOURCES, details=(THIRD,)))
 CLUSTER = "local-cluster[2,1,1024]"
 """Spark with two executors, each a JVM with Python workers of its own."""
 GATEWAY_POINTS = (
@@ -61,7 +67,26 @@ CRASHES: tuple[Scenario, ...] = (
     Scenario("none", "Nothing happens.", (Line(Do.NOTHING, delay_s=(3.0, 5.0)),)),
     # One part
     _crash("source", SOURCES, 6),
-    _crash("gateway", (GATEWAY,), 6),
+    _crash("gateway", GATEWAYS, 6),
+    Scenario(
+        "crash-leader-gateway",
+        "The gateway that leads is killed; meanwhile others ask for streams, or die with it, before it or after it.",
+        (
+            *(Line(Do.KILL, (GATEWAY,)), Line(Do.KILL, OF_SECOND, delay_s=SHORTLY, is_settled=False)) * 2,
+            *(Line(Do.KILL, (GATEWAY,)), Line(Do.KILL, (SECOND,), delay_s=SHORTLY, is_settled=False)),
+            *(Line(Do.KILL, (SECOND,)), Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False)),
+        ),
+    ),
+    Scenario(
+        "grow-and-shrink-gateways",
+        "A gateway joins, is sent to, and is let go again, always under the same name; then somebody dies meanwhile.",
+        (
+            *(*GROW, Line(Do.LEAVE, (THIRD,))),
+            *(*GROW, Line(Do.LEAVE, (THIRD,)), Line(Do.KILL, (THIRD,), delay_s=SHORTLY, is_settled=False)),
+            *(*GROW, Line(Do.KILL, (THIRD,)), Line(Do.LEAVE, (THIRD,), delay_s=SHORTLY, is_settled=False)),
+            Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
+        ),
+    ),
     _crash("sink", SINKS, 8),
     _crash("driver", (DRIVER,), 3),
     Scenario(
@@ -71,12 +96,13 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "crash-executor",
-        "Spark works with two executors; one of them is killed, or one of its Python workers, again and again.",
+        "Spark works with two executors; one of them is killed, one of their Python workers, and then both.",
         (
             Line(Do.MASTER, (DRIVER,), details=(CLUSTER,)),
-            *(Line(Do.EXECUTOR, (DRIVER,)), Line(Do.WORKER, (DRIVER,))) * 3,
-            Line(Do.EXECUTOR, (DRIVER,)),
-            Line(Do.KILL, (GATEWAY, *SINKS), delay_s=SHORTLY, is_settled=False),
+            *(Line(Do.EXECUTOR, (DRIVER,)), Line(Do.WORKER, (DRIVER,))),
+            Line(Do.EXECUTOR, (DRIVER,), details=("all",)),
+            Line(Do.WORKER, (DRIVER,)),
+            Line(Do.KILL, (*GATEWAYS, *SINKS), delay_s=SHORTLY, is_settled=False),
             Line(Do.MASTER, (DRIVER,)),
         ),
         is_long=True,
@@ -84,12 +110,12 @@ CRASHES: tuple[Scenario, ...] = (
     Scenario(
         "restart-each",
         "Each part is asked to stop, as an operator would, and is started again.",
-        (Line(Do.STOP, PARTS[:6], is_each=True),),
+        (Line(Do.STOP, (*GATEWAYS, DRIVER, *SINKS, "source-0", "source-1"), is_each=True),),
     ),
     Scenario(
         "pause-each",
         "Each part stands still for a while, as on a machine that swaps, and then goes on as if nothing had been.",
-        (Line(Do.PAUSE, PARTS[:5], is_each=True, seconds=(1.0, 3.0)),),
+        (Line(Do.PAUSE, (*GATEWAYS, DRIVER, *SINKS, "source-0"), is_each=True, seconds=(1.0, 3.0)),),
     ),
     # Several
     Scenario(

@@ -50,6 +50,8 @@ class Hands:
         self._undos: list[Undo] = []
         self.excuses: dict[str, Excuse] = {}
         """Deaths that a step is to bring about by other means than our signal."""
+        self.leaving: dict[str, float] = {}
+        """Gateways that are to leave, since when."""
         self.last_done = self.last_stir = self.began
 
     @property
@@ -68,6 +70,7 @@ class Hands:
         self._cluster.proxies.lift_all()
         self._cluster.set_clocks_right()
         self._cluster.use_master("")
+        self.leaving.clear()
         self.excuses.clear()
 
     def note(self, on: str, what: str) -> None:
@@ -108,6 +111,9 @@ class Hands:
         self._cluster.signal_all(step.on, signal.SIGSTOP)
         self._later(step, lambda: self._cluster.signal_all(step.on, signal.SIGCONT))
 
+    def _leave(self, step: Step) -> None:
+        self.leaving[step.on] = time.monotonic()  # the vigil tells the leader, until it is gone
+
     def _worker(self, step: Step) -> None:
         workers = self._cluster.workers()
         if workers:
@@ -116,11 +122,11 @@ class Hands:
 
     def _executor(self, step: Step) -> None:
         executors = self._cluster.executors()
-        if executors:
+        for executor in executors if step.detail == "all" else executors and [self._chance.choice(executors)]:
             self.last_stir = time.monotonic() + EXECUTORS_S
             self.hit(EXECUTOR)
-            self._cluster.signal_one(self._chance.choice(executors), signal.SIGKILL)
-        else:
+            self._cluster.signal_one(executor, signal.SIGKILL)
+        if not executors:
             self._chronicle.notes.append(f"{step} found no executor")
 
     def _master(self, step: Step) -> None:
@@ -148,8 +154,13 @@ class Hands:
 
     def _network(self, step: Step) -> None:
         self._chronicle.faults_put[step.detail.partition(":")[0]] += 1
+        before = self._cluster.proxies.fired()[step.on]
         self._cluster.proxies.put(step.on, step.detail, step.seconds)
-        self._later(step, lambda: None)
+        self._later(step, lambda: self._has_struck(step, before))
+
+    def _has_struck(self, step: Step, before: int) -> None:
+        if self._cluster.proxies.fired()[step.on] == before:
+            self._chronicle.notes.append(f"{step} met nobody")
 
     def _clock(self, step: Step) -> None:
         if why_not := self._cluster.set_clock(step.on, int(step.detail)):
@@ -166,7 +177,7 @@ class Hands:
         self._undos.append(Undo(time.monotonic() + step.seconds, step.on, call))
 
 
-NEEDS_LIFE = frozenset({Do.KILL, Do.MASTER, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
+NEEDS_LIFE = frozenset({Do.KILL, Do.MASTER, Do.MOVE, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
 WAITS_FOR_DEATH = frozenset({Do.ARM, Do.FULL, Do.BAD_SYNC})
 DRIVER_WORDS = "sink 'right'"
 """What a driver says of a sink that has forgotten: it names it."""

@@ -19,7 +19,7 @@ from procession.chaos.forgetting import Forgetting
 from procession.chaos.hands import NEEDS_LIFE, WAITS_FOR_DEATH, Hands
 from procession.chaos.outputs import Outputs, Stream
 from procession.chaos.records import records, tag
-from procession.chaos.scenario import SOURCES, Do, Run, Step
+from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, Do, Run, Step
 from procession.chaos.verdict import Outcome
 from procession.chaos.vigil import Failed, Stopped, Vigil
 
@@ -102,12 +102,16 @@ class Harness:
         self._until(lambda: time.monotonic() >= begin, "the time to pass")
         if step.do in NEEDS_LIFE:
             stage = self._cluster.stage
-            self._until(lambda: stage.pid(step.on) is not None or step.on in stage.held, f"{step.on} to be there")
-            if step.on in stage.held:
+            self._until(lambda: self._is_gone(step.on) or stage.pid(step.on) is not None, f"{step.on} to be there")
+            if self._is_gone(step.on):
                 return
         match step.do:
             case Do.ROGUE:
                 self._start_rogue(step)
+            case Do.JOIN:
+                self._join(step)
+            case Do.MOVE:
+                self._move(step)
             case Do.FORGET:
                 self._hands.note(step.on, str(step))
                 Forgetting(self._cluster, self._hands, self._vigil).run(step.detail)
@@ -115,6 +119,24 @@ class Harness:
                 self._hands.do(step)
         if step.do in WAITS_FOR_DEATH:
             self._until_struck(step)
+
+    def _is_gone(self, part: str) -> bool:
+        """Kept away for the moment, or left for good: nothing can be done to it."""
+        return not self._cluster.stage.has(part) or part in self._cluster.stage.held
+
+    def _join(self, step: Step) -> None:
+        self._hands.note(step.on, str(step))
+        if not self._cluster.stage.has(step.on):
+            self._cluster.start_gateway(step.on)
+        self._until(lambda: self._cluster.has_joined(step.on), f"{step.on} to join")
+
+    def _move(self, step: Step) -> None:
+        """If the producer's file is done meanwhile, it begins another one at home, as always."""
+        self._hands.note(step.on, str(step))
+        path = self._cluster.directory / self._vigil.streams[step.on]
+        self._cluster.move_source(step.on, path, self._load.rate, (step.detail, HOMES[step.on]))
+        self._hands.hit(step.on, is_timed=False)
+        self._cluster.stage.kill(step.on)
 
     def _until_struck(self, step: Step) -> None:
         """Wait for the death that was prepared. A disk stays bad for a while; a fault point strikes once."""
@@ -154,7 +176,7 @@ class Harness:
             if not stage.has(name) or (stage.is_done(name) and name not in stage.held):
                 path = self._write(self._load.records)
                 self._vigil.streams[name] = path.name
-                self._cluster.start_source(name, path, self._load.rate)
+                self._cluster.start_source(name, path, self._load.rate, (HOMES[name],))
 
     def _write(self, count: int) -> Path:
         name = tag(len(self._outputs.streams))
@@ -172,25 +194,23 @@ class Harness:
         self._rogues.append(name)
 
     def _drain(self) -> None:
-        """Everything that was begun is sent, at once, and everything that was sent is committed."""
+        """Everything that was begun is sent, at once and to the other gateway, and everything that was sent is
+        committed."""
         stage = self._cluster.stage
         for name in SOURCES:
             if not stage.is_done(name):
                 path = self._cluster.directory / self._vigil.streams[name]
-                self._cluster.start_source(name, path, None)
+                others = [gateway for gateway in GATEWAYS if gateway != HOMES[name]]
+                self._cluster.start_source(name, path, None, (*others, HOMES[name]))
         everybody = [*SOURCES, *self._rogues]
         self._hands.note("", "drain")
         self._vigil.until(lambda: all(stage.is_done(name) for name in everybody), "the producers to end")
-        self._vigil.until(self._is_quiet, "the gateway to be empty")
+        self._vigil.until(lambda: self._vigil.is_empty, "the gateways to be empty")
         self._vigil.is_awaiting = False
         self._vigil.until(lambda: not self._outputs.missing(), "all records at all sinks", 10.0)
         for name in everybody:
             stage.forget(name)
         self._rogues.clear()
-
-    def _is_quiet(self) -> bool:
-        status = self._vigil.status
-        return status is not None and status["committed_end"] == status["next_sequence"]
 
     # The end
 

@@ -7,9 +7,11 @@ The one rule: nobody is killed by it; but in most of them somebody dies meanwhil
 from __future__ import annotations
 
 from procession.chaos.scenario import (
+    BETWEEN,
     CONTROL,
     DRIVER,
     GATEWAY,
+    GATEWAYS,
     LEFT,
     RIGHT,
     SINKS,
@@ -24,7 +26,7 @@ from procession.chaos.scenario import (
 
 AT_ONCE = (0.0, 0.05)
 SINK_LINKS = (TO_LEFT, TO_RIGHT)
-MEANWHILE = Line(Do.KILL, (GATEWAY, *SINKS, *SOURCES), delay_s=(0.1, 1.0), is_settled=False)
+MEANWHILE = Line(Do.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.1, 1.0), is_settled=False)
 
 
 def _network(name: str, prose: str, on: tuple[str, ...], *kinds: str, seconds: tuple[float, float]) -> Scenario:
@@ -44,7 +46,7 @@ def _behave(
 
 def _rogue(name: str, prose: str, *details: str) -> Scenario:
     rogues = Line(Do.ROGUE, details=details, is_each=True, delay_s=AT_ONCE)
-    kills = Line(Do.KILL, (GATEWAY, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
+    kills = Line(Do.KILL, (*GATEWAYS, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
     return Scenario(name, prose, (rogues, kills))
 
 
@@ -124,19 +126,23 @@ MISHAPS: tuple[Scenario, ...] = (
     _network(
         "network-cut",
         "A connection is cut, and stays cut for a while: each pair in turn.",
-        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
         "cut",
         seconds=(0.5, 2.5),
     ),
     _network(
         "network-silent",
         "A connection carries nothing for a while, and does not say so.",
-        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
         "silent",
         seconds=(1.0, 3.0),
     ),
     _network(
-        "network-slow", "Every packet is late.", (TO_GATEWAY, CONTROL, *SINK_LINKS), "delay:0.15", seconds=(2.0, 4.0)
+        "network-slow",
+        "Every packet is late.",
+        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
+        "delay:0.15",
+        seconds=(2.0, 4.0),
     ),
     _network(
         "network-half-closed",
@@ -149,7 +155,7 @@ MISHAPS: tuple[Scenario, ...] = (
     _network(
         "network-truncates",
         "A connection breaks in the middle of a frame.",
-        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
         "truncate:up",
         "truncate:down",
         seconds=(0.5, 1.0),
@@ -164,7 +170,7 @@ MISHAPS: tuple[Scenario, ...] = (
     _network(
         "network-corrupts",
         "The head of a frame is not what was sent.",
-        (TO_GATEWAY, CONTROL, *SINK_LINKS),
+        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
         "corrupt:up",
         "corrupt:down",
         seconds=(0.5, 1.0),

@@ -38,12 +38,12 @@ class Recoveries:
         others = [name for name in self.down if name != part]
         self.down[part] = Down(now, not others and part not in self.down, is_timed)
 
-    def back(self, part: str, now: float) -> None:
+    def back(self, part: str, now: float, *, is_timed: bool = True) -> None:
         one = self.down.pop(part, None)
         if one is None:
             return
         self.recovered[part] += 1
-        if one.is_alone and one.is_timed:
+        if one.is_alone and one.is_timed and is_timed:
             self.times_s[part].append(now - one.since)
 
     @property

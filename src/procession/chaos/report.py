@@ -37,9 +37,9 @@ def page(chronicle: Chronicle) -> str:
     first, *rest = chronicle.sentence().splitlines()
     body = [
         f'<h1 class="{outcome}">{escape(first)}</h1>',
-        f"<p>{len(chronicle.runs)} scenarios were run, one after another, on one living cluster: a gateway, a driver,"
-        " two sinks, four producers. Every committed byte was held against the input as soon as it was committed, and"
-        " all of them again at the end.</p>",
+        f"<p>{len(chronicle.runs)} scenarios were run, one after another, on one living cluster: two gateways, a"
+        " driver, two sinks, four producers. Every committed byte was held against the input as soon as it was"
+        " committed, and all of them again at the end.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
         *_failures(chronicle),
         "<h2>Timeline</h2>",

@@ -14,19 +14,25 @@ from typing import Any, Protocol, TypeVar
 
 Choice = TypeVar("Choice")
 
-GATEWAY = "gateway"
+GATEWAY = "gateway"  # the first: it leads
+SECOND = "gateway-1"
+GATEWAYS = (GATEWAY, SECOND)
+THIRD = "gateway-2"  # comes and goes
 DRIVER = "driver"
 WORKER, EXECUTOR = "worker", "executor"
 LEFT, RIGHT = "sink-left", "sink-right"
 SINKS = (LEFT, RIGHT)
 SOURCES = ("source-0", "source-1", "source-2", "source-3")
-PARTS = (GATEWAY, DRIVER, *SINKS, *SOURCES)
+PARTS = (*GATEWAYS, DRIVER, *SINKS, *SOURCES)
+HOMES = dict(zip(SOURCES, GATEWAYS * 2, strict=True))
+"""The gateway that each producer sends to."""
 
 # The connections that a proxy stands in.
-TO_GATEWAY = "source-gateway"
+TO_GATEWAY, TO_SECOND, TO_THIRD = (f"source-{gateway}" for gateway in (*GATEWAYS, THIRD))
 CONTROL = "driver-gateway"
+BETWEEN = "gateway-gateway"  # from the others to the one that leads
 TO_LEFT, TO_RIGHT = "driver-left", "driver-right"
-LINKS = (TO_GATEWAY, CONTROL, TO_LEFT, TO_RIGHT)
+LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, CONTROL, BETWEEN, TO_LEFT, TO_RIGHT)
 
 
 class Do(StrEnum):
@@ -37,7 +43,7 @@ class Do(StrEnum):
     STOP = "stop"  # SIGTERM; started again at once
     PAUSE = "pause"  # SIGSTOP for `seconds`
     WORKER = "worker"  # SIGKILL to one of Spark's Python workers
-    EXECUTOR = "executor"  # SIGKILL to one of Spark's executors, where they are processes of their own
+    EXECUTOR = "executor"  # SIGKILL to one of Spark's executors, where they are processes of their own; or to `all`
     MASTER = "master"  # the driver is killed, and started again with `detail` as Spark's master; none: local threads
     ARM = "arm"  # the part dies at the fault point `detail`, when it next comes there
     FULL = "full"  # its files cannot grow: it must end with a clear word, and is started again after `seconds`
@@ -46,12 +52,11 @@ class Do(StrEnum):
     BEHAVE = "behave"  # on the right sink: `detail` is a behaviour (see `wayward`), for `seconds`
     FORGET = "forget"  # the right sink comes back with less than it had promised; it must be refused loudly
     CLOCK = "clock"  # its time of day jumps, and is `detail` seconds off from now on, until the next such step
+    JOIN = "join"  # one more gateway is started, and joins
+    LEAVE = "leave"  # it is let go: it ends when all that it took is committed, whatever is done to it meanwhile
+    MOVE = "move"  # a producer is killed, and sends to the gateway `detail` from then on, or to any if that is gone
     ROGUE = "rogue"  # one more producer, of bad manners: `detail` says which (see `rogue`)
     NOTHING = "nothing"
-
-
-LASTING = frozenset({Do.GONE, Do.PAUSE, Do.NETWORK, Do.BEHAVE, Do.FULL, Do.BAD_SYNC})
-DEADLY = frozenset({Do.KILL, Do.GONE, Do.STOP, Do.ARM, Do.FULL, Do.BAD_SYNC, Do.WORKER, Do.EXECUTOR, Do.MASTER})
 
 
 @dataclass(frozen=True, slots=True)

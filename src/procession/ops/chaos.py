@@ -1,4 +1,4 @@
-"""The cluster of a chaos run: a gateway, a driver, two sinks, producers that come and go; all real processes.
+"""The cluster of a chaos run: gateways, a driver, two sinks, producers that come and go; all real processes.
 
 The one rule: whatever dies is started again and remembered, with its status and its last words; whether it had a reason
 to die is the harness's question. Between any two parts stands a proxy. Before it `chaos/harness`, which this
@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,23 +22,38 @@ from procession import faults
 from procession.address import Address, parse_address
 from procession.chaos.cutter import LineCutter
 from procession.chaos.decision import Decisions
+from procession.chaos.fairclock import Toil
 from procession.chaos.proxy import Proxies, Proxy
 from procession.chaos.records import APP
-from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, LEFT, RIGHT, TO_GATEWAY, TO_LEFT, TO_RIGHT
+from procession.chaos.scenario import (
+    BETWEEN,
+    CONTROL,
+    DRIVER,
+    GATEWAY,
+    GATEWAYS,
+    LEFT,
+    RIGHT,
+    THIRD,
+    TO_GATEWAY,
+    TO_LEFT,
+    TO_RIGHT,
+    TO_SECOND,
+    TO_THIRD,
+)
 from procession.commit.checkpoint import CURRENT
 from procession.commit.rounds import Rounds
 from procession.commit.sparklog import SparkLog
-from procession.errors import ProcessionError, StorageError
-from procession.gateway.client import ControlClient
+from procession.errors import StorageError
 from procession.ops import sweep
 from procession.ops.clocks import Clocks
 from procession.ops.decisions import DecisionReader
 from procession.ops.epochs import EpochTail
+from procession.ops.gatehouse import ANYWHERE, Gatehouse
 from procession.ops.local import COMMAND, SPARE
 from procession.ops.part import Part
 from procession.ops.stage import Stage
+from procession.ops.toil import Toiling
 
-STATUS_TIMEOUT_S = 0.3
 STORY_BYTES_MAX = 4000
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
@@ -56,15 +71,18 @@ class ChaosCluster:
         self.behaviour = directory / "behaviour"
         self._app = directory / "app.py"
         self._epochs = EpochTail(directory / "epochs.jsonl")
-        self._client = ControlClient(directory / "gateway", timeout_s=STATUS_TIMEOUT_S)
-        gateway = directory / "gateway" / "gateway.json"
+        self._gatehouse = Gatehouse(directory, self.stage)
+        leader = self._gatehouse.announcement(GATEWAY)
+        doors = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), (*GATEWAYS, THIRD), strict=True)
         self.proxies = Proxies(
-            Proxy(TO_GATEWAY, _address_in(gateway, "listen")),
-            Proxy(CONTROL, _address_in(gateway, "control"), LineCutter),
+            *(Proxy(door, _address_in(self._gatehouse.announcement(name), "listen")) for door, name in doors),
+            Proxy(CONTROL, _address_in(leader, "control"), LineCutter),
+            Proxy(BETWEEN, _address_in(leader, "control"), LineCutter),
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
         self._clocks = Clocks(directory / "clocks")
+        self._toiling = Toiling()
         self._reader: DecisionReader | None = None
         self._stack = ExitStack()
 
@@ -81,20 +99,18 @@ class ChaosCluster:
     ) -> None:
         self.proxies.lift_all()
         self.behaviour.unlink(missing_ok=True)
-        self._client.close()
+        self._gatehouse.close()
         self._stack.close()
 
     # Starting
 
     def start(self) -> None:
-        """Gateway, sinks, driver; returns when each has said that it is ready."""
+        """Gateways, sinks, driver; returns when each has said that it is ready."""
         place = self.directory
-        none = "127.0.0.1:0"
-        self._start(
-            GATEWAY, [*COMMAND, "gateway", "--dir", str(place / "gateway"), "--listen", none, "--control", none]
-        )
-        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", none])
-        wayward = [sys.executable, "-m", "procession.chaos.wayward", str(place / "right"), "--listen", none]
+        for name in GATEWAYS:
+            self.start_gateway(name)
+        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE])
+        wayward = [sys.executable, "-m", "procession.chaos.wayward", str(place / "right"), "--listen", ANYWHERE]
         self._start(RIGHT, [*wayward, "--behaviour", str(self.behaviour)])
         self.stage.wait_ready()
         self.stage.start(self._driver(""))
@@ -112,12 +128,16 @@ class ChaosCluster:
         # No spare: it would hold as many executors again.
         return replace(self._part(DRIVER, [*driver, "--master", master]), ready_timeout_s=EXECUTORS_READY_S)
 
+    def start_gateway(self, name: str) -> None:
+        """One more; its directory may be there already, from the last time that it was one of them."""
+        self._start(name, self._gatehouse.argv(name, str(self.proxies.address(BETWEEN))))
+
     def _start(self, name: str, argv: list[str]) -> None:
         self.stage.start(self._part(name, argv))
 
     def _part(self, name: str, argv: list[str], spare: tuple[str, ...] = ()) -> Part:
         announcement = {
-            GATEWAY: self.directory / "gateway" / "gateway.json",
+            **{gateway: self._gatehouse.announcement(gateway) for gateway in (*GATEWAYS, THIRD)},
             LEFT: self.directory / "left" / "sink.json",
             RIGHT: self.directory / "right" / "sink.json",
             DRIVER: self.directory / "driver.json",
@@ -126,12 +146,21 @@ class ChaosCluster:
         stop_rank = 1 if name == DRIVER else 2
         return Part(name, tuple(argv), env, _Announced(announcement), stop_rank=stop_rank, spare=spare)
 
-    def start_source(self, name: str, path: Path, rate: float | None) -> None:
-        """A producer of that file; it ends when all of it is committed."""
-        argv = [*COMMAND, "source", "file", str(path), "--to", str(self.proxies.address(TO_GATEWAY))]
-        argv += ["--rate", str(rate)] if rate else []
+    def start_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
+        """A producer of that file, which sends to the first of these gateways that takes it; it ends when all of the
+        file is committed."""
         self.stage.forget(name)
-        self.stage.start(Part(name, tuple(argv), self._clocks.environment(name)))
+        self.stage.start(self._source(name, path, rate, gateways))
+
+    def move_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
+        """From its next start on it sends to these."""
+        self.stage.change(self._source(name, path, rate, gateways))
+
+    def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
+        to = ",".join(str(self.proxies.address(f"source-{gateway}")) for gateway in gateways)
+        argv = [*COMMAND, "source", "file", str(path), "--to", to]
+        argv += ["--rate", str(rate)] if rate else []
+        return Part(name, tuple(argv), self._clocks.environment(name))
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
@@ -198,13 +227,21 @@ class ChaosCluster:
 
     # Looking
 
-    def status(self) -> dict[str, Any] | None:
-        """What the gateway says, if it does."""
-        try:
-            return self._client.status()
-        except ProcessionError:
-            self._client.close()
-            return None
+    def gateways(self) -> list[str]:
+        return self._gatehouse.names
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        return self._gatehouse.statuses()
+
+    def has_joined(self, name: str) -> bool:
+        return self._gatehouse.has_joined(name)
+
+    def let_go(self, name: str) -> bool:
+        return self._gatehouse.let_go(name)
+
+    def toil(self) -> Toil:
+        """How long all parts ran since the last time, and how long they waited for a core."""
+        return self._toiling.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
 
     def fence(self) -> int:
         with suppress(OSError, ValueError):
@@ -240,7 +277,7 @@ class ChaosCluster:
         ]
         states = {one.pid: one.state for one in sweep.processes()}
         parts = ", ".join(f"{name} {states.get(self.stage.pid(name) or 0, 'away')}" for name in self.names())
-        return "\n".join([f"processes: {parts}", f"gateway: {json.dumps(self.status())}", *tails])
+        return "\n".join([f"processes: {parts}", f"gateways: {json.dumps(self.statuses())}", *tails])
 
     def names(self) -> list[str]:
         return list(self.stage._children)

@@ -31,7 +31,9 @@ def chaos(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, show_default="each scenario once", help="Go on, over and over, for so long."),
+        typer.Option(
+            min=0, show_default="each scenario once", help="Go on, over and over, for so long; each at least once."
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(show_default="random", help="Decides what is done when, and to whom.")
@@ -73,7 +75,7 @@ def chaos(
     with Screen() as screen:
         screen.say(f"seed {chosen}; working in {work}, the report goes to {place}")
         with ChaosCluster(work) as cluster:
-            screen.say("starting gateway, two sinks and the Spark driver")
+            screen.say("starting two gateways, two sinks and the Spark driver")
             cluster.start()
             harness = Harness(cluster, seed=chosen, deadline_s=deadline_s, show=screen.show)
             ends = None if minutes is None else time.monotonic() + 60 * minutes
@@ -102,7 +104,8 @@ def _kept(runs: Iterable[Run], seed: int, path: Path, say: Callable[[str], None]
 
 
 def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]:
-    """Scenarios in an order drawn from the seed; with a time limit over and over, long ones in the first turn only."""
+    """Scenarios in an order drawn from the seed; with a time limit over and over, long ones in the first turn only.
+    The first turn is never cut short: what was not run was not tried."""
     import random
 
     from procession.chaos.catalogue import BY_NAME
@@ -116,11 +119,11 @@ def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]
             chance.shuffle(these)
         for one in these:
             steps = schedule(one, chance)
-            if ends is not None and time.monotonic() >= ends:
+            if turn and ends is not None and time.monotonic() >= ends:
                 return
             yield Run(one.name, steps)
         turn += 1
-        if ends is None:
+        if ends is None or time.monotonic() >= ends:
             return
 
 

@@ -55,6 +55,9 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
+LOCAL_CLUSTER = "local-cluster["
+"""Executors that are JVMs on this machine: they start as the driver's does. Elsewhere the archive is not there."""
+
 TASK_FAILURES_MAX = 4
 """A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
 
@@ -71,14 +74,13 @@ def open_session(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(spark_home())
-    options = [
-        *JAVA_OPTIONS,
-        *(archive_options() if java_options is None else java_options),
-        f"-Dlog4j2.configurationFile={_log_settings(log_file)}",
-    ]
+    options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     for key, value, _ in SETTINGS:
         builder = builder.config(key, value)
+    if (master or "").startswith(LOCAL_CLUSTER):
+        builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
+    options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
     return builder.config("spark.driver.extraJavaOptions", " ".join(options)).getOrCreate()
 
 

@@ -1,0 +1,81 @@
+"""The gatehouse: the gateways of a chaos run, as the harness asks after them and lets them come and go.
+
+The one rule: nobody is waited for who is not there. A gateway whose process is away is not asked at all, and one that
+does not answer at once is asked again at the next look. Before it `ops/chaos`; after it `gateway/client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from procession.chaos.scenario import GATEWAY, GATEWAYS, THIRD
+from procession.errors import ProcessionError
+from procession.gateway.address import ADDRESS_FILE
+from procession.gateway.client import ControlClient
+from procession.ops.local import COMMAND
+from procession.ops.stage import Stage
+
+ANYWHERE = "127.0.0.1:0"
+STATUS_TIMEOUT_S = 0.3
+
+Answer = TypeVar("Answer")
+
+
+class Gatehouse:
+    def __init__(self, directory: Path, stage: Stage) -> None:
+        self._directory = directory
+        self._stage = stage
+        self._clients = {
+            name: ControlClient(directory / name, timeout_s=STATUS_TIMEOUT_S) for name in (*GATEWAYS, THIRD)
+        }
+
+    def announcement(self, name: str) -> Path:
+        """Where a gateway says that it is ready, and where."""
+        return self._directory / name / ADDRESS_FILE
+
+    def argv(self, name: str, leader: str) -> list[str]:
+        """How it is started; all but the first join that one, at this address."""
+        argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--listen", ANYWHERE, "--control", ANYWHERE]
+        return argv if name == GATEWAY else [*argv, "--join", leader, "--name", name]
+
+    @property
+    def names(self) -> list[str]:
+        """Those that there are, be they away for the moment."""
+        return [name for name in self._clients if self._stage.has(name) and not self._is_gone(name)]
+
+    def _is_gone(self, name: str) -> bool:
+        return self._stage.is_done(name) and name not in self._stage.held
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """What each says that answers."""
+        answers = {name: self._ask(name, ControlClient.status) for name in self.names}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+    def has_joined(self, name: str) -> bool:
+        """Whether the leader has it on its list, and is connected with it."""
+        listed = self._ask(GATEWAY, ControlClient.gateways) or []
+        return any(one["name"] == name and one["is_connected"] for one in listed)
+
+    def let_go(self, name: str) -> bool:
+        """Ask the leader to let it go; whether it has heard that."""
+
+        def leave(leader: ControlClient) -> bool:
+            leader.leave(name)
+            return True
+
+        return bool(self._ask(GATEWAY, leave))
+
+    def _ask(self, name: str, question: Callable[[ControlClient], Answer]) -> Answer | None:
+        if self._stage.pid(name) is None:
+            return None
+        try:
+            return question(self._clients[name])
+        except ProcessionError:
+            self._clients[name].close()
+            return None
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
