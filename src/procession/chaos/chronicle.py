@@ -134,5 +134,7 @@ class Chronicle:
         for kind, one in self.recoveries.figures().items():
             times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
             lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")
+        if self.was_stopped:
+            lines.append("  it was stopped: what was under way was not compared")
         lines += [f"  {failure.kind} in {failure.scenario}: {failure.sentence}" for failure in self.failures]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -39,7 +39,7 @@ def chaos(
         int | None, typer.Option(show_default="random", help="Decides what is done when, and to whom.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(show_default="chaos-report", help="A directory for report, schedule and logs.")
+        Path | None, typer.Option(show_default="chaos-report", help="A directory for report and schedule.")
     ] = None,
     replay: Annotated[Path | None, typer.Option(help="Run this schedule again: schedule.json of a report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -63,14 +63,23 @@ def chaos(
         told = {one.name: one.prose for one in CATALOGUE}
         print(json.dumps(told) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in told.items()))
         return
-    if unknown := [name for name in scenario or [] if name not in BY_NAME]:
-        raise UsageError(f"no scenario is called {unknown[0]!r}", next_step="see `procession chaos --list`")
+    for name in scenario or []:
+        if name not in BY_NAME:
+            raise _unknown(name, BY_NAME)
+    if replay is not None and (scenario or minutes is not None or seed is not None):
+        raise UsageError(
+            "a schedule says itself what is done, and how often",
+            next_step="give --replay without --scenario, --minutes and --seed",
+        )
     chosen = secrets.randbelow(10_000) if seed is None else seed
     recorded = None
     if replay is not None:
         chosen, recorded = _recorded(replay)
     place = (report or Path("chaos-report")).resolve()
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be made: {error.strerror}", next_step="give another --report") from error
     work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
     with Screen() as screen:
         screen.say(f"seed {chosen}; working in {work}, the report goes to {place}")
@@ -80,7 +89,9 @@ def chaos(
             harness = Harness(cluster, seed=chosen, deadline_s=deadline_s, show=screen.show)
             ends = None if minutes is None else time.monotonic() + 60 * minutes
             runs = recorded if recorded is not None else _drawn(scenario or [], chosen, ends)
-            chronicle = harness.run(_kept(runs, chosen, place / SCHEDULE, screen.say))
+            kept = place / SCHEDULE
+            is_same = replay is not None and replay.resolve() == kept  # it is there already, all of it
+            chronicle = harness.run(_kept(runs, chosen, None if is_same else kept, screen.say))
     write_report(place / REPORT, chronicle)
     if chronicle.outcome == "clean":
         shutil.rmtree(work)
@@ -90,15 +101,25 @@ def chaos(
     if not as_json:
         print(f"again: procession chaos --replay {place / SCHEDULE}; the report: {place / REPORT}")
     if chronicle.outcome != "clean":
-        raise typer.Exit(Status.UNCLEAN)
+        is_stopped = chronicle.was_stopped and chronicle.outcome != "violated"
+        raise typer.Exit(Status.INTERRUPTED if is_stopped else Status.UNCLEAN)
 
 
-def _kept(runs: Iterable[Run], seed: int, path: Path, say: Callable[[str], None]) -> Iterator[Run]:
+def _unknown(name: str, names: Iterable[str]) -> UsageError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(names), n=3)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    return UsageError(f"no scenario is called {name!r}", next_step=f"{guess}`procession chaos --list` shows all")
+
+
+def _kept(runs: Iterable[Run], seed: int, path: Path | None, say: Callable[[str], None]) -> Iterator[Run]:
     """The same runs. Before each one it is said what will be done, and the schedule up to here is on disk."""
     so_far: list[dict[str, Any]] = []
     for run in runs:
         so_far.append(run.as_dict())
-        path.write_text(json.dumps({"seed": seed, "runs": so_far}, indent=1))
+        if path is not None:
+            path.write_text(json.dumps({"seed": seed, "runs": so_far}, indent=1))
         say(f"{run.scenario}: {'; '.join(map(str, run.steps))}")
         yield run
 
