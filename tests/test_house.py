@@ -77,6 +77,8 @@ VALUES = frozenset(
     | {"storage.journal.Entry", "storage.journal.Journal", "storage.journal.encode"}
     | {"storage.segment.batch_at", "storage.segment.encode_entry", "storage.segment.entry_at"}
     | {"storage.segment.is_intact", "storage.states.Version"}
+    | {"gateway.members.Member", "gateway.members.Members", "gateway.members.Standing"}
+    | {"gateway.members.members_of", "gateway.members.others_than"}
 )
 
 # The benchmarks compare us with Spark as others use it.

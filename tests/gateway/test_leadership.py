@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.gateway.config import GatewayConfig, Limits
+from procession.gateway.config import Limits
 from procession.gateway.leadership import Leadership
 from procession.gateway.members import Member, Members, Standing
 from procession.gateway.state import GatewayState
@@ -20,7 +20,7 @@ def member(name: str, identity: str | None = None) -> Member:
 @pytest.fixture
 def leadership(tmp_path: Path) -> Leadership:
     state = GatewayState(Limits(), is_leading=True)
-    leads = Leadership(GatewayConfig(tmp_path), state, lambda event: None)
+    leads = Leadership(Members(tmp_path), state, lambda event: None)
     leads.begin(member("gateway-0"))
     return leads
 

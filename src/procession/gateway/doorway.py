@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
+
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.gateway.leadership import Leadership
 from procession.gateway.members import Member
@@ -18,6 +20,8 @@ from procession.gateway.words import integers, is_u64, positions
 Talk = asyncio.Task[Any]
 ON_A_LINK = ("notify", "relinquish", "beat", "left")
 OPS = ("gateways", "leave", "join", *ON_A_LINK)
+
+log = structlog.get_logger("gateway")
 
 
 class Doorway:
@@ -33,7 +37,7 @@ class Doorway:
         """A connection has ended."""
         link = self._links.pop(talk, None)
         if link is not None and self._leadership is not None:
-            self._leadership.lost(link)
+            log.info("=", gateway=self._leadership.lost(link), lost_link=link)
 
     def gateways(self) -> dict[str, Any]:
         """What the driver is told of all gateways; nothing by one that does not lead."""
@@ -74,7 +78,10 @@ class Doorway:
             case "beat":
                 return leadership.beat(link)
             case _:
-                return {"is_left": leadership.left(link, *integers(request, "epochs"))}
+                is_left = leadership.left(link, *integers(request, "epochs"))
+                if is_left:
+                    log.info("=", link=link, left=True)
+                return {"is_left": is_left}
 
     def _join(self, leadership: Leadership, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any]:
         told, held = request.get("gateway"), request.get("held")
@@ -82,7 +89,8 @@ class Doorway:
             raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
         self.lost(talk)
         committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
-        self._links[talk], name = leadership.join(
-            Member.from_dict(told), held, positions(request), committed_end, (starts, turn)
-        )
+        member = Member.from_dict(told)
+        self._links[talk], name = leadership.join(member, held, positions(request), committed_end, (starts, turn))
+        waits_for = leadership.registry.unheard
+        log.info("=", gateway=name, joined=member.control, holds=len(held), waits_for=waits_for)
         return {"name": name}

@@ -1,4 +1,5 @@
-"""Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams.
+"""Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams. Pure, but
+for the members' file.
 
 The one rule: what the leader knows is `cluster`'s and `members`' to say; here their words are only brought together,
 one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`, which
@@ -11,22 +12,17 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import structlog
-
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.gateway.cluster import LEADER, GlobalRegistry, Grant
-from procession.gateway.config import GatewayConfig
 from procession.gateway.events import Event, Granted, LeaderFound, Refused, Relinquished
 from procession.gateway.members import Member, Members, Standing, others_than
 from procession.gateway.state import GatewayState
 
-log = structlog.get_logger("gateway")
-
 
 class Leadership:
-    def __init__(self, config: GatewayConfig, state: GatewayState, handle: Callable[[Event], None]) -> None:
+    def __init__(self, members: Members, state: GatewayState, handle: Callable[[Event], None]) -> None:
         """`handle` brings an event to the gateway that leads."""
-        self._members = Members(config.directory)
+        self._members = members
         self._state = state
         self._handle = handle
         self._numbers = itertools.count(1)
@@ -88,7 +84,6 @@ class Leadership:
         self.registry.join(member.name, link, held, committed)
         self._links[link] = member.name
         self._turns[told.identity] = turn
-        log.info("=", gateway=member.name, joined=member.control, holds=len(held), waits_for=self.registry.unheard)
         return link, member.name
 
     def notify(self, link: int, stream_id: int) -> dict[str, Any]:
@@ -108,11 +103,10 @@ class Leadership:
         others = others_than(name, self._members.present)
         return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
 
-    def lost(self, link: int) -> None:
-        name = self._links.pop(link, None)
+    def lost(self, link: int) -> str | None:
+        """A link has ended. Gives whose it was."""
         self.registry.lost(link)
-        if name is not None:
-            log.info("=", gateway=name, lost_link=link)
+        return self._links.pop(link, None)
 
     # Growing smaller
 
@@ -133,7 +127,6 @@ class Leadership:
             return False
         self.registry.leave(name)
         self._members.stand(name, Standing.LEFT)
-        log.info("=", gateway=name, left=True)
         return True
 
     def status(self) -> list[dict[str, Any]]:

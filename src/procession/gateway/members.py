@@ -68,7 +68,7 @@ class Members:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
-        self._all = _load(self._path)
+        self._all = self._load()
 
     def __getitem__(self, name: str) -> Member:
         return self._all[name]
@@ -120,9 +120,20 @@ class Members:
         if self._all.get(member.name) != member:
             kept = {**self._all, member.name: member}
             document = {name: one.as_dict() for name, one in sorted(kept.items())}
-            write_durably(self._path, json.dumps(document, indent=1).encode())
+            self._write(json.dumps(document, indent=1).encode())
             self._all = kept
         return member
+
+    def _load(self) -> dict[str, Member]:
+        return _read(self._path)
+
+    def _write(self, document: bytes) -> None:
+        """Durable when this returns."""
+        write_durably(self._path, document)
+
+
+def members_of(document: bytes) -> dict[str, Member]:
+    return {str(name): Member.from_dict(told) for name, told in json.loads(document).items()}
 
 
 def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
@@ -130,9 +141,9 @@ def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
     return [one.listen for one in members.values() if one.name != name and one.standing is Standing.HERE]
 
 
-def _load(path: Path) -> dict[str, Member]:
+def _read(path: Path) -> dict[str, Member]:
     try:
-        return {str(name): Member.from_dict(told) for name, told in json.loads(path.read_bytes()).items()}
+        return members_of(path.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -33,7 +33,7 @@ from procession.gateway.events import Received, SessionClosed, SessionOpened, Ti
 from procession.gateway.figures import figures
 from procession.gateway.leadership import Leadership
 from procession.gateway.link import LeaderLink
-from procession.gateway.members import Member
+from procession.gateway.members import Member, Members
 from procession.metrics import Figure, MetricsDoor
 from procession.readiness import Readiness
 from procession.storage.distant import this_machine
@@ -247,7 +247,7 @@ class GatewayServer:
             machine=config.machine or this_machine(),
         )
         if config.join is None:
-            gateway.leader = leadership = Leadership(config, gateway.state, gateway.handle)
+            gateway.leader = leadership = Leadership(Members(config.directory), gateway.state, gateway.handle)
             leadership.begin(own)
             self._control = ControlServer(gateway, Doorway(leadership))
         else:
