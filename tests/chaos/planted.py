@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 from procession.chaos.sim.checkpoint import Checkpoint
+from procession.chaos.sim.cluster import SimMembers
 from procession.chaos.sim.driver import Driver
-from procession.chaos.sim.gateway import Gateway, dump_snapshot
+from procession.chaos.sim.gateway import Gateway
 from procession.chaos.sim.inlog import InLog
 from procession.chaos.sim.outputs import FileOutput, SimJournal
+from procession.chaos.sim.snapshots import dump_snapshot
 from procession.commit import events as ev
 from procession.commit.coordinator import Coordinator
+from procession.gateway.claims import Claims
+from procession.gateway.cluster import GlobalRegistry, Grant, Refusal
 from procession.gateway.events import SnapshotWritten, Trim
 from procession.gateway.registry import Stream
 from procession.storage.journal import Entry, encode
@@ -120,12 +124,12 @@ def what_was_seen_is_forgotten_on_reconnect(patch: Patch) -> None:
 
 def ack_before_the_snapshot(patch: Patch) -> None:
     def save(self: Gateway, snapshot: Any, request: Any, reply: Any) -> None:
-        actions = self._state.handle(SnapshotWritten(snapshot))
+        actions = self.state.handle(SnapshotWritten(snapshot))
         for action in actions:
             if not isinstance(action, Trim):
                 self._perform(action)
-        self._files.write_durably("gateway", "positions.json", dump_snapshot(snapshot))
-        self._perform(actions[-1])
+        self._files.write_durably(self.part, "positions.json", dump_snapshot(snapshot))
+        self._perform(next(action for action in actions if isinstance(action, Trim)))
         self._written(request, reply)
 
     patch.setattr(Gateway, "_save", save)
@@ -167,7 +171,7 @@ def the_snapshot_that_recovery_finds_is_not_synced(patch: Patch) -> None:
 
     def begin(self: Gateway) -> None:
         sync = self._files.sync_directory
-        self._files.sync_directory = lambda path: None if path == "gateway" else sync(path)  # type: ignore[method-assign]
+        self._files.sync_directory = lambda path: None if path == self.part else sync(path)  # type: ignore[method-assign]
         before(self)
         self._files.sync_directory = sync  # type: ignore[method-assign]
 
@@ -217,6 +221,56 @@ def a_compacted_log_is_written_in_place(patch: Patch) -> None:
     patch.setattr(SimJournal, "replace", replace)
 
 
+def a_new_leader_grants_before_it_has_heard_everybody(patch: Patch) -> None:
+    """It has forgotten who holds what, and does not wait to be told."""
+    before = GlobalRegistry.__init__
+
+    def begin(self: GlobalRegistry, *told: Any) -> None:
+        before(self, *told)
+        self._unheard.clear()
+
+    patch.setattr(GlobalRegistry, "__init__", begin)
+
+
+def the_leader_takes_streams_from_a_gateway_that_is_silent(patch: Patch) -> None:
+    before = GlobalRegistry.lost
+
+    def lost(self: GlobalRegistry, link: int) -> None:
+        name = self._speaker(link)
+        before(self, link)
+        self.active = {stream: holder for stream, holder in self.active.items() if holder != name}
+
+    patch.setattr(GlobalRegistry, "lost", lost)
+
+
+def a_stream_is_given_up_before_what_came_of_it_is_committed(patch: Patch) -> None:
+    before = Claims.settle
+    patch.setattr(Claims, "settle", lambda self, end_sequence: before(self, 2**63))
+
+
+def a_stream_that_moves_is_opened_one_too_high(patch: Patch) -> None:
+    before = GlobalRegistry.notify
+
+    def notify(self: GlobalRegistry, link: int, stream_id: int) -> Grant | Refusal:
+        answer = before(self, link, stream_id)
+        if isinstance(answer, Grant) and answer.committed is not None:
+            return Grant(stream_id, answer.committed + 1)
+        return answer
+
+    patch.setattr(GlobalRegistry, "notify", notify)
+
+
+def a_restarted_gateway_forgets_what_it_holds(patch: Patch) -> None:
+    """Its log has rows of streams that are not committed, and it does not claim them."""
+    before = Claims.__init__
+    patch.setattr(Claims, "__init__", lambda self, held, until, **more: before(self, (), until, **more))
+
+
+def the_leader_does_not_put_on_disk_who_belongs_to_it(patch: Patch) -> None:
+    """When it begins anew it does not know for whom to wait."""
+    patch.setattr(SimMembers, "_write", lambda self, document: None)
+
+
 @dataclass(frozen=True)
 class Bug:
     """`seed` is where a test begins to look, so that it is short; `runs` is how many it took from seed 0 on, when this
@@ -246,9 +300,15 @@ BUGS = (
     Bug(the_sink_replies_before_its_vote_is_durable, seed=0, runs=1),
     Bug(the_sink_votes_before_its_data_is_durable, seed=0, runs=1),
     Bug(a_torn_file_of_sparks_is_copied, seed=242, runs=243),
-    Bug(the_snapshot_that_recovery_finds_is_not_synced, seed=1132, runs=1133),
+    Bug(the_snapshot_that_recovery_finds_is_not_synced, seed=2935, runs=2936),
     Bug(a_successor_copies_before_it_takes_over, seed=930, runs=931),
     Bug(folders_of_a_new_checkpoint_are_not_synced, seed=0, runs=1),
     Bug(a_compacted_log_is_renamed_before_it_is_synced, seed=0, runs=1),
     Bug(a_compacted_log_is_written_in_place, seed=1052, runs=1053),
+    Bug(a_new_leader_grants_before_it_has_heard_everybody, seed=20, runs=21),
+    Bug(the_leader_takes_streams_from_a_gateway_that_is_silent, seed=1925, runs=1926),
+    Bug(a_stream_is_given_up_before_what_came_of_it_is_committed, seed=3, runs=4),
+    Bug(a_stream_that_moves_is_opened_one_too_high, seed=3, runs=4),
+    Bug(a_restarted_gateway_forgets_what_it_holds, seed=20, runs=21),
+    Bug(the_leader_does_not_put_on_disk_who_belongs_to_it, seed=20, runs=21),
 )

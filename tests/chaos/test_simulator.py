@@ -53,6 +53,21 @@ def test_every_kind_of_fault_strikes() -> None:
     assert tally.epochs > tally.runs
 
 
+def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_gateways_leave_and_come_back() -> None:
+    plans = [plan for seed in range(400) if (plan := plan_of(seed)).gateways > 1]
+    assert len(plans) > 60
+    stories = [run_plan(plan, is_told=True).story for plan in plans[:60]]
+    parts = [[(line.split()[1], line) for line in story] for story in stories]
+    opened = [{part for part, line in story if "'granted': True" in line} for story in parts]
+    anew = [sum(part == "gateway" and "= recovered" in line for part, line in story) for story in parts]
+    moved = [sum("'granted': True" in line and "'committed': None" not in line for _, line in story) for story in parts]
+    left = [sum("= has left" in line for _, line in story) for story in parts]
+    assert sum(map(bool, opened)) > 15, "the leader grants streams to others"
+    assert sum(moved) > 5, "a stream goes on elsewhere"
+    assert sum(count > 1 for count in anew) > 5
+    assert sum(left) > 0
+
+
 def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     what_was_seen_is_forgotten_on_reconnect(monkeypatch)
     report = run_seeds(215, 100)

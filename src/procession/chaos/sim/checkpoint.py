@@ -9,7 +9,7 @@ leave the name of such a file without its bytes. Before it: `driver` and `spark`
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from procession.chaos.sim.files import Files
@@ -21,7 +21,6 @@ from procession.errors import StorageError
 
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
-GATEWAY_OFFSET = "gateway-0"
 EPOCHS_COPIED = 10
 LINES = {"offsets": 2, "commits": 1}
 """How many ends of lines a whole file of Spark's has: none after the last line."""
@@ -127,12 +126,12 @@ class Checkpoint:
                 next_step="restore the checkpoint directory from a copy",
             )
 
-    def offset(self, epoch: int) -> int:
-        """Where the epoch ends. A file that is there but cannot be read stops Spark, and us."""
+    def offset(self, epoch: int) -> dict[str, int]:
+        """Where the epoch ends at each gateway. A file that is there but cannot be read stops Spark, and us."""
         text = self._files.read(f"{self.directory}/offsets/{epoch}") or b""
         try:
-            return int(json.loads(text.splitlines()[-1])[GATEWAY_OFFSET])
-        except (ValueError, IndexError, KeyError, TypeError) as error:
+            return {name: int(end) for name, end in json.loads(text.splitlines()[-1]).items()}
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise StorageError(f"offsets/{epoch} is damaged: {error!r}", next_step="restore the checkpoint") from error
 
     def check_commit(self, epoch: int) -> None:
@@ -144,9 +143,9 @@ class Checkpoint:
     def is_committed(self, epoch: int) -> bool:
         return self.committed >= epoch
 
-    def write_offset(self, epoch: int, end: int) -> Steps:
+    def write_offset(self, epoch: int, ends: Mapping[str, int]) -> Steps:
         """Spark's way: a draft that is renamed, and nothing is synced."""
-        yield from self._write_spark("offsets", epoch, b'v1\n{}\n{"%s":%d}' % (GATEWAY_OFFSET.encode(), end))
+        yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(ends).encode())
 
     def write_commit(self, epoch: int) -> Steps:
         yield from self._write_spark("commits", epoch, b'v1\n{"nextBatchWatermarkMs":0}')

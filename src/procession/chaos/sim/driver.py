@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.checkpoint import Checkpoint
+from procession.chaos.sim.desks import Answers, Desks
 from procession.chaos.sim.files import Files
 from procession.chaos.sim.link import Link
 from procession.chaos.sim.network import End
@@ -31,6 +32,7 @@ from procession.errors import (
     RoundError,
     StorageError,
 )
+from procession.gateway.cluster import LEADER
 from procession.gateway.events import Committed, FenceRaised
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Epoch:
     last: int
     payloads: Mapping[str, Sequence[bytes]]
     positions: Mapping[int, int]
+    ends: Mapping[str, int]
+    """Where it ends in the log of each gateway."""
 
 
 def _is_passing(error: ProcessionError) -> bool:
@@ -74,6 +78,12 @@ class Driver(Process):
         self._next_epoch: Epoch | None = None
         self._unacknowledged: Round | None = None
         self._is_telling = False
+        self._fences, self._commits = Desks(self), Desks(self)
+        self._fenced: set[str] = set()
+        self._told: dict[str, int] = {}
+        """The last epoch that each gateway has heard of."""
+        self._met: Mapping[str, int] = {}
+        """How far the gateways were read when the leader last said who there is."""
 
     def start(self) -> None:
         self.post(self._begin)
@@ -151,22 +161,28 @@ class Driver(Process):
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
+        self._fences.ask(dict.fromkeys(self._fences.names, FenceRaised(self.checkpoint.fence)), self._raised)
+
+    def _raised(self, answers: Answers) -> None:
         offered = self.checkpoint.offered
-        end = self.checkpoint.offset(offered) if offered >= 0 else 0
-
-        def answered(answer: Any) -> None:
-            if isinstance(answer, ProcessionError):
-                raise answer
-            if answer is None:
-                self.later(RETRY_S, self._raise_fence)
-            elif answer < end:
+        ends = self.checkpoint.offset(offered) if offered >= 0 else {}
+        for name, (_, told) in answers.items():
+            if told.end < ends.get(name, 0):
                 raise StorageError(
-                    f"the gateway's log ends at {answer}, but {end} were offered", next_step="restore it"
+                    f"the log of {name} ends at {told.end}, but {ends[name]} were offered", next_step="restore it"
                 )
-            else:
-                self.spark = self._start_spark(self)
+        known = len(self._fences.names)
+        if LEADER in answers:
+            self._meet(answers[LEADER][1].gateways)
+        self._fenced |= answers.keys()
+        if all(name in self._fenced for name in self._fences.names):
+            self.spark = self._start_spark(self)
+        else:
+            self.later(0.0 if len(self._fences.names) > known else RETRY_S, self._raise_fence)
 
-        self.site.network.call(self, GATEWAY, FenceRaised(self.checkpoint.fence), answered)
+    def _meet(self, gateways: Sequence[str]) -> None:
+        self._fences.meet(gateways)
+        self._commits.meet(gateways)
 
     # Links
 
@@ -204,7 +220,9 @@ class Driver(Process):
         last = self._coordinator.rounds.get(epoch.number - 1)
         positions = {**(last.positions if last is not None else {}), **epoch.positions}
         lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
-        yield from self.handle(ev.EpochReady(epoch.number, lengths, epoch.first, epoch.last, positions))
+        yield from self.handle(
+            ev.EpochReady(epoch.number, lengths, epoch.first, epoch.last, positions, ends=epoch.ends)
+        )
 
     def handle(self, event: Any) -> Steps:
         if self.error is None:
@@ -308,16 +326,37 @@ class Driver(Process):
             self._is_telling = False
             return
         self.checkpoint.check_fence()
+        strangers = [name for name in record.offsets if name not in self._commits.names]
+        if any(record.offsets[name] != self._met.get(name) for name in strangers):
+            self._look_who_is_there(record.offsets)  # one is new, or one that had left is back
+            return
+        fence, ends = self.checkpoint.fence, record.offsets
+        words = {
+            name: Committed(fence, record.epoch, ends.get(name, 0), record.positions)
+            for name in self._commits.names
+            if self._told.get(name) != record.epoch
+        }
+        self._commits.ask(words, self._heard_commit)
 
+    def _heard_commit(self, answers: Answers) -> None:
+        self._told |= {name: word.epoch for name, (word, _) in answers.items()}
+        record = self._unacknowledged
+        missing = [name for name in self._commits.names if record and self._told.get(name) != record.epoch]
+        if not missing:
+            self._unacknowledged = None
+            self._is_telling = False
+        elif LEADER in missing or not answers.keys().isdisjoint(missing):
+            self.later(0.0 if answers else RETRY_S, self._tell_gateway)
+        else:
+            self.later(RETRY_S, self._look_who_is_there)  # who is away may have left
+
+    def _look_who_is_there(self, met: Mapping[str, int] | None = None) -> None:
         def answered(answer: Any) -> None:
             if isinstance(answer, ProcessionError):
                 raise answer
-            if answer is None:
-                self.later(RETRY_S, self._tell_gateway)
-                return
-            if self._unacknowledged is record:
-                self._unacknowledged = None
-            self._tell_gateway()
+            if answer is not None:
+                self._meet(answer.gateways)
+                self._met = met if met is not None else self._met
+            self.later(0.0 if answer is not None else RETRY_S, self._tell_gateway)
 
-        word = Committed(self.checkpoint.fence, record.epoch, record.last, record.positions)
-        self.site.network.call(self, GATEWAY, word, answered)
+        self.site.network.call(self, GATEWAY, FenceRaised(self.checkpoint.fence), answered)

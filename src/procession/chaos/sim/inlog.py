@@ -16,7 +16,6 @@ from procession.chaos.sim.files import Files
 from procession.errors import StorageError
 from procession.storage.segment import batch_at, encode_entry, entry_at, is_intact
 
-FOLDER = "gateway/log"
 MEMORY = 8_192
 """So many entries are remembered, over all runs: runs are small, and much alike."""
 
@@ -24,21 +23,26 @@ Row = tuple[int, int, int, bytes]
 """Kind, stream id, message id, payload."""
 
 
+def log_folder(part: str) -> str:
+    return f"{part}/log"
+
+
 class InLog:
-    def __init__(self, files: Files, committed_end: int, segment_rows_max: int) -> None:
+    def __init__(self, files: Files, folder: str, committed_end: int, segment_rows_max: int) -> None:
         self._files = files
+        self._folder = folder
         self._rows_max = segment_rows_max
-        files.make_directory(FOLDER)
+        files.make_directory(folder)
         self._ends = self._recover()
         self._base = max(self._ends, default=0)
         if not self._ends or self.next_sequence < committed_end:
             for base in self._ends:
-                files.remove(FOLDER, str(base))
-            files.sync_directory(FOLDER)
+                files.remove(folder, str(base))
+            files.sync_directory(folder)
             self._ends = {committed_end: committed_end}
             self._base = committed_end
-            files.write_durably(FOLDER, str(committed_end), b"")
-        files.sync_directory(FOLDER)
+            files.write_durably(folder, str(committed_end), b"")
+        files.sync_directory(folder)
         files.sync(self._path)
         self.durable_end = self.next_sequence
 
@@ -52,13 +56,13 @@ class InLog:
 
     @property
     def _path(self) -> str:
-        return f"{FOLDER}/{self._base}"
+        return f"{self._folder}/{self._base}"
 
     def append(self, batch: pa.RecordBatch) -> None:
         first = self.next_sequence
         if first - self._base >= self._rows_max:
             self.sync()
-            self._files.write_durably(FOLDER, str(first), b"")
+            self._files.write_durably(self._folder, str(first), b"")
             self._ends[first] = self._base = first
         length = len(self._files.read(self._path) or b"")
         try:
@@ -78,19 +82,19 @@ class InLog:
     def trim(self, before_sequence: int) -> None:
         gone = [base for base, end in self._ends.items() if base != self._base and end <= before_sequence]
         for base in gone:
-            self._files.remove(FOLDER, str(base))
+            self._files.remove(self._folder, str(base))
             del self._ends[base]
         if gone:
-            self._files.sync_directory(FOLDER)
+            self._files.sync_directory(self._folder)
 
     def _recover(self) -> dict[int, int]:
         """Base to end of each segment; a hole between two is damage."""
         ends: dict[int, int] = {}
-        bases = sorted(int(name) for name in self._files.names(FOLDER) if name.isdigit())
+        bases = sorted(int(name) for name in self._files.names(self._folder) if name.isdigit())
         for base in bases:
             if ends and ends[max(ends)] != base:
                 raise StorageError(f"The ingress log has no records {ends[max(ends)]} to {base}.")
-            data = self._files.read(f"{FOLDER}/{base}") or b""
+            data = self._files.read(f"{self._folder}/{base}") or b""
             end, position_end = base, 0
             for _, entry_end, entry in _entries(data, base):
                 if _batch(entry) is None:
@@ -99,7 +103,7 @@ class InLog:
             if position_end < len(data) and base != bases[-1]:
                 raise StorageError(f"The ingress log is damaged in segment {base} at byte {position_end}.")
             if position_end < len(data):
-                self._files.truncate(f"{FOLDER}/{base}", position_end)
+                self._files.truncate(f"{self._folder}/{base}", position_end)
             ends[base] = end
         return ends
 
@@ -129,11 +133,11 @@ def _rows(data: bytes) -> tuple[Row, ...]:
     return tuple(zip(*columns, strict=True))
 
 
-def _parts(files: Files, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+def _parts(files: Files, folder: str, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """The entries that hold the rows [start, end): the bytes of each, and which of its rows."""
     reached = start
-    for base in sorted(map(int, filter(str.isdigit, files.names(FOLDER)))) if start < end else ():
-        for first, entry_end, entry in _entries(files.read(f"{FOLDER}/{base}") or b"", base):
+    for base in sorted(map(int, filter(str.isdigit, files.names(folder)))) if start < end else ():
+        for first, entry_end, entry in _entries(files.read(f"{folder}/{base}") or b"", base):
             if entry_end > reached >= first and reached < end:
                 upto = min(end, entry_end)
                 yield entry, reached - first, upto - first
@@ -142,13 +146,15 @@ def _parts(files: Files, start: int, end: int) -> Iterator[tuple[bytes, int, int
         raise StorageError(f"The ingress log has no records {reached} to {end}.", next_step="Check the log.")
 
 
-def read_tail(files: Files, start: int, end: int) -> list[pa.RecordBatch]:
+def read_tail(files: Files, folder: str, start: int, end: int) -> list[pa.RecordBatch]:
     """The rows [start, end), as a gateway that recovers reads them: its log is checked already."""
     return [
-        batch.slice(first, upto - first) for data, first, upto in _parts(files, start, end) if (batch := _batch(data))
+        batch.slice(first, upto - first)
+        for data, first, upto in _parts(files, folder, start, end)
+        if (batch := _batch(data))
     ]
 
 
-def read_rows(files: Files, start: int, end: int) -> list[Row]:
+def read_rows(files: Files, folder: str, start: int, end: int) -> list[Row]:
     """The rows [start, end). As `storage.log.LogReader`."""
-    return [row for data, first, upto in _parts(files, start, end) for row in _rows(data)[first:upto]]
+    return [row for data, first, upto in _parts(files, folder, start, end) for row in _rows(data)[first:upto]]

@@ -33,6 +33,7 @@ class End:
         "_is_flying",
         "_latency_s",
         "_random",
+        "address",
         "number",
         "other",
         "owner",
@@ -45,6 +46,8 @@ class End:
         self.owner = owner
         self.other: End
         self.tag: Any = None
+        self.address = ""
+        """Of the end of whoever listens: where the other side knocked."""
         self.number = site.network.number(self)
         self._clock = site.clock
         self._random = site.chance.random
@@ -200,6 +203,7 @@ class Network:
             return
         ours, theirs = End(self.site, owner, latency_s), End(self.site, listener, latency_s)
         ours.other, theirs.other = theirs, ours
+        theirs.address = address
         listener.post(listener.accepted, theirs)
         owner.post(connected, ours)
 

@@ -33,6 +33,20 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "ghost",
     ),
     SPARK: ("kill", "pause", "pause", "takeover", "zombie"),
+    "follower": (
+        "kill",
+        "kill",
+        "kill",
+        "power",
+        "pause",
+        "cut",
+        "cut",
+        "half-close",
+        "fsync",
+        "stop",
+        "leave",
+        "leave",
+    ),
     "sink": (
         "kill",
         "kill",
@@ -52,9 +66,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
-STEPS = {GATEWAY: 110, DRIVER: 150, SPARK: 100, "sink": 60, "producer": 20}
+STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 100, "sink": 60, "producer": 20}
 """About how many steps a part takes in a quiet run of five records, or a little more."""
-EDGES = {GATEWAY: 32, DRIVER: 40, SPARK: 24, "sink": 20}
+EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 24, "sink": 20}
 """The same, of edges: what was forgotten shows if it dies there."""
 EDGE_SHARE = 0.35
 """So many faults of parts that have a disk strike at an edge, and not anywhere."""
@@ -96,6 +110,10 @@ LARGE = Size(
 SMALL_SHARE = 0.75
 """So many of the worlds are small. What goes wrong mostly goes wrong between a few things, so small worlds find it in a
 fraction of the time; the rest need many records, many epochs or many faults, and for those there are large ones."""
+
+
+SEVERAL_SHARE = 0.25
+"""So many of the worlds have several gateways: these cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +163,12 @@ class Plan:
     segment_rows_max: int = 6
     is_one_machine: bool = False
     loss: float = 0.0
+    gateways: int = 1
+    """The first leads the others."""
+
+    @property
+    def gateway_parts(self) -> tuple[str, ...]:
+        return (GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.gateways)))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -182,7 +206,7 @@ def make_plan(seed: int, chance: Chance) -> Plan:
     parts = [GATEWAY, GATEWAY, DRIVER, DRIVER, DRIVER, SPARK, SPARK, "site"]
     parts += [f"sink-{number}" for number in range(len(sinks))] * 2
     parts += [f"producer-{number}" for number in range(len(streams))]
-    return Plan(
+    plan = Plan(
         seed=seed,
         streams=streams,
         sinks=sinks,
@@ -193,6 +217,17 @@ def make_plan(seed: int, chance: Chance) -> Plan:
         is_one_machine=chance.random() < 0.3,
         loss=chance.choice((0.0, 0.0, 0.05)),
     )
+    return _with_several(plan, chance, size) if chance.random() < SEVERAL_SHARE else plan
+
+
+def _with_several(plan: Plan, chance: Chance, size: Size) -> Plan:
+    """The same with two or three gateways, streams that are fought for, and faults that are about that."""
+    plan = replace(plan, gateways=chance.choice((2, 2, 3)))
+    streams = tuple(replace(stream, has_twin=chance.random() < 0.3) for stream in plan.streams)
+    parts = [*plan.gateway_parts, *plan.gateway_parts, "producer-0"]
+    faults = tuple(_fault(chance, chance.choice(parts), size) for _ in range(chance.choice((1, 2, 2, 3))))
+    kept = plan.faults[: chance.choice((0, 0, 1, 2))]
+    return replace(plan, streams=streams, faults=kept + faults)
 
 
 def _sink(chance: Chance) -> SinkPlan:
@@ -201,12 +236,17 @@ def _sink(chance: Chance) -> SinkPlan:
     return SinkPlan(is_ours=False, answers_phase2=chance.random() < 0.3, lists_refused=chance.random() < 0.5)
 
 
+def _role(part: str) -> str:
+    role, _, number = part.partition("-")
+    return "follower" if role == GATEWAY and number else role
+
+
 def _fault(chance: Chance, part: str, size: Size) -> Fault:
     if part == "site":
         part, kind = chance.choice((GATEWAY, DRIVER, "sink-0")), "blackout"
     else:
-        kind = chance.choice(KINDS[part.partition("-")[0]])
-    role = part.partition("-")[0]
+        kind = chance.choice(KINDS[_role(part)])
+    role = _role(part)
     seconds = round(chance.choice((0.01, 0.1, 0.5)) * (0.1 + chance.random()), 3)
     if role in EDGES and chance.random() < EDGE_SHARE:
         return Fault(part, 1 + int(EDGES[role] * size.reach * chance.random()), kind, seconds, is_at_edge=True)

@@ -7,6 +7,7 @@ so wise and begin again at the beginning. Before it: the records of its stream. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from procession.chaos.sim.breach import Breach
@@ -29,12 +30,21 @@ is paid back by an ACK at once, and the two would do nothing but ask and refuse.
 
 class Producer(Process):
     def __init__(
-        self, site: Site, part: str, machine: Machine, stream: int, ids: Sequence[int], replays: str = "no"
+        self,
+        site: Site,
+        part: str,
+        machine: Machine,
+        stream: int,
+        ids: Sequence[int],
+        replays: str = "no",
+        homes: Sequence[str] = (GATEWAY,),
     ) -> None:
         super().__init__(site, part, machine)
         self.is_done = False
         self._ids = ids
         self._replays = replays
+        self._homes = deque(homes)
+        self._address = self._homes[0]
         self._progress = Progress(Stream(stream, f"stream {stream}"))
         self._connection: Connection
         self._end: End | None = None
@@ -49,15 +59,22 @@ class Producer(Process):
         self._connect()
 
     def _connect(self) -> None:
-        self.site.network.connect(self, GATEWAY, self._connected)
+        self.site.network.connect(self, self._address, self._connected)
 
     def _again(self) -> None:
         self._end = self._next = None
         self.later(0.02 + 0.1 * self.site.chance.random(), self._connect)
 
+    def _elsewhere(self) -> None:
+        """Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next."""
+        if self._address == self._homes[0]:
+            self._homes.rotate(-1)
+        self._address = self._homes[0]
+        self._again()
+
     def _connected(self, end: End | None) -> None:
         if end is None:
-            self._again()
+            self._elsewhere()
             return
         self._end = end
         self._connection = Connection(Side.INITIATOR, Role.SOURCE)
@@ -78,7 +95,7 @@ class Producer(Process):
             self.is_done = True
             self.site.tell(self.part, "= done")
         else:
-            self._again()
+            self._elsewhere()
 
     def heard(self, end: End, data: bytes) -> None:
         if end is self._end:
@@ -109,6 +126,7 @@ class Producer(Process):
                     self._is_waiting = False
                     self.soon(self._pump, end)
             case Restart():
+                self._address = event.address or self._address
                 end.close()
                 self._again()
             case Error(reason):

@@ -47,6 +47,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield plan.with_faults(faults[half:])
     for number in range(len(faults)):
         yield plan.with_faults(faults[:number] + faults[number + 1 :])
+    if plan.gateways > 1:
+        parts = plan.gateway_parts[:-1]
+        rest = tuple(fault for fault in faults if fault.part != plan.gateway_parts[-1])
+        yield replace(plan, gateways=len(parts), faults=rest)
     if len(plan.streams) > 1:
         yield replace(plan, streams=plan.streams[:-1])
     if len(plan.sinks) > 1:

@@ -16,6 +16,7 @@ from procession.chaos.sim.network import Network
 from procession.chaos.sim.plan import Fault
 
 if TYPE_CHECKING:
+    from procession.chaos.sim.gateway import Gateway
     from procession.chaos.sim.oracle import Oracle
     from procession.chaos.sim.process import Process
 
@@ -80,6 +81,10 @@ class Site:
         self.strike: Callable[[Fault, Process], None]
         self.gone: Callable[[Process], None]
         """Told of every process that dies."""
+        self.gateways: dict[str, Gateway] = {}
+        """The last incarnation of each."""
+        self.disks: dict[str, Disk] = {}
+        """Of each gateway."""
         self.everyone: list[Process] = []
         """All processes that ever were."""
         self.struck: list[Fault] = []

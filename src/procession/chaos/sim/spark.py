@@ -10,17 +10,21 @@ and its log. After it: `driver`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from procession.chaos.sim.checkpoint import Checkpoint
+from procession.chaos.sim.cluster import name_of, part_of
+from procession.chaos.sim.desks import Answers, Desks
 from procession.chaos.sim.driver import Epoch
 from procession.chaos.sim.files import Files
-from procession.chaos.sim.gateway import Offer
-from procession.chaos.sim.inlog import read_rows
-from procession.chaos.sim.plan import GATEWAY, SPARK
+from procession.chaos.sim.inlog import log_folder, read_rows
+from procession.chaos.sim.plan import SPARK
 from procession.chaos.sim.process import Process, Steps
+from procession.chaos.sim.requests import Offer
 from procession.chaos.sim.site import Machine, Site
 from procession.errors import ProcessionError
+from procession.gateway.cluster import LEADER
+from procession.storage.pieces import numbered_from
 from procession.storage.segment import KIND_RECORD
 
 if TYPE_CHECKING:
@@ -40,20 +44,21 @@ class Spark(Process):
         site: Site,
         machine: Machine,
         driver: Driver,
-        gateway_machine: Machine,
+        gateways: Mapping[str, Machine],
         routes: Mapping[str, Route],
         epoch_records_max: int,
     ) -> None:
         super().__init__(site, SPARK, machine)
         self.driver = driver
-        self._gateway_machine = gateway_machine
-        self._log_files = Files(self, gateway_machine.disk)
+        self._machines = {name_of(part): home for part, home in gateways.items()}
+        self._logs = {name: Files(self, home.disk) for name, home in self._machines.items()}
+        self._desks = Desks(self)
         self._checkpoint = Checkpoint(Files(self, machine.disk), driver.checkpoint.fence)
         self._routes = routes
         self._epoch_records_max = epoch_records_max
         self._number = 0
-        self._first = 0
-        self._last = 0
+        self._starts: dict[str, int] = {}
+        self._ends = {LEADER: 0}
         self._is_waiting = False
         self._wait_s = TRIGGER_S
         self._has_ended = False
@@ -85,11 +90,12 @@ class Spark(Process):
         offered, committed = checkpoint.offered, checkpoint.committed
         if committed >= 0:
             checkpoint.check_commit(committed)
-        self._last = checkpoint.offset(offered) if offered >= 0 else 0
+        if offered >= 0:
+            self._ends = checkpoint.offset(offered)
         self._number = offered
         yield
         if offered > committed:
-            self._first = checkpoint.offset(offered - 1) if offered > 0 else 0
+            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: 0}
             yield from self._run_tasks()
         else:
             yield from self._trigger()
@@ -103,37 +109,51 @@ class Spark(Process):
         if (newest := self._checkpoint.committed) >= 0:
             yield from self._checkpoint.sync_commit(newest)
         self.site.oracle.look()
-        offer = Offer(self._checkpoint.fence, self._last, self._epoch_records_max)
-        self.site.network.call(self, GATEWAY, offer, self._offered)
+        fence, names = self._checkpoint.fence, self._desks.names
+        records_max = max(1, self._epoch_records_max // len(names))
+        self._desks.ask(
+            {name: Offer(fence, self._ends.get(name, 0), records_max) for name in names},
+            self._offered,
+        )
 
-    def _offered(self, answer: Any) -> Steps | None:
-        if isinstance(answer, ProcessionError):
-            raise answer
-        if answer is None or (answer == self._last and self._number >= 0) or self.is_stopping:
+    def _offered(self, answers: Answers) -> Steps | None:
+        ends = dict(self._ends)
+        for name, (_, told) in sorted(answers.items()):
+            if told.end > ends.get(name, 0):
+                ends[name] = told.end
+        if LEADER in answers:
+            self._desks.meet(answers[LEADER][1].gateways)
+        if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
             self.later(self._wait_s, self._trigger)
             self._wait_s = min(2 * self._wait_s, TRIGGER_MAX_S)
             return None
         self._wait_s = TRIGGER_S
-        return self._construct(answer)
+        return self._construct(ends)
 
-    def _construct(self, end: int) -> Steps:
+    def _construct(self, ends: dict[str, int]) -> Steps:
         self._number += 1
-        self._first, self._last = self._last, end
-        yield from self._checkpoint.write_offset(self._number, end)
+        self._starts, self._ends = self._ends, ends
+        yield from self._checkpoint.write_offset(self._number, ends)
         yield from self._run_tasks()
 
     # Tasks, `foreachBatch`, `commits/N`
 
     def _run_tasks(self) -> Steps:
-        if not self._gateway_machine.is_up:
+        ranges = [(name, self._starts.get(name, 0), end) for name, end in sorted(self._ends.items())]
+        if not all(self._machines[name].is_up for name, start, end in ranges if start < end or name == LEADER):
             self.later(TRIGGER_S, self._run_tasks)  # Spark tries a failed task again
             return
         self.site.runs += 1
         made_by = str(self.site.runs)
-        rows = read_rows(self._log_files, self._first, self._last)
+        rows = [
+            row
+            for name, start, end in ranges
+            for row in read_rows(self._logs[name], log_folder(part_of(name)), start, end)
+        ]
+        first, last = numbered_from(self._starts), numbered_from(self._ends)
         payloads: dict[str, list[bytes]] = {sink: [] for sink in self._routes}
         positions: dict[int, int] = {}
-        for number, (kind, stream, message_id, payload) in enumerate(rows, self._first):
+        for number, (kind, stream, message_id, payload) in enumerate(rows, first):
             if kind != KIND_RECORD:
                 continue
             self.site.oracle.read(number, (stream, message_id))
@@ -143,7 +163,7 @@ class Spark(Process):
                 if route(message_id):
                     payloads[sink].append(line)
         yield
-        epoch = Epoch(self._number, self._first, self._last, payloads, positions)
+        epoch = Epoch(self._number, first, last, payloads, positions, self._ends)
         self._is_waiting = True
         if self.driver.is_alive:
             self.driver.soon(self.driver.run_epoch, epoch)

@@ -30,6 +30,8 @@ STALL_S = 120.0
 AFTERMATH_S = 0.2
 """How long we look on after the last record: nothing may come twice."""
 RESTART_S = 0.02
+AWAY_S = 0.3
+"""How long a gateway stays away that has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class World:
         self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
         self._ids = {number + 1: _ids(plan, number, chance) for number in range(len(plan.streams))}
         self._machines = self._make_machines()
+        self._gateways = {part: self._machines[part] for part in plan.gateway_parts}
+        site.disks.update({part: machine.disk for part, machine in self._gateways.items()})
         self._routes = {name: _route(number) for number, name in enumerate(self._sinks)}
         expected = {
             name: {stream: [one for one in ids if route(one)] for stream, ids in self._ids.items()}
@@ -63,7 +67,7 @@ class World:
         """How long a part that was struck stays away."""
 
     def _make_machines(self) -> dict[str, Machine]:
-        parts = [GATEWAY, DRIVER, *self._sinks, *self._producer_parts()]
+        parts = [*self.plan.gateway_parts, DRIVER, *self._sinks, *self._producer_parts()]
         if self.plan.is_one_machine:
             return dict.fromkeys(parts, Machine("machine"))
         return {part: Machine(part) for part in parts}
@@ -83,6 +87,8 @@ class World:
         try:
             for part in (GATEWAY, *self._sinks, DRIVER, *self._producer_parts()):
                 self._start(part)
+            for part in self.plan.gateway_parts[1:]:
+                self.site.clock.after(0.2 * self.site.chance.random(), self._start, part)
             end_s = None
             while self.site.clock.advance():
                 events += 1
@@ -141,9 +147,10 @@ class World:
         if machine.disk.is_full:
             self.site.clock.after(0.1, self._start, part)  # an operator makes room first
             return
-        if part == GATEWAY:
+        if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max)
-            Gateway(self.site, machine, limits, self.plan.segment_rows_max).start()
+            peers = tuple(self._gateways) if len(self._gateways) > 1 else ()
+            Gateway(self.site, part, machine, limits, self.plan.segment_rows_max, peers).start()
         elif part == DRIVER:
             self._start_driver()
         elif part in self._sinks:
@@ -151,7 +158,11 @@ class World:
         else:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
-            producer = Producer(self.site, part, machine, number + 1, self._ids[number + 1], replays)
+            homes = list(self._gateways)
+            first = (number + part.endswith("twin")) % len(homes)  # twins knock at different doors
+            producer = Producer(
+                self.site, part, machine, number + 1, self._ids[number + 1], replays, homes[first:] + homes[:first]
+            )
             self._producers[part] = producer
             producer.start()
 
@@ -161,8 +172,8 @@ class World:
         driver.start()
 
     def _start_spark(self, driver: Driver) -> Spark:
-        machine, gateway = self._machines[DRIVER], self._machines[GATEWAY]
-        spark = Spark(self.site, machine, driver, gateway, self._routes, self.plan.epoch_records_max)
+        machine = self._machines[DRIVER]
+        spark = Spark(self.site, machine, driver, self._gateways, self._routes, self.plan.epoch_records_max)
         spark.start()
         return spark
 
@@ -172,6 +183,8 @@ class World:
         if process.part == SPARK:
             return
         delay_s = self._absence_s.pop(process.part, RESTART_S)
+        if isinstance(process, Gateway) and process.has_left:
+            delay_s = AWAY_S  # and comes back, with the directory that it had
         if isinstance(process, Driver):
             self._drivers.remove(process)
             if isinstance(process.error, FencedError):
@@ -245,6 +258,9 @@ class World:
         elif fault.kind == "ghost":
             where = GATEWAY if isinstance(process, Producer) else chance.choice(list(self._sinks))
             self.site.network.connect(process, where, lambda end: None)
+        elif fault.kind == "leave":
+            if (leader := self.site.gateways.get(GATEWAY)) is not None:
+                leader.post(leader.let_go, process.part)
         elif isinstance(process, Sink):
             process.refusals += fault.kind == "abort"
             process.hangs += fault.kind == "hang"
