@@ -54,7 +54,7 @@ class Oracle:
         self._made_by: dict[Record, str] = {}
         self._contents: dict[tuple[str, str], bytes] = {}
         self._refused: set[tuple[str, str]] = set()
-        self._sequences: dict[int, Record] = {}
+        self._sequences: dict[tuple[str, int], Record] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -196,10 +196,11 @@ class Oracle:
             raise Breach("I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}")
         self.acknowledged[stream] = max(known, committed)
 
-    def read(self, sequence: int, record: Record) -> None:
-        """A task read this record at this sequence number."""
-        if self._sequences.setdefault(sequence, record) != record:
-            raise Breach("I5", f"sequence {sequence} was {self._sequences[sequence]} and is now {record}")
+    def read(self, gateway: str, sequence: int, record: Record) -> None:
+        """A task read this record at this sequence number of this gateway's log."""
+        known = self._sequences.setdefault((gateway, sequence), record)
+        if known != record:
+            raise Breach("I5", f"sequence {sequence} of {gateway} was {known} and is now {record}")
 
 
 @lru_cache(MEMORY)

@@ -146,17 +146,17 @@ class Spark(Process):
         self.site.runs += 1
         made_by = str(self.site.runs)
         rows = [
-            row
+            (name, sequence, *row)
             for name, start, end in ranges
-            for row in read_rows(self._logs[name], log_folder(part_of(name)), start, end)
+            for sequence, row in enumerate(read_rows(self._logs[name], log_folder(part_of(name)), start, end), start)
         ]
         first, last = numbered_from(self._starts), numbered_from(self._ends)
         payloads: dict[str, list[bytes]] = {sink: [] for sink in self._routes}
         positions: dict[int, int] = {}
-        for number, (kind, stream, message_id, payload) in enumerate(rows, first):
+        for name, sequence, kind, stream, message_id, payload in rows:
             if kind != KIND_RECORD:
                 continue
-            self.site.oracle.read(number, (stream, message_id))
+            self.site.oracle.read(name, sequence, (stream, message_id))
             positions[stream] = message_id
             line = b"%s#%s\n" % (payload, made_by.encode())
             for sink, route in self._routes.items():
