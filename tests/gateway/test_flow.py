@@ -9,6 +9,7 @@ import pytest
 
 from procession.gateway.config import Limits
 from procession.gateway.events import Action, Send
+from procession.gateway.sessions import Session
 from procession.wire.messages import Ack, Ok
 from tests.gateway.test_gateway_state import A, B, Bench, sent
 from tests.sdk.gateways import living_gateway
@@ -75,6 +76,30 @@ def test_with_a_fixed_window_credits_come_back_before_anything_is_committed() ->
     bench.open(A, 7)
     assert granted(bench.message(A, 7, *range(99)), A) == 100
     assert [type(action) for action in bench.commit(0, end=50) if isinstance(action, Send)] == []
+
+
+def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_with_a_fixed_window() -> None:
+    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    bench.open(A, 7)
+    bench.message(A, 7, *range(99))
+    assert bench.hello(B) == [Ok(10)], "or each that comes again could send as much as a window holds"
+    bench.commit(0)
+    assert bench.hello(3) == [Ok(100)]
+
+
+def test_past_the_limits_nobody_is_read_but_who_has_not_said_hello() -> None:
+    bench = Bench(Limits(credits_max=100, lag_bytes_max=1000, overrun_bytes_max=1000))
+    bench.open(A, 7)
+    flow, one = bench.state.flow, bench.state.sessions[A]
+    for number in range(99):
+        bench.message(A, 7, number)
+        assert flow.is_over is flow.holds(one) is (flow.lag.bytes > 2000)
+    assert flow.is_over
+    assert not flow.holds(Session())
+    bench.commit(0)
+    assert not flow.holds(one)
+    flow.is_disk_full = True
+    assert flow.holds(one)
 
 
 @pytest.mark.parametrize("credits", ["fixed", "adaptive"])

@@ -66,6 +66,7 @@ def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_pr
         assert seen["procession_gateway_streams", ("gateway-0", "open")] == 1
         assert seen["procession_gateway_lag_records", ("gateway-0",)] == 100
         assert 0 < seen["procession_gateway_credits_out", ("gateway-0",)] <= 1000
+        assert seen["procession_stream_credits_out", name] == seen["procession_gateway_credits_out", ("gateway-0",)]
         assert seen["process_resident_memory_bytes", ()] > 0
         control.commit(1, 0, end, {7: 99})
         one.wait_committed(7, 99)

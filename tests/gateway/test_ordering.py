@@ -60,6 +60,9 @@ class Client:
     def send(self, frame: AnyFrame) -> None:
         self.frames.append(frame)
 
+    def hold(self, is_held: bool) -> None:
+        pass
+
     def close(self, reason: str | None) -> None:
         self.reason = reason
 

@@ -15,7 +15,9 @@ import pytest
 from procession.bench.producers import resident_bytes
 from procession.gateway.client import ControlClient
 from procession.storage.log import KIND_RECORD, LogReader
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Notify, Ok
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
+from tests.gateway.producer import Producer
 
 Make = Callable[..., GatewayProcess]
 MIB = 1024 * 1024
@@ -67,6 +69,48 @@ def test_a_stopped_pipeline_holds_its_producers_and_then_takes_every_record_once
     assert disk_bytes(gateway) <= 2 * SEGMENT_BYTES_MAX, "what is committed is gone"
 
 
+def test_credits_that_were_given_before_cannot_fill_the_disk(gateway_process: Make) -> None:
+    """All that is pushed could be sent on the first credits; what is above the limits stays in the sockets."""
+    lag, overrun, read = MIB // 4, MIB // 4, MIB // 16
+    assert 8 * (lag + overrun) < PRODUCERS * RECORDS * SIZE
+    gateway = gateway_process(
+        limits={"lag_bytes_max": lag, "overrun_bytes_max": overrun},
+        segment_bytes_max=SEGMENT_BYTES_MAX,
+        read_bytes_max=read,
+        ack_interval_s=0.05,
+    ).start()
+    bound = lag + overrun + 2 * read + SEGMENT_BYTES_MAX
+    sources = [pushing(gateway, number) for number in range(PRODUCERS)]
+    try:
+        with gateway.client() as control:
+            deadline = time.monotonic() + PATIENCE_S
+            while not control.status()["is_over"]:
+                assert time.monotonic() < deadline, control.status()
+            held_at = control.status()["next_sequence"]
+            over_at = time.monotonic() + 0.5
+            while time.monotonic() < over_at:
+                assert disk_bytes(gateway) < bound
+            assert control.status()["next_sequence"] == held_at, "nobody is read meanwhile"
+            taken = drain(gateway, control, bound)
+        assert [one.wait(PATIENCE_S) for one in sources] == [0] * PRODUCERS
+    finally:
+        for one in sources:
+            one.kill()
+            one.wait()
+    assert all(ids == sorted(set(ids)) and len(ids) == RECORDS for ids in taken.values())
+
+
+def test_a_disk_without_room_holds_who_comes_and_who_is_there_hears_on(gateway_process: Make) -> None:
+    gateway = gateway_process(disk_free_bytes_min=1 << 62, ack_interval_s=0.05).start()
+    with Producer(gateway.listen) as producer, gateway.client() as control:
+        assert producer.hello() == Ok(256), "the least there is, to say what it has"
+        producer.send(Notify(7, "seven", NOTHING_COMMITTED))
+        for _ in range(3):
+            assert producer.expect(Ack).credits == 0
+        assert control.status()["is_over"]
+        assert control.status()["streams_total"] == 0, "what it says is not read"
+
+
 def pushing(gateway: GatewayProcess, number: int) -> subprocess.Popen[bytes]:
     words = ["source", "generator", "--records", str(RECORDS), "--size", str(SIZE), "--name", f"push-{number}"]
     command = [sys.executable, "-m", "procession", *words, "--to", gateway.listen]
@@ -85,7 +129,9 @@ def until_held(control: ControlClient) -> int:
         time.sleep(0.01)
 
 
-def drain(gateway: GatewayProcess, control: ControlClient) -> dict[int, list[int]]:
+def drain(
+    gateway: GatewayProcess, control: ControlClient, disk_bytes_max: int = DISK_BYTES_MAX
+) -> dict[int, list[int]]:
     """Take all there is in small epochs and commit it, as a driver does; gives the ids of each stream's records."""
     taken: dict[int, list[int]] = {}
     reader, start, epoch = LogReader(gateway.directory / "log"), 0, 0
@@ -99,7 +145,7 @@ def drain(gateway: GatewayProcess, control: ControlClient) -> dict[int, list[int
                 if kind == KIND_RECORD:
                     taken.setdefault(stream_id, []).append(message_id)
         control.commit(1, epoch, end, {stream_id: ids[-1] for stream_id, ids in taken.items()})
-        assert disk_bytes(gateway) < DISK_BYTES_MAX
+        assert disk_bytes(gateway) < disk_bytes_max
         start, epoch = end, epoch + 1
     return taken
 

@@ -38,6 +38,8 @@ class Limits:
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more than this is appended and not committed."""
+    overrun_bytes_max: int = 64 * MIB
+    """So much above that may come on credits that were given before; then producers are not read."""
     stream_bytes_max: int = 0
     """In the order of event time: so much may wait of one stream; 0: an even share of `lag_bytes_max`."""
     reserve_bytes_max: int = 64 * MIB

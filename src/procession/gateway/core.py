@@ -33,6 +33,7 @@ from procession.gateway.events import (
     Idled,
     OfOrder,
     Ordered,
+    Received,
     Relinquish,
     Send,
     SnapshotWritten,
@@ -63,6 +64,8 @@ class Peer(Protocol):
     def send(self, frame: AnyFrame) -> None: ...
 
     def close(self, reason: str | None) -> None: ...
+
+    def hold(self, is_held: bool) -> None: ...
 
 
 class Leader(Protocol):
@@ -114,6 +117,7 @@ class Gateway:
         self.fetched_rows: Callable[[], int] = lambda: 0
         """How many rows executors elsewhere have fetched."""
         self._peers: dict[int, Peer] = {}
+        self._is_holding = False
         self._numbers = itertools.count(1)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -140,6 +144,18 @@ class Gateway:
     def handle(self, event: Event | OfOrder) -> None:
         for action in self._decided(event):
             self._perform(action)
+        if self.state.flow.is_over or self._is_holding:
+            self._hold([event.session] if isinstance(event, Received) else None)
+
+    def _hold(self, only: list[int] | None) -> None:
+        """Do not read those who must wait, and read those again who must not; all, unless nothing changed but one."""
+        is_over, was_over = self.state.flow.is_over, self._is_holding
+        self._is_holding = is_over
+        if is_over is not was_over:
+            log.warning("!" if is_over else "=", producers="are not read" if is_over else "are read again")
+        for session in only if only is not None and is_over is was_over else list(self._peers):
+            if session in self._peers and session in self.state.sessions:
+                self._peers[session].hold(self.state.flow.holds(self.state.sessions[session]))
 
     def _decided(self, event: Event | OfOrder) -> list[Action]:
         now = time.monotonic()
@@ -202,10 +218,12 @@ class Gateway:
 
     def look_at_disk(self) -> None:
         """Hold producers while there is little room: what they have not sent, they still have."""
-        is_short = disk_free_bytes(self.log.directory) < self.config.disk_free_bytes_min
+        free_bytes = disk_free_bytes(self.log.directory)
+        is_short = free_bytes < self.config.disk_free_bytes_min
         if is_short is not self.state.flow.is_disk_short:
             log.warning("!" if is_short else "=", disk="short, producers wait" if is_short else "has room again")
         self.state.flow.is_disk_short = is_short
+        self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
 
     async def _durably(self, *call: Any) -> None:
         """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
@@ -294,6 +312,8 @@ class Gateway:
                 if isinstance(follower, Trim):
                     faults.point("gateway:after-ack-before-trim")
                 self._perform(follower)
+        if self._is_holding:
+            self._hold(None)
 
     @property
     def is_settled(self) -> bool:

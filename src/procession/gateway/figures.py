@@ -68,8 +68,7 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
         told = [((name, key), float(value)) for key, value in sorted(values.items())]
         return Figure(f"procession_gateway_{what}", kind, text, ("gateway", label), told)
 
-    streaming = [session for session in state.sessions.values() if session.is_streaming]
-    credits_out = sum(state.limits.credits_max - session.owed for session in streaming)
+    credits_out = sum(_credits_held(gateway, number) or 0 for number in state.sessions)
     yield by("counter", "frames", "Frames that came, by their name in the protocol.", "frame", tally.frames)
     yield one("counter", "received_bytes", "Bytes that came from producers.", tally.received_bytes)
     yield one("counter", "records", "Records that were new.", state.records_in)
@@ -99,6 +98,12 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
         yield one("gauge", "window_commit_rate", "Records that are committed in a second.", window.rate)
 
 
+def _credits_held(gateway: Gateway, session: int | None) -> int | None:
+    """None if there is no such session, or it has not said HELLO yet."""
+    one = None if session is None else gateway.state.sessions.get(session)
+    return gateway.state.limits.credits_max - one.owed if one is not None and one.is_streaming else None
+
+
 def _of_streams(gateway: Gateway) -> Iterator[Figure]:
     streams_max = gateway.config.metrics_streams_max
     apart = list(itertools.islice(gateway.state.registry, streams_max))
@@ -121,6 +126,13 @@ def _of_streams(gateway: Gateway) -> Iterator[Figure]:
     yield told("counter", "notify_refused", "NOTIFYs refused.", lambda _, found: found.refused, is_sum=True)
     yield told("gauge", "lag_records", "Rows not committed.", lambda _, found: found.behind.rows, is_sum=True)
     yield told("gauge", "open", "1 if a session may send on it.", lambda one, _: one.state == "open", is_sum=True)
+    yield told(
+        "gauge",
+        "credits_out",
+        "Credits that the session which has it open holds, for all of its streams.",
+        lambda one, _: _credits_held(gateway, one.session),
+        is_sum=False,
+    )
     # A message id has 64 bits and a figure 53: above 2^53 these are near the id and not it.
     yield told("gauge", "committed_id", "The last committed message id.", lambda one, _: one.committed, is_sum=False)
     yield told("gauge", "seen_id", "The last message id that came.", lambda one, _: one.seen, is_sum=False)

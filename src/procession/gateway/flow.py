@@ -2,6 +2,7 @@
 too many bytes are not committed. Pure.
 
 The one rule: credits are never taken back, only not given back; and whenever all is committed, every session may send.
+Credits are for frames and limits are in bytes: past a limit by a bound of its own, nobody who holds credits is read.
 Before it: `state`, which tells it of rows and commits, and pays. After it: `lag` counts bytes, `window` sizes itself.
 """
 
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from procession.gateway.config import Limits
 from procession.gateway.lag import Lag
+from procession.gateway.sessions import Session
 from procession.gateway.window import Bounds, Window
 
 
@@ -35,6 +37,9 @@ class Flow:
         self._unappended: deque[Unappended] = deque()
         self.is_disk_short = False
         """The disk has too little room left: nobody may send more."""
+        self.is_disk_full = False
+        """It has not even half of that: what producers send on the credits that they have is left in their sockets."""
+        self._unappended_bytes = 0
         self.window: Window | None = None
         if limits.credits == "adaptive":
             first = min(limits.window_first, limits.credits_max)
@@ -48,6 +53,7 @@ class Flow:
     def receive(self, now: float, rows: Unappended) -> None:
         self.end_sequence = rows.end_sequence
         self._unappended.append(rows)
+        self._unappended_bytes += rows.size_bytes
         if self.window is not None:
             self.window.receive(now, self.buffered)
 
@@ -55,6 +61,7 @@ class Flow:
         """What is in the log now, and was not before."""
         while self._unappended and self._unappended[0].end_sequence <= end_sequence:
             rows = self._unappended.popleft()
+            self._unappended_bytes -= rows.size_bytes
             self.lag.add(rows.end_sequence, rows.size_bytes)
             yield rows
 
@@ -77,11 +84,22 @@ class Flow:
             return 0
         return min(self._limits.credits_max, max(self._limits.credits_min, room // max(1, sessions)))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether so much has come, on credits that were given before, that no more may be read."""
+        limits = self._limits
+        bound = limits.lag_bytes_max + self.lag.reserve_bytes + limits.overrun_bytes_max
+        return self.is_disk_full or self.lag.bytes + self._unappended_bytes > bound
+
+    def holds(self, session: Session) -> bool:
+        """Whether this session is not read now. Who has not said HELLO yet is; and who has the stream that a merge
+        waits for, unless there is no room for it."""
+        is_spared = self.lag.waits_for in session.streams and not self.is_disk_full
+        return self.is_over and session.is_streaming and not is_spared
+
     def first(self, sessions: int) -> int:
         """So many credits a new session begins with: the text's fixed number, or its share; also while the others wait
         for a commit it gets the least that there is, to say what it has."""
-        if self.window is None:
-            return self._limits.credits_max
         return self.allowed(sessions) or min(self._limits.credits_min, self._limits.credits_max)
 
     def payable(self, owed: int, allowed: int) -> int:
@@ -99,6 +117,7 @@ class Flow:
             "credits": self._limits.credits,
             "buffered": self.buffered,
             "is_disk_short": self.is_disk_short,
+            "is_over": self.is_over,
         }
         if self.window is not None:
             told |= {

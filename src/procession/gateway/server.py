@@ -81,6 +81,9 @@ class Session(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._number = 0
         self._is_lingering = False
+        self._is_held = False
+        self._is_unread = False
+        """The peer does not read what it is sent."""
         self.gone = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,11 +118,25 @@ class Session(asyncio.BufferedProtocol):
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._is_unread = True
+        self._read_or_not()
 
     def resume_writing(self) -> None:
-        if not self._transport.is_closing():
+        self._is_unread = False
+        self._read_or_not()
+
+    def hold(self, is_held: bool) -> None:
+        """Leave what the peer sends in its socket, or take it again."""
+        if is_held is not self._is_held:
+            self._is_held = is_held
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_unread or (self._is_held and not self._is_lingering):
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
 
     def send(self, frame: AnyFrame) -> None:
@@ -157,6 +174,7 @@ class Session(asyncio.BufferedProtocol):
         if self._is_lingering or self._transport.is_closing():
             return
         self._is_lingering = True
+        self._read_or_not()
         self._hurry_others()
         if self._transport.can_write_eof():  # not with TLS
             self._transport.write_eof()
@@ -226,6 +244,7 @@ class GatewayServer:
             reading = listening_socket(parse_address(self._config.metrics))
             self.metrics = str(address_of(reading))
             self._metrics = MetricsDoor(reading, partial(self._figures, loop))
+        self.gateway.look_at_disk()
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
         document["starts"] = starts(self._config.directory) + 1

@@ -25,7 +25,7 @@ class Shares(Lag):
         """Stream id to its bytes."""
         self.over: set[int] = set()
         """The streams that are over their share."""
-        self.waits_for: int | None = None
+        self.reserve_bytes = limits.reserve_bytes_max
         self._received: dict[int, deque[tuple[int, int]]] = {}
         """Of each stream, (last message id, bytes) of a step."""
 

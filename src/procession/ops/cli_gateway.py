@@ -19,6 +19,9 @@ def gateway(
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
     control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
     lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
+    overrun_bytes_max: Annotated[
+        int, typer.Option(min=0, help="More that may come on credits given before; then producers are not read.")
+    ] = 64 << 20,
     credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 65_536,
     credits_kind: Annotated[
         Literal["fixed", "adaptive"],
@@ -107,6 +110,7 @@ def gateway(
     limits = Limits(
         cookie=read_cookie(cookie_file),
         lag_bytes_max=lag_bytes_max,
+        overrun_bytes_max=overrun_bytes_max,
         credits_max=credits_max,
         credits=credits_kind,
         credits_min=credits_min,

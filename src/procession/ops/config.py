@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     epoch_bytes_max: int = Field(64 * MIB, ge=1, description="so many bytes make an epoch at most")
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
+    overrun_bytes_max: int = Field(
+        64 * MIB, ge=0, description="so much more may come on credits given before; then producers are not read"
+    )
     credits_max: int = Field(65_536, ge=2, description="so many frames a producer may send ahead")
     credits: Literal["fixed", "adaptive"] = Field(
         "fixed", description="whether producers get credits back as records are appended, or as they are committed"

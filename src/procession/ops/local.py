@@ -188,6 +188,7 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
     argv += [] if part == GATEWAY else ["--join", str(directory / GATEWAY), "--name", part]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+    argv += ["--overrun-bytes-max", str(settings.overrun_bytes_max)]
     argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
     argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
     argv += ["--held-bytes-max", str(settings.held_bytes_max)]
