@@ -34,6 +34,7 @@ from procession.plan.final import fired_at_end, followed, row_of_end
 from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
 from procession.plan.fusion import LINES, fused
 from procession.plan.graph import Codec, Kind, Node
+from procession.plan.inlining import LinesOf
 from procession.plan.keyed import NO_STATES, States, run_keyed
 from procession.plan.places import flow_of
 from procession.plan.rows import Output, Rows
@@ -69,7 +70,7 @@ class Chain:
 
     `find(sequence)` looks a record up that an error must name, where the chain has not the records themselves; `turn`
     is the bucket that the first rows of an even exchange go to; `states` are what a keyed stage works on; `copies`, by
-    path, are read instead of tables that may change."""
+    path, are read instead of tables that may change; `lines_of` reads the files that the user's functions are in."""
 
     def __init__(
         self,
@@ -82,12 +83,14 @@ class Chain:
         states: States = NO_STATES,
         changes: Sequence[Change] = (),
         copies: Mapping[str, Path] | None = None,
+        lines_of: LinesOf | None = None,
     ) -> None:
         self.plan = plan
         self.planned = plan.chains[number]
         self.find = find
         self.await_all = await_all
         self.states = states
+        self.lines_of = lines_of
         graph = plan.graph
         self.branches = {
             (before, after): branch
@@ -183,7 +186,8 @@ class _Pass(Delivery):
             came = before if self.plan.traced.issuperset(stages[:place]) else replace(before, tail=())
             self.letters.add(stages[place], came, row, error)
 
-        results, rows = fused(tuple(node.kind for node in nodes), functions, before.as_list(), failed)
+        kinds = tuple(node.kind for node in nodes)
+        results, rows = fused(kinds, functions, before.as_list(), failed, self.chain.lines_of)
         made = before.pick(rows, results)
         return made if self.plan.traced.issuperset(stages) else replace(made, tail=())
 

@@ -2,56 +2,87 @@
 
 The one rule: each function is called once for a record, and for no record that a function before it has dropped or
 raised on. The loop is made of our own words, a line for each stage, for nothing that Python has calls functions as
-quickly; the user's functions are its arguments. Nothing is counted as long as nothing goes wrong: where a function
-raises, the line tells the stage, and what was made and dropped before tells the row. Before it and after it
-`plan/chain`. Pure.
+quickly; the user's functions are its arguments, or stand in it themselves (`plan/inlining`). Nothing is counted as long
+as nothing goes wrong: where a function raises, the line tells the stage, and what was made and dropped before tells the
+row. Before it and after it `plan/chain`. Pure.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
 from procession.plan.flow import Numbers
 from procession.plan.graph import Kind
+from procession.plan.inlining import OURS, LinesOf, body_of
 
 LINES = {
-    Kind.MAP: "value = {function}(value)",
-    Kind.FILTER: "if not {function}(value): dropped.append(len(results)); continue",
-    Kind.PEEK: "{function}(value)",
+    Kind.MAP: "our_value = {call}",
+    Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
+    Kind.PEEK: "{call}",
 }
 """The kinds of stages that a loop can be made of: they give at most one value for one."""
 
-_HEAD = ("def loop(values, results, dropped, {functions}):", "    for value in values:")
-_END = "results.append(value)"
+VALUE = f"{OURS}value"
+
+_HEAD = ("def loop(our_values, our_results, our_dropped, our_count, {functions}):", "    for our_value in our_values:")
+_END = "our_results.append(our_value)"
 
 Failed = Callable[[int, int, Exception], None]
 """Hears which function raised, on which row, and what."""
 
 
 def fused(
-    kinds: tuple[Kind, ...], functions: Sequence[Callable[[Any], Any]], values: Sequence[Any], failed: Failed
+    kinds: tuple[Kind, ...],
+    functions: Sequence[Callable[[Any], Any]],
+    values: Sequence[Any],
+    failed: Failed,
+    lines_of: LinesOf | None = None,
 ) -> tuple[list[Any], Numbers | None]:
-    """What the functions make of these values, one after the other, and of which rows (None: of all of them)."""
-    loop = _loop(kinds)
+    """What the functions make of these values, one after the other, and of which rows (None: of all of them). With
+    `lines_of`, functions that are one expression are not called, but done in the loop itself."""
+    bodies, names = _bodies(functions, lines_of)
+    loop = FunctionType(_loop(kinds, bodies), names)
     results: list[Any] = []
     dropped: list[int] = []
     """Of each row that gave nothing, how many results there were before it."""
     left = iter(values)
     while True:
         try:
-            loop(left, results, dropped, *functions)
+            loop(left, results, dropped, len, *functions)
             break
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             place = _line(error) - len(_HEAD)
             if not 0 <= place < len(kinds):
                 raise
+            if bodies[place] is not None:
+                code = functions[place].__code__
+                error.add_note(f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}')
             failed(place, len(results) + len(dropped), error)
             dropped.append(len(results))
     return results, _kept(len(results), dropped) if dropped else None
+
+
+def _bodies(
+    functions: Sequence[Callable[[Any], Any]], lines_of: LinesOf | None
+) -> tuple[tuple[str | None, ...], dict[str, Any]]:
+    """The expressions to put into the loop, None for a function to be called; and the module's names that they use,
+    those themselves and not what they mean now: they may come to mean something else."""
+    # Whoever debugs, measures or profiles wants to see the functions called.
+    if lines_of is None or sys.gettrace() is not None or sys.getprofile() is not None:
+        return (None,) * len(functions), {}
+    found = [body_of(function, VALUE, lines_of) for function in functions]
+    open_ones = (function for function, body in zip(functions, found, strict=True) if body and not body.is_closed)
+    names: dict[str, Any] = getattr(next(open_ones, None), "__globals__", {})
+    return tuple(
+        body.text if body and (body.is_closed or getattr(function, "__globals__", None) is names) else None
+        for function, body in zip(functions, found, strict=True)
+    ), names
 
 
 def _kept(count: int, dropped: Sequence[int]) -> Numbers:
@@ -62,15 +93,14 @@ def _kept(count: int, dropped: Sequence[int]) -> Numbers:
 
 
 @cache
-def _loop(kinds: tuple[Kind, ...]) -> Callable[..., None]:
+def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...]) -> CodeType:
     """The loop through stages of these kinds: a line for each, behind those of the head."""
-    names = [f"function{place}" for place in range(len(kinds))]
+    names = [f"our_function{place}" for place in range(len(kinds))]
     head = (line.format(functions=", ".join(names)) for line in _HEAD)
-    stages = (LINES[kind].format(function=name) for kind, name in zip(kinds, names, strict=True))
-    made: dict[str, Any] = {}
-    exec("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), made)
-    loop: Callable[..., None] = made["loop"]
-    return loop
+    calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
+    stages = (LINES[kind].format(call=call) for kind, call in zip(kinds, calls, strict=True))
+    whole = compile("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), "loop", "exec")
+    return next(one for one in whole.co_consts if isinstance(one, CodeType))
 
 
 def _line(error: Exception) -> int:

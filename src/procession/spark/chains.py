@@ -8,6 +8,7 @@ tries it again. Runs in Spark's Python workers; before it `storage/log` or `merg
 from __future__ import annotations
 
 import functools
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -194,6 +195,7 @@ class Task:
                 states=states or NO_STATES,
                 copies={} if self.tables is None else self.tables.of(attempt.epoch),
                 changes=[Change(*change) for change in empty.changes],
+                lines_of=linecache.getlines,
             )
             for output in chain.run_all(pieces):
                 writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
