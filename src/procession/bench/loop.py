@@ -1,10 +1,11 @@
 """The whole walk of a file through filter, map, rebalance, map and an ordered file, against a plain Python loop.
 
-Both call the same functions on the same file, in turn, several rounds, and what we commit is compared with what the
+Both do the same functions on the same file, in turn, several rounds, and what we commit is compared with what the
 loop wrote, byte for byte. Ours is everything: a source, a gateway with a log, Spark, an exchange, a merge, two-phase
 commit with a sink, all of it synced to disk. The clock runs from the first record that the gateway has until the last
 is committed; the start of Spark, and of the source, is told apart. Before it runs, some records are sent slowly, so
-that there are many epochs: Java is slow until it has done a thing often. The same work on columns is measured likewise.
+that there are many epochs: Java is slow until it has done a thing often. There are three forms: functions that hardly
+do anything, functions that parse fields and compute, and the first ones again on columns.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from procession.bench.apps import by_record
+from procession.bench.apps import by_fields, by_record
 from procession.bench.processes import cpu_s
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.client import ControlClient
@@ -32,8 +34,9 @@ from procession.ops.epochs import EpochTail
 from procession.ops.local import COMMAND, Local
 from procession.ops.supervise import Supervisor
 
-APPS = Path(__file__).with_name("apps")
-FORMS = {"by_record": APPS / "by_record.py", "by_batch": APPS / "by_batch.py"}
+LOOPS: dict[str, ModuleType] = {"by_record": by_record, "by_fields": by_fields, "by_batch": by_record}
+"""Each form's app, and the functions that the loop has for the same work."""
+FORMS = {form: Path(__file__).with_name("apps") / f"{form}.py" for form in LOOPS}
 WARM_RECORDS = 300_000
 WARM_S = 10.0
 LOOK_S = 0.005
@@ -51,9 +54,7 @@ def measure(
         source, warm = work / "input.txt", work / "warm.txt"
         write_input(source, range(records))
         write_input(warm, range(warm_records))
-        forms = {
-            form: _measure_form(work / form, app, source, warm, rounds, settings, warm_s) for form, app in FORMS.items()
-        }
+        forms = {form: _measure_form(work / form, form, source, warm, rounds, settings, warm_s) for form in FORMS}
     return {"records": records, "forms": forms}
 
 
@@ -94,13 +95,14 @@ class Found:
 
 
 def _measure_form(
-    work: Path, app: Path, source: Path, warm: Path, rounds: int, settings: Settings, warm_s: float
+    work: Path, form: str, source: Path, warm: Path, rounds: int, settings: Settings, warm_s: float
 ) -> dict[str, Any]:
     work.mkdir()
+    app, functions = FORMS[form], LOOPS[form]
     found = Found()
     records = _lines_of(source)
     expected = [work / "expected-warm", *(work / f"expected-{number}" for number in range(rounds))]
-    plain_loop(warm, expected[0])
+    plain_loop(warm, expected[0], functions)
     with Supervisor(work / "logs") as supervisor:
         began = time.monotonic()
         local = Local(supervisor, app, load_app(app).graph, work, work, settings)
@@ -114,7 +116,7 @@ def _measure_form(
             named = work / f"input-{number}.txt"
             named.hardlink_to(source)
             used_before = time.process_time()
-            found.loop_s.append(plain_loop(named, expected[1 + number]))
+            found.loop_s.append(plain_loop(named, expected[1 + number], functions))
             found.loop_cpu_s.append(time.process_time() - used_before)
             seconds, start, used = ours.run(named)
             found.ours_s.append(seconds)
@@ -124,9 +126,9 @@ def _measure_form(
     return found.figures(records, start_s)
 
 
-def plain_loop(source: Path, target: Path) -> float:
+def plain_loop(source: Path, target: Path, functions: ModuleType = by_record) -> float:
     """The seconds that a loop over the lines of a file takes."""
-    is_wanted, parted, marked = by_record.is_wanted, by_record.parted, by_record.marked
+    is_wanted, parted, marked = functions.is_wanted, functions.parted, functions.marked
     began = time.perf_counter()
     with source.open("rb") as lines, target.open("wb") as out:
         for line in lines:

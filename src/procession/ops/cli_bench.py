@@ -172,7 +172,7 @@ def loop(
     warm_s: Annotated[float, typer.Option(min=0, help="How long that takes: many epochs warm Java up.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """The whole walk of a file, with a function call a record and on columns, against a plain Python loop."""
+    """The whole walk of a file, with light and heavier functions of one record and on columns, against a plain loop."""
     from procession.bench import loop as bench
     from procession.ops.config import load_settings
 
