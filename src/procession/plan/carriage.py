@@ -46,6 +46,15 @@ def as_column(values: list[Any]) -> pa.Array | list[Any]:
     return pa.array(values, pa.binary()) if is_plain else values
 
 
+def as_payloads(values: list[Any]) -> pa.Array | list[Any]:
+    """Values as a column of what a sink would write of them, if all are bytes or text; others as they are."""
+    try:
+        column = pa.array(values, pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
+        return values
+    return values if column.null_count else column  # Arrow takes None for a value; we do not
+
+
 def packed_value(value: Any) -> tuple[bytes, int]:
     """One value. Raises TypeError if it could not be given back as it is."""
     if type(value) is bytes:

@@ -26,7 +26,7 @@ from procession.plan.alarms import Reached
 from procession.plan.answer import read_answer
 from procession.plan.blueprint import BY_RECORD, Plan
 from procession.plan.buckets import keyed, listed
-from procession.plan.carriage import as_column, unpack
+from procession.plan.carriage import as_column, as_payloads, unpack
 from procession.plan.codecs import DECODE
 from procession.plan.delivery import Delivery
 from procession.plan.ends import BEYOND, Change, End
@@ -165,6 +165,9 @@ class _Pass(Delivery):
     def _in_blocks(self, step: Sequence[int]) -> Flow:
         """Stages with functions of one record, each of which only the next one takes from."""
         before = self._before(step[0])
+        # What only sinks get need not be told apart, bytes from text: they write both alike.
+        behind = [self.plan.node(index) for index in self.plan.graph.children(step[-1])]
+        is_final = all(node.kind is Kind.SINK and node.codec in (Codec.BYTES, Codec.TEXT) for node in behind)
         pieces = []
         for start in range(0, max(1, len(before)), BLOCK_RECORDS):
             piece = before if len(before) <= BLOCK_RECORDS else before.slice(start, BLOCK_RECORDS)
@@ -174,7 +177,8 @@ class _Pass(Delivery):
                     continue
                 for index in part:
                     piece = self._traced(index, self._called(index, piece))
-            pieces.append(piece.with_values(as_column(piece.as_list())))
+            made = (as_payloads if is_final else as_column)(piece.as_list())
+            pieces.append(piece.with_values(made))
         return put_together(pieces)
 
     def _fused(self, stages: tuple[int, ...], before: Flow) -> Flow:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.plan.buckets import as_key, parted, parted_by_stream
-from procession.plan.carriage import Forms, pack, packed_value
+from procession.plan.carriage import Forms, as_payloads, pack, packed_value
 from procession.plan.codecs import ENCODE
 from procession.plan.dealing import deal_out, dealt_out, shared_out
 from procession.plan.flow import Flow, Numbers
@@ -86,28 +86,26 @@ class Delivery:
     def _keys(self, flow: Flow) -> pa.Array:
         if flow.keys is not None:
             return flow.keys
-        assert self.rows.columns is not None
-        keys = self.rows.columns.column("key")
-        return keys if flow.origins is None else keys.take(pa.array(flow.origins))
+        return self._came_with(flow).column("key")
 
     def _times(self, flow: Flow) -> pa.Array:
         return self._others(flow).column("event_time")
 
     def _others(self, flow: Flow) -> pa.RecordBatch:
         """What the records of these rows have beside payload and key: what they came with, or were given since."""
+        came = self._came_with(flow).select(COLUMNS[1:])
         if flow.times is None:
-            return self._came_with(flow)
-        came = self._came_with(flow)
+            return came
         place = came.schema.get_field_index("event_time")
         return came.set_column(place, came.schema.field(place), flow.times)
 
     def _came_with(self, flow: Flow) -> pa.RecordBatch:
         assert self.rows.columns is not None
         if flow.origins is None:
-            return self.rows.columns.select(COLUMNS[1:])
+            return self.rows.columns.select(COLUMNS)
         # Stages that give one for one hand the same rows on: they are taken once.
         if self._taken[0] is not flow.origins:
-            self._taken = flow.origins, self.rows.columns.select(COLUMNS[1:]).take(pa.array(flow.origins))
+            self._taken = flow.origins, self.rows.columns.select(COLUMNS).take(pa.array(flow.origins))
         return self._taken[1]
 
     def _encoded(self, stage: int, codec: Codec) -> Flow:
@@ -123,12 +121,9 @@ class Delivery:
         if codec is Codec.BYTES:
             if not isinstance(flow.values, list):
                 return flow.with_values(flow.values.cast(pa.binary()))
-            try:
-                column = pa.array(flow.values, pa.binary())
-                if not column.null_count:  # Arrow takes None for a value; we do not
-                    return flow.with_values(column)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
-                pass
+            column = as_payloads(flow.values)
+            if not isinstance(column, list):
+                return flow.with_values(column)
         results, rows = self._each(self._maker(stage), ENCODE[codec], flow)
         return flow.pick(rows, pa.array(results, pa.binary()))
 

@@ -289,7 +289,10 @@ class Summary:
         self.records += records.num_rows
         streams = references.column("stream_id").to_numpy()[::-1]
         ids = references.column("message_id").to_numpy()[::-1]
-        names, lasts = np.unique(streams, return_index=True)
+        if len(streams) and (streams == streams[0]).all():  # as nearly always: nothing has to be sorted
+            names, lasts = streams[:1], np.zeros(1, np.int64)
+        else:
+            names, lasts = np.unique(streams, return_index=True)
         self.positions.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
         times = records.column("event_time").to_numpy()
         self.times.append(times[times > 0])
@@ -299,7 +302,8 @@ class Summary:
         if not len(times):
             return ()
         ranks = np.linspace(0, len(times) - 1, TIMES).round().astype(np.int64)
-        return tuple(np.sort(times)[ranks].tolist())
+        is_sorted = (times[1:] >= times[:-1]).all()  # as times of arrival are
+        return tuple((times if is_sorted else np.sort(times))[ranks].tolist())
 
 
 @functools.cache

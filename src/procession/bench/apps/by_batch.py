@@ -5,20 +5,21 @@ import pyarrow.compute as pc
 
 from procession import Pipeline
 
+END = 2**31 - 1
+"""Where no payload goes on: what replaces nothing there is put behind it, in a third of the time of a join."""
+
 
 def wanted(batch: pa.RecordBatch) -> pa.RecordBatch:
-    numbers = pc.binary_slice(batch.column("payload"), 0, 10).cast(pa.string()).cast(pa.int64()).to_numpy()
-    return batch.filter(pa.array(numbers % 7 != 0))
+    numbers = pc.binary_slice(batch.column("payload"), 0, 10).cast(pa.int64()).to_numpy()
+    return batch.select(["payload", "row"]).filter(pa.array(numbers % 7 != 0))
 
 
 def parted(batch: pa.RecordBatch) -> pa.Array:
-    return pc.replace_substring(batch.column("payload"), b" ", b",")
+    return pc.binary_replace_slice(batch.column("payload"), 10, 11, b",")
 
 
 def marked(batch: pa.RecordBatch) -> pa.Array:
-    return pc.binary_join_element_wise(
-        batch.column("payload"), pa.scalar(b",seen", pa.binary()), pa.scalar(b"", pa.binary())
-    )
+    return pc.binary_replace_slice(batch.column("payload"), END, END, b",seen")
 
 
 pipeline = Pipeline("by-batch", parallelism=2)
