@@ -66,8 +66,8 @@ def _pair(first: str, second: str, times: int) -> Scenario:
 CRASHES: tuple[Scenario, ...] = (
     Scenario("none", "Nothing happens.", (Line(Do.NOTHING, delay_s=(3.0, 5.0)),)),
     # One part
-    _crash("source", SOURCES, 6),
-    _crash("gateway", GATEWAYS, 6),
+    _crash("source", SOURCES, 10),
+    _crash("gateway", GATEWAYS, 8),
     Scenario(
         "crash-leader-gateway",
         "The gateway that leads is killed; meanwhile others ask for streams, or die with it, before it or after it.",
@@ -87,7 +87,7 @@ CRASHES: tuple[Scenario, ...] = (
             Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
         ),
     ),
-    _crash("sink", SINKS, 8),
+    _crash("sink", SINKS, 10),
     _crash("driver", (DRIVER,), 3),
     Scenario(
         "crash-worker",

@@ -207,7 +207,7 @@ class Harness:
         self._vigil.until(lambda: all(stage.is_done(name) for name in everybody), "the producers to end")
         self._vigil.until(lambda: self._vigil.is_empty, "the gateways to be empty")
         self._vigil.is_awaiting = False
-        self._vigil.until(lambda: not self._outputs.missing(), "all records at all sinks", 10.0)
+        self._vigil.until(lambda: not self._outputs.missing(), "all records at all sinks", self._vigil.deadline_s)
         for name in everybody:
             stage.forget(name)
         self._rogues.clear()

@@ -37,7 +37,7 @@ def _network(name: str, prose: str, on: tuple[str, ...], *kinds: str, seconds: t
 
 
 def _behave(
-    name: str, prose: str, *details: str, seconds: tuple[float, float] = (3.0, 5.0), times: int = 1
+    name: str, prose: str, *details: str, seconds: tuple[float, float] = (2.0, 3.5), times: int = 1
 ) -> Scenario:
     """Each behaviour once undisturbed, and once while somebody dies."""
     lines = [(Line(Do.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times]
@@ -184,11 +184,11 @@ MISHAPS: tuple[Scenario, ...] = (
             Line(
                 Do.CLOCK,
                 (DRIVER, GATEWAY, RIGHT, "source-0"),
-                delay_s=(1.5, 2.5),
+                delay_s=(0.8, 1.4),
                 details=("3600", "-3600", "0"),
                 is_each=True,
             ),
-            Line(Do.NOTHING, delay_s=(1.5, 2.5)),
+            Line(Do.NOTHING, delay_s=(0.8, 1.4)),
         ),
     ),
     Scenario(
