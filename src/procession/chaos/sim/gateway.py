@@ -259,6 +259,8 @@ class Gateway(Process):
         session.end.write(session.connection.send(frame))
 
     def _check_told(self, frame: AnyFrame) -> None:
+        if isinstance(frame, NotifyAck) and frame.success:
+            self.site.oracle.opened(frame.stream_id, frame.point_of_reference)
         match frame:
             case Ack():
                 told = frame.positions

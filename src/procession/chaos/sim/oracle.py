@@ -188,13 +188,16 @@ class Oracle:
         if before_sequence > snapshot_end and not self.is_blind:
             raise Breach("I4", f"the log is trimmed to {before_sequence}, the durable snapshot ends at {snapshot_end}")
 
-    def heard(self, stream: int, point_of_reference: int, *, is_opening: bool) -> None:
-        """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
-        known = self.acknowledged.get(stream, -1)
-        committed = -1 if point_of_reference == NOTHING_COMMITTED else point_of_reference
-        if is_opening and committed < known:
+    def opened(self, stream: int, point_of_reference: int) -> None:
+        """A gateway sends the NOTIFY_ACK that opens a stream. A producer that stood still may read it much later, when
+        another has heard more."""
+        known, committed = self.acknowledged.get(stream, -1), _committed(point_of_reference)
+        if committed < known:
             raise Breach("I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}")
-        self.acknowledged[stream] = max(known, committed)
+
+    def heard(self, stream: int, point_of_reference: int) -> None:
+        """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
+        self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
 
     def read(self, gateway: str, sequence: int, record: Record) -> None:
         """A task read this record at this sequence number of this gateway's log."""
@@ -208,6 +211,10 @@ def _names(name: str) -> tuple[int, str]:
     """The epoch of a commit, -1 if it is none, and the name of its round record."""
     epoch = int(name) if name.isdigit() else -1
     return epoch, f"{epoch:020d}"
+
+
+def _committed(point_of_reference: int) -> int:
+    return -1 if point_of_reference == NOTHING_COMMITTED else point_of_reference
 
 
 def _epoch(txn: str) -> int:

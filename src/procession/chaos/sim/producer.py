@@ -108,7 +108,7 @@ class Producer(Process):
             case Ok():
                 self._notify(end)
             case NotifyAck() if event.success:
-                oracle.heard(stream, event.point_of_reference, is_opening=True)
+                oracle.heard(stream, event.point_of_reference)
                 self._progress.commit(event.point_of_reference)
                 self._progress.begin()
                 self._open(end)
@@ -116,7 +116,7 @@ class Producer(Process):
                 self._was_refused = True
             case Ack():
                 for _, point in event.positions:
-                    oracle.heard(stream, point, is_opening=False)
+                    oracle.heard(stream, point)
                     self._progress.commit(point)
                 if self._was_refused:
                     self._was_refused = False
