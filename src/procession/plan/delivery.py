@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,10 +64,11 @@ class Delivery:
         values = before.as_list()
         results: list[Any] = []
         failed: list[int] = []
-        while (row := len(results) + len(failed)) < len(values):
+        left = iter(values)
+        while len(results) + len(failed) < len(values):
             try:
                 # The quickest way to call a Python function; how many results there are tells on which row it raised.
-                for value in islice(values, row, None):
+                for value in left:
                     results.append(function(value))  # noqa: PERF401  (what was made before it raised must stay)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 row = len(results) + len(failed)
