@@ -327,12 +327,13 @@ class Driver:
 
 
 def _open_spark(config: DriverConfig, app: App) -> Session:
-    from procession.spark.session import open_session
+    from procession.spark.session import LOCAL_CLUSTER, open_session
 
     path = (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     log_file = config.directory / "logs" / "spark.log"
-    return open_session(app.graph.name, app.plan.tasks_max, master=config.master, log_file=log_file)
+    home = config.directory / "executors" if (config.master or "").startswith(LOCAL_CLUSTER) else None
+    return open_session(app.graph.name, app.plan.tasks_max, master=config.master, log_file=log_file, home=home)
 
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:

@@ -68,12 +68,14 @@ def open_session(
     *,
     master: str | None = None,
     log_file: Path | None = None,
+    home: Path | None = None,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks."""
+    """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks. Executors that Spark
+    starts here by itself, for a `local-cluster`, leave their logs in `home`, in `work`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_HOME"] = str(spark_home())
+    os.environ["SPARK_HOME"] = str(spark_home(home))
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     for key, value, _ in SETTINGS:
@@ -84,11 +86,11 @@ def open_session(
     return builder.config("spark.driver.extraJavaOptions", " ".join(options)).getOrCreate()
 
 
-def spark_home() -> Path:
+def spark_home(home: Path | None = None) -> Path:
     """A Spark home whose Python path is the installed package. Spark would put its own zip first, which holds no
     compiled modules and costs each worker most of a second."""
     package = Path(pyspark.__file__).parent
-    home = cache_directory() / f"spark-home-{pyspark.__version__}"
+    home = home or cache_directory() / f"spark-home-{pyspark.__version__}"
     library = home / "python" / "lib"
     library.mkdir(parents=True, exist_ok=True)
     _link(home / "bin", package / "bin")
