@@ -19,7 +19,7 @@ from procession.plan.planner import make_plan
 from ..spark.test_plans import expected, ran
 from .chance import FIRST_STREAM, STREAMS
 from .reference import Ends, batch_of
-from .test_timed import key, shown, time
+from .timed_records import key, shown, time
 
 MARKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, STREAMS - 1)), max_size=8)
 RECORDS = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"dd"]), st.integers(0, 9)), max_size=40)

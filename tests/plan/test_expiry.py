@@ -15,7 +15,8 @@ from procession.plan.stateful import Gives
 
 from ..spark.test_plans import expected, ran
 from .chance import STREAMS
-from .test_timed import RECORDS, key, shown, time
+from .test_timed import RECORDS
+from .timed_records import key, shown, time
 
 
 def counted(state: list[int], value: bytes) -> tuple[list[int] | None, bytes]:
@@ -52,7 +53,7 @@ def every_kind(pipeline: Pipeline, ttl_s: float) -> None:
 
 
 @given(
-    records=RECORDS,
+    payloads=RECORDS,
     ttl_s=st.sampled_from([2, 5, 30]),
     cuts=st.sets(st.integers(1, 50), max_size=3),
     slice_records=st.sampled_from([1, 7, 1000]),
@@ -61,17 +62,13 @@ def every_kind(pipeline: Pipeline, ttl_s: float) -> None:
 )
 @settings(max_examples=60)
 def test_i11_states_expire_as_in_the_sequential_run(
-    records: list[tuple[bytes, int, int]],
+    payloads: list[bytes],
     ttl_s: float,
     cuts: set[int],
     slice_records: int,
     keys_max: int,
     ends: list[tuple[int, int]],
 ) -> None:
-    now, payloads = 0, []
-    for name, later, back in records:
-        now += later
-        payloads.append(b"%s %d" % (name, now - back))
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     every_kind(pipeline, ttl_s)
     graph = pipeline.graph()

@@ -14,14 +14,7 @@ from procession.plan.pipeline import Stage
 
 from ..spark.test_plans import expected, ran
 from .chance import FIRST_STREAM, STREAMS
-
-
-def key(value: bytes) -> bytes:
-    return value.split()[0]
-
-
-def time(value: bytes) -> int:
-    return int(value.split()[1])
+from .timed_records import key, time, timed_records
 
 
 def together(left: bytes, right: bytes | None) -> bytes:
@@ -57,15 +50,12 @@ def behind_exchanges(pipeline: Pipeline) -> tuple[Stage, Stage]:
 
 
 INPUTS = [two_sources, two_branches, one_stage, behind_exchanges]
-RECORDS = st.lists(
-    st.tuples(st.sampled_from([b"a", b"b", b"c", b"dd"]), st.integers(0, 9), st.sampled_from([0, 0, 0, 1, 3, 25])),
-    max_size=50,
-)
+RECORDS = timed_records(9, [0, 0, 0, 1, 3, 25], 50)
 
 
 @given(
     inputs=st.sampled_from(INPUTS),
-    records=RECORDS,
+    payloads=RECORDS,
     cuts=st.sets(st.integers(1, 40), max_size=3),
     within=st.sampled_from([1, 5, 16]),
     lateness=st.sampled_from([0, 2]),
@@ -78,7 +68,7 @@ RECORDS = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_i11_any_join_gives_the_pairs_that_the_sequential_run_would_have_given(
     inputs: Any,
-    records: list[tuple[bytes, int, int]],
+    payloads: list[bytes],
     cuts: set[int],
     within: int,
     lateness: int,
@@ -88,10 +78,6 @@ def test_i11_any_join_gives_the_pairs_that_the_sequential_run_would_have_given(
     slice_records: int,
     ends: list[tuple[int, int]],
 ) -> None:
-    now, payloads = 0, []
-    for name, later, back in records:
-        now += later
-        payloads.append(b"%s %d" % (name, now - back))
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     left, right = inputs(pipeline)
     pairs = left.join(

@@ -21,7 +21,8 @@ from procession.storage.states import Codec, States
 from ..spark.test_plans import expected, ran
 from .chance import STREAMS
 from .test_ends import MARKS
-from .test_timed import RECORDS, key, shown, time
+from .test_timed import RECORDS
+from .timed_records import key, shown, time
 
 
 def remainder(value: bytes) -> tuple[int, bytes]:
@@ -31,7 +32,7 @@ def remainder(value: bytes) -> tuple[int, bytes]:
 
 
 @given(
-    records=RECORDS,
+    payloads=RECORDS,
     cuts=st.sets(st.integers(1, 50), max_size=8),
     slice_records=st.sampled_from([1, 7, 1000]),
     keys_max=st.sampled_from([1, 1000]),
@@ -40,14 +41,13 @@ def remainder(value: bytes) -> tuple[int, bytes]:
 )
 @settings(max_examples=60)
 def test_i11_records_are_sorted_and_equal_ones_keep_their_order(
-    records: list[tuple[bytes, int, int]],
+    payloads: list[bytes],
     cuts: set[int],
     slice_records: int,
     keys_max: int,
     ends: list[tuple[int, int]],
     block: int,
 ) -> None:
-    payloads = [b"%s %d" % (name, number + back) for number, (name, _, back) in enumerate(records)]
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     source = pipeline.source(ends=True)
     ranked = source.flat_map(lambda value: [value, value + b"+"]).sort(lambda value: remainder(value.rstrip(b"+")))

@@ -16,19 +16,7 @@ from procession.plan.windows import Windows
 
 from ..spark.test_plans import expected, ran
 from .chance import STREAMS
-
-
-def key(value: bytes) -> bytes:
-    return value.split()[0]
-
-
-def time(value: bytes) -> int:
-    return int(value.split()[1])
-
-
-def shown(value: Any) -> bytes:
-    return repr(value).encode()
-
+from .timed_records import key, shown, time, timed_records
 
 KINDS = [
     windows.tumbling(5),
@@ -37,15 +25,12 @@ KINDS = [
     windows.session(4),
     windows.counting(3),
 ]
-RECORDS = st.lists(
-    st.tuples(st.sampled_from([b"a", b"b", b"c", b"dd"]), st.integers(0, 12), st.sampled_from([0, 0, 0, 1, 3, 12])),
-    max_size=60,
-)
+RECORDS = timed_records(12, [0, 0, 0, 1, 3, 12], 60)
 
 
 @given(
     kind=st.sampled_from(KINDS),
-    records=RECORDS,
+    payloads=RECORDS,
     cuts=st.sets(st.integers(1, 50), max_size=3),
     late=st.sampled_from(["drop", "fire", "oldest"]),
     lateness=st.sampled_from([0, 2]),
@@ -59,7 +44,7 @@ RECORDS = st.lists(
 @settings(max_examples=120)
 def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     kind: Windows,
-    records: list[tuple[bytes, int, int]],
+    payloads: list[bytes],
     cuts: set[int],
     late: Any,
     lateness: int,
@@ -70,10 +55,6 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     ends: list[tuple[int, int]],
     has_ends: bool,
 ) -> None:
-    now, payloads = 0, []
-    for name, later, back in records:
-        now += later
-        payloads.append(b"%s %d" % (name, now - back))
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     stage = pipeline.source(ends=has_ends).window(
         kind,
