@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import queue
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from procession.commit.rounds import Round, Rounds
 from procession.plan.blueprint import Plan
@@ -23,7 +29,11 @@ from procession.storage.runs import Manifest
 
 from .cluster import versions_of, write_log
 
-DEADLINE_S = 240
+STALL_S = 600
+"""An epoch may take long where much else runs; so long only if it hangs."""
+
+patient = pytest.mark.timeout(1_800)
+"""For tests of which the first starts Spark and runs the whole query."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Cuts:
 
 @contextmanager
 def session(master: str) -> Iterator[Session]:
-    spark = open_session("rows", 4, master=master)
+    spark = open_session("rows", 4, master=master, home=_home())
     try:
         yield spark
     finally:
@@ -57,15 +67,15 @@ def run_on_spark(
     for name in (module, __name__):  # executors of their own cannot import tests
         ship_by_value(sys.modules[name])
     told: list[list[Manifest]] = []
-    is_over = threading.Event()
+    news: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    """Whether it is over, after each epoch."""
     rounds = Rounds(work / "rounds")
     (work / "state").mkdir(exist_ok=True)
 
     def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
         told.append(manifests)
         rounds.write(Round(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
-        if any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests):
-            is_over.set()
+        news.put(any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests))
 
     query = start_query(
         spark,
@@ -75,12 +85,23 @@ def run_on_spark(
         interval_s=0,
         on_epoch=on_epoch,
     )
-    threading.Thread(target=lambda: (_ended(query), is_over.set()), daemon=True).start()
-    assert is_over.wait(DEADLINE_S)
-    error = query.exception()
-    query.stop()
+    threading.Thread(target=lambda: (_ended(query), news.put(True)), daemon=True).start()
+    try:
+        while not news.get(timeout=STALL_S):
+            pass
+        error = query.exception()
+    finally:
+        query.stop()
     assert error is None, error
     return told
+
+
+@cache
+def _home() -> Path:
+    """Where executors leave their logs: the same for all sessions here, because their JVM is the same."""
+    home = Path(tempfile.mkdtemp(prefix="procession-spark-home-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
 
 
 def failures(epochs: list[list[Manifest]]) -> list[dict[str, Any]]:

@@ -26,12 +26,16 @@ from procession.plan.strategies import TABLE
 
 from ..plan.reference import Sequential, batch_of
 from .cluster import written
-from .spark import Session, failures, run_on_spark, session
+from .spark import Session, failures, patient, run_on_spark, session
+
+pytestmark = patient
 
 RECORDS = [b"%05d" % number for number in range(4_000)]
 FIRST_STREAM, STREAMS = 1, 3
-CUTS = [1, 3, 1_500]
-"""Epochs of one record, of two, and of many; Spark's first one is empty."""
+ENDS = [(2_000, 0), (2_000, 1), (4_000, 0), (4_000, 1), (4_000, 2)]
+CUTS = [1, 3, 1_500, 2_000, 2_002, 4_002]
+"""Epochs of one record, of two, and of many; and of none, in the middle and at last, for those have only ends of
+streams. Spark's first one is empty, too."""
 
 
 def skewed(value: bytes) -> bytes:
@@ -213,7 +217,7 @@ def ran(request: pytest.FixtureRequest, spark: Session, tmp_path_factory: pytest
     return Ran(spark, request.param, tmp_path_factory.mktemp("rows"))
 
 
-BATCH = batch_of(RECORDS, FIRST_STREAM, STREAMS)
+BATCH = batch_of(RECORDS, FIRST_STREAM, STREAMS, ENDS)
 
 
 @pytest.fixture(scope="module")
@@ -294,10 +298,10 @@ def test_each_connection_of_a_sink_gets_its_share_of_the_keys_or_streams_in_orde
 def test_a_single_source_of_one_record_or_many_is_in_order_behind_exchanges_into_many_tasks_and_into_one(
     ran: Ran, count: int
 ) -> None:
-    batch = batch_of(RECORDS[1 : 1 + count])
+    batch = batch_of(RECORDS[1 : 1 + count], ends=[(count, 0)])
     pipeline = single()
     pipeline.name = f"single-{count}"
-    assert ran.outputs(pipeline, batch, [1, 300][: count // 2]) == in_turn(single(), batch)
+    assert ran.outputs(pipeline, batch, [*[1, 300][: count // 2], count]) == in_turn(single(), batch)
 
 
 def test_values_of_every_codec_go_over_exchanges_and_come_out_in_order(ran: Ran) -> None:
