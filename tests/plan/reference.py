@@ -42,6 +42,15 @@ def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1, ends: 
     )
 
 
+def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
+    """An ingress batch of what living sources have sent: the kind, the stream and the payload of each. The message ids
+    are not theirs."""
+    kinds, streams, payloads = zip(*sent, strict=True)
+    columns = [kinds, streams, range(len(sent)), [0] * len(sent), [b""] * len(sent), payloads]
+    arrays = [pa.array(list(column), one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=INGRESS_SCHEMA)
+
+
 @dataclass
 class Sequential:
     """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches

@@ -14,15 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from procession.connectors.file import stream_id_of
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 from procession.ops.part import Part
-from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
-from tests.plan.reference import Sequential
+from procession.storage.segment import KIND_EOS
+from tests.plan.reference import Sequential, batch_of_sent
 
 from .cluster import Cluster, jvms
 
@@ -191,11 +190,7 @@ class World:
         return made
 
     def _sequential(self) -> dict[str, bytes]:
-        kinds, streams, payloads = zip(*self.sent, strict=True)
-        count = len(self.sent)
-        columns = [kinds, streams, range(count), [0] * count, [b""] * count, payloads]
-        arrays = [pa.array(list(column), one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
-        return Sequential(self.cluster.graph).run(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
+        return Sequential(self.cluster.graph).run(batch_of_sent(self.sent))
 
 
 WAYS = [("runs", None, 100), slow(("spark", None, 37)), slow(("runs", TWO_EXECUTORS, 1_000))]

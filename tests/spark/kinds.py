@@ -1,0 +1,187 @@
+"""A pipeline with every kind of stage that keeps states, each with a sink of its own, and with places where somebody
+can be killed.
+
+The one rule: it needs nothing of the tests, so that its text is an app, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from procession import Aggregate, Pipeline, aggregates, sides, windows
+
+
+@dataclass(frozen=True)
+class Perilous:
+    """Slow on some, so that a task that has many of them is overtaken by the others; and where there is an order for
+    this place and this record, it kills whom the order names, or else the worker that it runs in: once, because it
+    takes the order away first."""
+
+    place: str
+    orders: Path | None = None
+
+    def __call__(self, value: bytes) -> bytes:
+        number = int(value[:5])
+        if number % 97 == 0:
+            time.sleep(0.02)
+        if self.orders is not None:
+            order = order_to_kill(self.orders, self.place, number)
+            if order.exists():
+                victim = order.read_text()
+                order.unlink()
+                os.kill(int(victim or os.getpid()), signal.SIGKILL)
+        return value
+
+
+def order_to_kill(orders: Path, place: str, number: int) -> Path:
+    return orders / f"kill-{place}-{number:05d}"
+
+
+def key(value: bytes) -> bytes:
+    return b"k%d" % (int(value[:5]) * int(value[:5]) % 97)
+
+
+def numbered(state: int, value: bytes) -> tuple[int, bytes]:
+    return state + 1, value + b"#%d" % state
+
+
+def is_odd_one(state: tuple[int, bytes], value: bytes) -> tuple[tuple[int, bytes], bool]:
+    return (state[0] + 1, value), state[0] % 2 == 1
+
+
+def batches_of_five(state: list[bytes], value: bytes) -> tuple[list[bytes] | None, list[bytes]]:
+    """Changes its state in place, and forgets the key when five are together."""
+    state.append(value)
+    return (None, [b"+".join(state), b"--"]) if len(state) == 5 else (state, [])
+
+
+def is_not_the_eleventh(state: dict[str, int], value: bytes) -> tuple[dict[str, int], bytes]:
+    """Errs with its state half changed."""
+    state["count"] += 1
+    if state["count"] == 11:
+        raise ValueError("eleven")
+    return state, b"%d" % state["count"]
+
+
+def not_commutative(whole: bytes, value: bytes) -> bytes:
+    return (whole + value[-2:])[-12:]
+
+
+NOT_COMMUTATIVE = Aggregate(bytes, not_commutative)
+
+
+def when(value: bytes) -> int:
+    """A second for each record, but some are late, and there is a gap in the middle."""
+    number = int(value[:5])
+    return number - (number * 7919 % 83 if number % 10 == 3 else 0) + (3_000 if number > 2_000 else 0)
+
+
+def gone(whose: str, state: Any) -> bytes:
+    return f"{whose} had {state!r}".encode()
+
+
+def last_digit(result: dict[str, Any]) -> str:
+    return str(result["key"])[-1]
+
+
+def end_of(result: dict[str, Any]) -> float:
+    return float(result["end"])
+
+
+NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
+
+
+def last_two(value: bytes) -> bytes:
+    return value[3:5]
+
+
+def first_two(value: bytes) -> bytes:
+    return value[1:3]
+
+
+def named(value: bytes, row: dict[str, Any] | None) -> bytes:
+    return value + (b"?" if row is None else str(row["name"]).encode())
+
+
+def named_twice(value: bytes, row: dict[str, Any], other: dict[str, Any]) -> bytes:
+    return b"%s %s %s" % (value, str(row["name"]).encode(), str(other["name"]).encode())
+
+
+def is_seventh(value: bytes) -> bool:
+    return int(value) % 7 == 0
+
+
+def first_two_as_key(value: bytes) -> bytes:
+    return b"k%d" % int(value[1:3])
+
+
+def side_by_side(left: bytes, right: bytes | None) -> bytes:
+    return left + b"|" + (right or b"-")
+
+
+def shown(value: Any) -> bytes:
+    return repr(value).encode()
+
+
+def every_kind(orders: Path | None = None) -> Pipeline:
+    """With a directory, whoever has a record there is an order for kills: before the exchanges, in a task that reads
+    the log, or behind one, in a task that has states."""
+    pipeline = Pipeline("keyed", parallelism=4, dead_letter="file:dead")
+    source = pipeline.source(ends=True).map(Perilous("before", orders))
+    counted = source.map_stateful(numbered, key=key, initial=0)
+    counted.map(Perilous("behind", orders)).sink("mapped", to="file:out")
+    source.filter_stateful(is_odd_one, key=key, initial=(0, b""), parallelism=3).sink("filtered", to="file:out")
+    source.flat_map_stateful(batches_of_five, key=key, initial=list).sink("many", to="file:out")
+    source.map_stateful(is_not_the_eleventh, key=key, initial={"count": 0}).sink("picky", to="file:out")
+    source.reduce(not_commutative, key=key, parallelism=2).sink("reduced", to="file:out")
+    source.rolling(aggregates.top(3, by=key), key=key).map(shown).sink("rolling", to="file:out")
+    source.distinct(key).sink("distinct", to="file:out")
+    minutes = source.window(windows.tumbling(60), aggregates.count(), key=key, time=when, late="fire", parallelism=3)
+    minutes.map(shown).sink("minutes", to="file:out")
+    hops = source.window(windows.sliding(90, every_s=30), aggregates.collect(), time=when, late="oldest")
+    hops.map(shown).sink("hops", to="file:out")
+    visits = source.window(windows.session(20), aggregates.mean(int), key=key, time=when, lateness_s=5, early_records=2)
+    visits.map(shown).sink("visits", to="file:out")
+    threes = source.window(windows.counting(3), aggregates.max_by(), key=key).map(shown)
+    threes.sink("threes", to="file:out")
+    # The same without a key, and a sliding one with one.
+    days = source.window(windows.tumbling(60), NOT_COMMUTATIVE, time=when, late="fire")
+    pauses = source.window(windows.session(3), aggregates.count(), time=when, early_records=5)
+    tens = source.window(windows.counting(10), aggregates.collect(), early_records=4)
+    slides = source.window(windows.sliding(80, every_s=40), aggregates.top(2), key=key, time=when, late="drop")
+    days.merge(pauses, tens, slides).map(shown).sink("alone", to="file:out")
+    source.aggregate(NOT_COMMUTATIVE).map(shown).sink("total", to="file:out")
+    totals = source.aggregate(NOT_COMMUTATIVE, key=key, parallelism=3)
+    # The ends of chains in a row come one after the other.
+    totals.merge(totals.aggregate(aggregates.collect())).map(shown).sink("totals", to="file:out")
+    lasting = source.map_stateful(numbered, key=key, initial=0, ttl_s=40, time=when, on_evict=gone)
+    lasting.sink("lasting", to="file:out")
+    often = source.flat_map_stateful(batches_of_five, key=key, initial=list, ttl_s=25, time=when, on_evict=gone)
+    often.merge(source.distinct(key, ttl_s=30, time=when)).sink("often", to="file:out")
+    backwards = source.flat_map(lambda value: [value, value[::-1]]).sort(last_two, reverse=True)
+    backwards.merge(source.sort(key)).sink("sorted", to="file:out")
+    # Windows of windows: of what came out above, by the ends of those.
+    nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
+    source.merge(nested.map(shown)).sink("nested", to="file:out")
+    # hash joins: the stream narrow, in order, with one side and with two
+    names = sides.of_rows(NAMES, by="last")
+    joined = source.hash_join(names, key=last_two, join=named).rebalance(parallelism=3)
+    joined.inner_hash_join(names, key=first_two, join=named_twice, and_side=names, and_key=last_two).sink(
+        "joined", to="file:out"
+    )
+    # Two streams: what went another way, in other tasks, with the source; and the source with itself
+    few = source.filter(is_seventh).rebalance(parallelism=3).map(bytes.lower)
+    pairs = source.join(few, within_s=40, join=side_by_side, key=key, time=when, lateness_s=5, outer=True)
+    pairs.sink("paired", to="file:out")
+    source.join(source, within_s=8, join=side_by_side, left_key=key, right_key=first_two_as_key, time=when).sink(
+        "paired-inner", to="file:out"
+    )
+    # A keyed stage behind a keyed stage, by another key, and back together with what went round it.
+    twice = counted.map_stateful(numbered, key=lambda value: value[-1:], initial=0, parallelism=3)
+    source.merge(twice).sink("merged", to="file:out")
+    return pipeline

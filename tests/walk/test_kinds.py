@@ -1,0 +1,106 @@
+"""Every kind of stage that keeps states, in living processes: workers, executors and drivers are killed in the middle
+of epochs that are small, larger, and as large as they get, on threads and on two executors.
+
+Expected is what the sequential reference makes of all that was sent, byte for byte. Each case is an input of its own
+that ends, so that what waits for the end comes out; and the next case goes on with the states that this one has left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.connectors.file import stream_id_of
+from procession.ops.config import Settings
+from procession.ops.local import DRIVER
+from procession.storage.segment import KIND_EOS
+
+from ..plan.reference import Sequential, batch_of_sent
+from ..spark import kinds
+from .cluster import Cluster, jvms
+
+APP = Path(kinds.__file__).read_text() + "\n\npipeline = every_kind(Path(__file__).parent)\n"
+FIRST, RECORDS = 1_700, 160
+"""In the second input, event time makes a leap."""
+
+THREADS, TWO_EXECUTORS = "local[4,2]", "local-cluster[2,2,1024]"
+WAYS = [(master, records) for master in (THREADS, TWO_EXECUTORS) for records in (20, 80, 1_000)]
+
+
+class World:
+    """A cluster, and all that was sent to it."""
+
+    def __init__(self, directory: Path, master: str, epoch_records_max: int) -> None:
+        # So few keys in memory that most states come from files.
+        settings = Settings(epoch_interval_s=0.02, epoch_records_max=epoch_records_max, master=master, state_keys_max=9)
+        self.cluster = Cluster(directory, APP, settings)
+        self.sent: list[tuple[int, int, bytes]] = []
+
+    @property
+    def first(self) -> int:
+        """The next record's number."""
+        return FIRST + len(self.cluster.inputs) * RECORDS
+
+    def order(self, place: str, behind_first: int, victim: int | None = None) -> None:
+        """Who has this record of the next input at this place kills the victim; or itself, if there is none."""
+        order = kinds.order_to_kill(self.cluster.directory, place, self.first + behind_first)
+        order.write_text("" if victim is None else str(victim))
+
+    def send(self) -> None:
+        payloads = [b"%05d" % number for number in range(self.first, self.first + RECORDS)]
+        source = self.cluster.send(payloads)
+        stream = stream_id_of(self.cluster.inputs[-1])
+        self.sent += [*((0, stream, payload) for payload in payloads), (KIND_EOS, stream, b"")]
+        self.cluster.until_done(source)
+
+    def check(self) -> None:
+        assert not list(self.cluster.directory.glob("kill-*")), "nobody was killed"
+        self.cluster.until(lambda: not any(self.cluster.prepared().values()), "all sinks to know what is decided")
+        expected = Sequential(self.cluster.graph).run(batch_of_sent(self.sent))
+        found = {sink: self.cluster.committed(sink) for sink in expected}
+        letters = [without_ids(outputs.pop("dead-letter")) for outputs in (found, expected)]
+        assert [sink for sink in expected if found[sink] != expected[sink]] == []
+        assert letters[0] == letters[1]
+
+
+def without_ids(letters: bytes) -> list[dict[str, object]]:
+    """Dead letters without the message ids, which are the source's own."""
+    return [{**json.loads(line), "message_id": 0} for line in letters.splitlines()]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0].split('[')[0]}-{way[1]}")
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("kinds"), *request.param)
+    with world.cluster as cluster:
+        assert cluster.local.start()
+        yield world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "executor", "driver", "jvm"])
+def test_i11_every_keyed_stage_writes_what_the_sequential_run_would_have_written_whoever_is_killed(
+    world: World, victim: str
+) -> None:
+    cluster = world.cluster
+    restarts, driver = cluster.restarts(DRIVER), cluster.supervisor.pid(DRIVER)
+    assert driver is not None
+    own, *executors = jvms(driver)
+    match victim:
+        case "worker":
+            world.order("before", 40)
+            world.order("behind", 90)
+        case "executor":
+            if not executors:
+                pytest.skip("with local threads the executor is the driver's own JVM")
+            world.order("before", 130, executors[0])
+            world.order("behind", 70, executors[-1])
+        case "driver":
+            world.order("behind", 110, driver)
+        case "jvm":
+            world.order("before", 50, own)
+    world.send()
+    world.check()
+    assert cluster.restarts(DRIVER) == restarts + (victim in ("driver", "jvm"))
