@@ -230,19 +230,16 @@ def encode_messages(
     if columns.is_ready():
         ids, times = np.ascontiguousarray(message_ids, np.uint64), np.ascontiguousarray(event_times, np.int64)
         return columns.encode(stream_id, ids, times, keys, payloads)
-    # Payloads of one length stand beside their headers, as one array; that is how logs and numbers often are.
     size = int(payload_lengths[0])
-    is_even = keys is None and size > 0 and bool((payload_lengths == size).all())
-    header = np.empty(count, dtype=[*_MESSAGE_HEADER.descr, ("payload", f"V{size}")] if is_even else _MESSAGE_HEADER)
+    if keys is None and size > 0 and bool((payload_lengths == size).all()):
+        return _even_frames(stream_id, message_ids, event_times, payloads, size)
+    header = np.empty(count, dtype=_MESSAGE_HEADER)
     header["length"] = body_lengths
     header["tag"] = MESSAGE_TAG
     header["stream_id"] = stream_id
     header["message_id"] = message_ids
     header["event_time"] = event_times
     header["key_length"] = key_lengths
-    if is_even:
-        header["payload"] = np.frombuffer(_data_of(payloads), f"V{size}", count)
-        return pa.py_buffer(header)
     size_bytes = int(body_lengths.sum()) + count * _LENGTH_BYTES
     edges = np.arange(count + 1, dtype=np.int64) * header.itemsize
     kind = pa.binary() if size_bytes <= columns.BYTES_MAX else pa.large_binary()
@@ -251,6 +248,21 @@ def encode_messages(
     # The join of the parts of each record, laid end to end in one data buffer, is what goes on the wire.
     parts = [fixed] + ([] if keys is None else [keys.cast(kind)]) + [payloads.cast(kind)]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", kind)).buffers()[2].slice(0, size_bytes)
+
+
+def _even_frames(
+    stream_id: int, message_ids: Integers, event_times: Integers, payloads: pa.Array, size: int
+) -> pa.Buffer:
+    """Frames without keys and with payloads of one length, as those of logs and numbers often are: copies of one frame,
+    in which the rest is put as columns."""
+    kind = np.dtype([*_MESSAGE_HEADER.descr, ("payload", f"V{size}")])
+    one = np.zeros((), kind)
+    one["length"], one["tag"], one["stream_id"] = kind.itemsize - _LENGTH_BYTES, MESSAGE_TAG, stream_id
+    frames = np.frombuffer(bytearray(one.tobytes()) * len(payloads), kind)
+    frames["message_id"] = message_ids
+    frames["event_time"] = event_times
+    frames["payload"] = np.frombuffer(_data_of(payloads), f"V{size}", len(payloads))
+    return pa.py_buffer(frames)
 
 
 def _data_of(array: pa.Array) -> pa.Buffer:
