@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "procession"
 
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"record", "metrics", "faults", "address", "readiness", "tls"}),
+    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls"}),
     frozenset({"wire", "storage", "plan", "merge"}),
     frozenset({"gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors"}),

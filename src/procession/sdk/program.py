@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
+from procession.allocation import keep_memory
 from procession.sdk.batch import Source
 from procession.sdk.options import SourceOptions
 from procession.sdk.report import Teller
@@ -66,6 +67,7 @@ def run_program(
     main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None, stop_wait_s: float = math.inf
 ) -> Result | None:
     """What the coroutine returns, or None if a signal stopped it first."""
+    keep_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_stopped(main, on_stop, stop_wait_s))
 
