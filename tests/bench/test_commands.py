@@ -62,7 +62,7 @@ def test_listing_1_tells_what_order_costs() -> None:
 
 @pytest.mark.slow
 def test_states_are_compared_with_a_dictionary_and_with_those_of_spark() -> None:
-    sizes = ("--records", "2000", "--epoch-records", "1000", "--many-keys", "20000")
+    sizes = ("--records", "2000", "--epoch-records", "1000", "--many-keys", "20000", "--warm-epochs", "1")
     figures = benched("state", "--keys", "100", *sizes, "--rounds", "2")
     for variant in ("ours", "dictionary", "spark_rows", "spark_pandas"):
         assert figures[variant]["records_per_second"] > 0

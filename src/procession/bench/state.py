@@ -42,8 +42,8 @@ VARIANTS = ("ours", "dictionary", "spark_rows", "spark_pandas")
 OF_SPARK = frozenset({"spark_rows", "spark_pandas"})
 TOUCHED = (1_000, 10_000, 100_000)
 FEW_EPOCHS = 8
-WARM_EPOCHS, WARM_RECORDS = 12, 5_000
-"""So many epochs, of so many records each, go before what is timed: Java is slow until it has done a thing often."""
+WARM_RECORDS = 5_000
+"""So many are in each of the epochs that go before what is timed: Java is slow until it has done a thing often."""
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -57,6 +57,7 @@ class Given:
     spark_rounds: int
     epoch_records: int
     many_keys: int
+    warm_epochs: int
     cores: int
 
 
@@ -64,7 +65,7 @@ def measure(given: Given) -> dict[str, Any]:
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as name:
         work = Path(name)
-        warm = _written(work / "warm", given.keys, (given.keys, *[WARM_RECORDS] * WARM_EPOCHS))
+        warm = _written(work / "warm", given.keys, (given.keys, *[WARM_RECORDS] * given.warm_epochs))
         first = max(given.keys, given.epoch_records)
         whole, rest = divmod(given.records, given.epoch_records)
         ends = _written(work / "log", given.keys, (first, *[given.epoch_records] * whole, *([rest] if rest else ())))
