@@ -70,6 +70,7 @@ VALUES = frozenset(
     | {"gateway.snapshot.Position", "gateway.snapshot.Snapshot", "tls.ServerTls"}
     | {"storage.segment.INGRESS_SCHEMA", "storage.segment.KIND_EOS", "storage.segment.KIND_RECORD"}
     | {"storage.segment.KIND_BOUNDARY", "storage.segment.KIND_EPHEMERAL", "storage.segment.KIND_UNSTABLE"}
+    | {"storage.segment.KIND_GIVEN", "storage.segment.KIND_MOVED"}
     | {"storage.segment.KIND_TICK", "storage.segment.INGRESS", "storage.segment.ORDERED", "storage.segment.Use"}
     # What the simulator runs for real, with a virtual disk under it: decisions and encodings, not the files.
     | {"sdk.outlet.Outlet", "sdk.outlet.Where"}

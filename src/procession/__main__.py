@@ -2,6 +2,4 @@
 
 from procession.ops.cli import main
 
-# A process that a benchmark starts loads this module, too, under another name.
-if __name__ == "__main__":
-    main()
+main()

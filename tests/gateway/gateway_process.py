@@ -26,6 +26,7 @@ from pathlib import Path, PosixPath
 from procession.errors import ProcessionError
 from procession.gateway.config import GatewayConfig, Limits
 from procession.gateway.server import serve
+from procession.merge.eventorder import Declared
 from procession.tls import ServerTls
 
 settings = eval(sys.argv[2])

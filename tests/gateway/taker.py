@@ -42,7 +42,7 @@ class Taker:
 
     def successor(self) -> Taker:
         """Another driver on the same checkpoint, which knows what this one has committed."""
-        other = Taker(self.checkpoint.root, self._leader, self.feed.records_max)
+        other = type(self)(self.checkpoint.root, self._leader, self.feed.records_max)
         other.epoch, other.offsets = self.epoch, dict(self.offsets)
         other.positions, other.ids, other.pieces, other._untold = self.positions, self.ids, self.pieces, self._untold
         return other
@@ -96,8 +96,7 @@ class Taker:
     def _commit(self, ends: dict[str, int], pieces: list[Piece]) -> None:
         self.epoch += 1
         self._write("offsets", f"v1\n{{}}\n{json.dumps(ends)}")
-        for piece in pieces:
-            self._read(piece)
+        self._read_all(pieces)
         self.pieces.append(pieces)
         first, last = sum(self.offsets.values()), sum(ends.values())
         self._untold = Round(
@@ -105,6 +104,10 @@ class Taker:
         )
         self._write("commits", "v1\n{}")
         self.offsets = ends
+
+    def _read_all(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._read(piece)
 
     def _read(self, piece: Piece) -> None:
         for batch in LogReader(Path(piece.place.directory)).read(piece.first, piece.last):

@@ -115,7 +115,7 @@ class Site:
         """There is no other gateway: what is asked for is granted."""
         self.gateway.handle(Granted(stream_id, None))
 
-    def relinquish(self, stream_id: int, committed: int | None) -> None:
+    def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
         self.gateway.handle(Relinquished(stream_id))
 
     def kill(self) -> None:

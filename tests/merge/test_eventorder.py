@@ -21,6 +21,8 @@ class Row(NamedTuple):
     event_time: int
     is_end: bool = False
     is_tick: bool = False
+    is_given: bool = False
+    is_moved: bool = False
 
 
 class Placed(NamedTuple):
@@ -36,6 +38,8 @@ def heard(rows: list[Row]) -> Heard:
         np.ones(len(rows), np.int64),
         np.array([row.is_end for row in rows], np.bool_),
         np.array([row.is_tick for row in rows], np.bool_),
+        np.array([row.is_given for row in rows], np.bool_),
+        np.array([row.is_moved for row in rows], np.bool_),
     )
 
 
@@ -203,7 +207,7 @@ def test_extreme_times_are_in_order_too() -> None:
     order = EventOrder(Declared(frozenset({1}), lateness_ns=10**18))
     order.hear(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
     assert [one.key.message_id for one in taken_by(order)[0]] == [0, 2, 1, END_ID]
-    assert order.clocks.known == {1: Clock(TIME_MAX, is_ended=True)}
+    assert order.clocks.known == {1: Clock(TIME_MAX, is_ended=True, seen=2)}
 
 
 @pytest.mark.parametrize("lateness", [0, 7])

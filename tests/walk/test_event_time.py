@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.gateway.client import ControlClient
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER, GATEWAY
 from procession.ops.part import Part
@@ -94,21 +95,35 @@ def sorted_slowly(streams: dict[int, list[Record]], lateness_s: int) -> tuple[by
 class World:
     """A cluster with its producers, which may be killed and come again."""
 
-    def __init__(self, directory: Path, lateness_s: int) -> None:
+    def __init__(self, directory: Path, lateness_s: int, gateways: int = 1) -> None:
         directory.mkdir(exist_ok=True)
         self.lateness_s = lateness_s
         self.inputs = made(lateness_s)
-        settings = Settings(epoch_interval_s=0.02, epoch_records_max=100)
+        settings = Settings(epoch_interval_s=0.02, epoch_records_max=100, gateways=gateways)
         self.cluster = Cluster(directory, APP.replace("LATENESS", str(lateness_s)), settings)
 
     def produce(self, stream_id: int, seed: int, gate: Path = HERE) -> str:
         """Start a producer, which waits half-way until the gate exists."""
         path = self.cluster.directory / f"input-{stream_id}.json"
         path.write_text(json.dumps(self.inputs[stream_id]))
-        argv = (sys.executable, "-c", PRODUCER, self.cluster.local.address, str(path), str(stream_id), str(seed))
+        homes = self.cluster.local.address.split(",")
+        random.Random(seed).shuffle(homes)
+        argv = (sys.executable, "-c", PRODUCER, ",".join(homes), str(path), str(stream_id), str(seed))
         argv += (str(gate),)
         self.cluster.supervisor.start(Part(f"source-{stream_id}", argv))
         return f"source-{stream_id}"
+
+    def until_done(self, sources: list[str]) -> None:
+        for source in sources:
+            self.cluster.until(lambda source=source: self.cluster.supervisor.is_done(source), f"the end of {source}")  # type: ignore[misc]
+        self.cluster.until(self.is_quiet, "the last commit")
+
+    def is_quiet(self) -> bool:
+        for part in self.cluster.local.gateway_parts:
+            with ControlClient(self.cluster.directory / part, timeout_s=10.0) as client:
+                if not client.status()["is_settled"]:
+                    return False
+        return True
 
     def kill(self, part: str) -> None:
         before = self.cluster.restarts(part)
@@ -148,25 +163,40 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
         cluster.supervisor.kill(DRIVER)
         world.kill("source-9")
         gate.touch()
-        for source in sources:
-            cluster.until(lambda source=source: cluster.supervisor.is_done(source), f"the end of {source}")  # type: ignore[misc]
-        cluster.until(cluster._is_quiet, "the last commit")
+        world.until_done(sources)
         assert cluster.restarts(GATEWAY) == 1
         assert cluster.restarts(DRIVER) == 1, cluster.tell()
         world.check()
 
 
 @pytest.mark.slow
+def test_another_number_of_gateways_gives_the_same_bytes_also_when_one_is_killed(tmp_path: Path) -> None:
+    world = World(tmp_path, lateness_s=2, gateways=3)
+    with world.cluster as cluster:
+        assert cluster.local.start()
+        gate = tmp_path / "gate"
+        sources = [world.produce(stream_id, 30 + stream_id, gate) for stream_id in STREAMS]
+        cluster.until(lambda: cluster.committed("plain") != b"", "the first output")
+        world.kill(cluster.local.gateway_parts[1])
+        gate.touch()
+        world.until_done(sources)
+        world.check()
+        log = cluster.log()
+        assert len(cluster.rounds().read(log.committed).offsets) > 1, "more than one gateway took part"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 14))
 @pytest.mark.parametrize("lateness_s", [0, 2])
-def test_another_timing_gives_the_same_bytes(tmp_path: Path, seed: int, lateness_s: int) -> None:
-    chance, world = random.Random(seed), World(tmp_path, lateness_s)
+@pytest.mark.parametrize("gateways", [1, 2, 3])
+def test_another_timing_gives_the_same_bytes(tmp_path: Path, gateways: int, seed: int, lateness_s: int) -> None:
+    chance, world = random.Random(seed), World(tmp_path, lateness_s, gateways)
     with world.cluster as cluster:
         assert cluster.local.start()
         order = chance.sample(STREAMS, len(STREAMS))
         sources = [world.produce(stream_id, seed * 10 + number) for number, stream_id in enumerate(order)]
         for _ in range(chance.randrange(4)):
-            cluster.supervisor.kill(chance.choice([GATEWAY, DRIVER, *sources]))
+            cluster.supervisor.kill(chance.choice([*cluster.local.gateway_parts, DRIVER, *sources]))
             reached = len(cluster.committed("plain"))
             cluster.until(
                 lambda reached=reached: (
@@ -175,7 +205,5 @@ def test_another_timing_gives_the_same_bytes(tmp_path: Path, seed: int, lateness
                 ),
                 "more output",
             )
-        for source in sources:
-            cluster.until(lambda source=source: cluster.supervisor.is_done(source), f"the end of {source}")  # type: ignore[misc]
-        cluster.until(cluster._is_quiet, "the last commit")
+        world.until_done(sources)
         world.check()

@@ -8,7 +8,7 @@ about every NOTIFY. After it: `cluster`, at the leader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from enum import Enum
 
 from procession.wire.messages import Notify
@@ -94,6 +94,10 @@ class Claims:
     def asking(self) -> int:
         return len(self._asking)
 
+    def is_wanted(self, stream_id: int) -> bool:
+        """Whether a session still waits for the leader's answer about it."""
+        return stream_id in self._asking
+
     def notify(self, session: int, notify: Notify) -> Verdict:
         """A session wants a stream that no other session of ours has."""
         match self._claims.get(notify.stream_id):
@@ -121,6 +125,15 @@ class Claims:
         """No session sends on these any more; what came of them is below this sequence."""
         for stream_id in stream_ids:
             self._step(stream_id, Step.CLOSED, until)
+
+    def place(self, stream_id: int, until: int) -> None:
+        """For a stream that is closing: all that came of it is below this sequence, as is known only now."""
+        if stream_id in self._until:
+            self._until[stream_id] = min(until, self._until[stream_id])
+
+    @property
+    def closing(self) -> Set[int]:
+        return self._until.keys()
 
     def leave(self, session: int) -> None:
         """A session is gone. If the leader still grants what it asked for, that is given back."""

@@ -20,6 +20,10 @@ from procession.errors import ProcessionError, RoundError
 from procession.gateway.address import addresses
 from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
+from procession.gateway.words import place, read_clocks, written_clocks
+from procession.merge.clocks import Clock
+from procession.merge.eventorder import Declared
+from procession.merge.waiting import Key
 
 DELAY_S_MIN = 0.02
 DELAY_S_MAX = 1.0
@@ -34,6 +38,21 @@ class Offer(NamedTuple):
     start_sequence: int
     gateways: list[Member]
     """All there are, if the one that was asked leads."""
+
+
+class Reached(NamedTuple):
+    """How far streams have come in event time, as far as a gateway knows."""
+
+    clocks: dict[int, Clock]
+    gateways: list[Member]
+
+
+class Share(NamedTuple):
+    """What one of several gateways offers, in the order of event time."""
+
+    end: int
+    last: Key | None
+    complete: Key | None
 
 
 class Fence(NamedTuple):
@@ -63,6 +82,32 @@ class ControlClient:
         reply = self._ask("offer", fence=fence, start=start, records_max=records_max, bytes_max=bytes_max)
         return Offer(reply["end"], reply["start_sequence"], _members(reply))
 
+    def clocks(self, fence: int) -> Reached:
+        """How far streams have come; what came of them is on disk."""
+        reply = self._ask("clocks", fence=fence)
+        return Reached(read_clocks(reply["clocks"]), _members(reply))
+
+    def offer_among(
+        self,
+        fence: int,
+        start: int,
+        limits: tuple[int, int],
+        clocks: Mapping[int, Clock],
+        upto: Key | None = None,
+    ) -> Share:
+        """How far the driver may read, if streams have come so far at other gateways, and at most up to this place."""
+        records_max, bytes_max = limits
+        reply = self._ask(
+            "offer-among",
+            fence=fence,
+            start=start,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            clocks=written_clocks(clocks),
+            upto=upto,
+        )
+        return Share(reply["end"], place(reply, "last"), place(reply, "complete"))
+
     def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
         """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
         named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
@@ -82,6 +127,11 @@ class ControlClient:
     def departed(self) -> tuple[str, ...]:
         """The names of those that have left, and have not come back. Only the leader is asked."""
         return tuple(map(str, self._ask("gateways").get("departed", ())))
+
+    def order(self) -> Declared | None:
+        """What it orders streams by; None: by arrival."""
+        told = self._ask("order")["order"]
+        return None if told is None else Declared(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
 
     def leave(self, name: str) -> None:
         """Let this gateway go, when all that it took is committed. Only the leader is asked."""

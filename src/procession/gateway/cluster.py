@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from procession.errors import ConfigError
+from procession.merge.clocks import Clock
 from procession.storage.pieces import FIRST_GATEWAY
 
 LEADER = FIRST_GATEWAY
@@ -20,10 +21,12 @@ LEADER = FIRST_GATEWAY
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The stream is the asker's. `committed` is the last committed id of it, None if there is none."""
+    """The stream is the asker's. `committed` is the last committed id of it, None if there is none; `clock` says how
+    far it has come in event time, where that is the order."""
 
     stream_id: int
     committed: int | None
+    clock: Clock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,18 @@ class GlobalRegistry:
     """`active`: stream id to the gateway that holds it. A *link* is a number that the rim gives to each connection of a
     gateway; a gateway speaks through its latest link only."""
 
-    def __init__(self, gateways: Iterable[str], committed: Mapping[int, int] | None = None) -> None:
-        """What a leader knows when it begins: who belongs to it, and the committed ids of its own checkpoint."""
+    def __init__(
+        self,
+        gateways: Iterable[str],
+        committed: Mapping[int, int] | None = None,
+        clocks: Mapping[int, Clock] | None = None,
+    ) -> None:
+        """What a leader knows when it begins: who belongs to it, and the committed ids and clocks of its own
+        checkpoint."""
         self.active: dict[int, str] = {}
         self._committed: dict[int, int] = dict(committed or {})
+        self.clocks: dict[int, Clock] = dict(clocks or {})
+        """How far each stream has come, as far as gateways have said. Who gave it up last knew best."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
         self._unheard = set(self._links)
 
@@ -66,9 +77,16 @@ class GlobalRegistry:
             counts[name] += 1
         return counts
 
-    def join(self, name: str, link: int, held: Iterable[int], committed: Mapping[int, int]) -> None:
-        """A gateway is here, or here again, and says what it holds and what it knows to be committed. What it held and
-        does not name any more it has given up."""
+    def join(
+        self,
+        name: str,
+        link: int,
+        held: Iterable[int],
+        committed: Mapping[int, int],
+        clocks: Mapping[int, Clock] | None = None,
+    ) -> None:
+        """A gateway is here, or here again, and says what it holds, what it knows to be committed and how far streams
+        have come. What it held and does not name any more it has given up."""
         held = set(held)
         for stream_id in held:
             if (other := self.active.get(stream_id, name)) != name:
@@ -81,6 +99,8 @@ class GlobalRegistry:
         self.active.update(dict.fromkeys(held, name))
         for stream_id, at in committed.items():
             self._commit(stream_id, at)
+        for stream_id, clock in (clocks or {}).items():
+            self._hear(stream_id, clock)
         self._links[name] = link
         self._unheard.discard(name)
 
@@ -100,9 +120,9 @@ class GlobalRegistry:
         if name is None or self._unheard or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
         self.active[stream_id] = name
-        return Grant(stream_id, self._committed.get(stream_id))
+        return Grant(stream_id, self._committed.get(stream_id), self.clocks.get(stream_id))
 
-    def relinquish(self, link: int, stream_id: int, committed: int | None) -> bool:
+    def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
         """A gateway gives a stream up: all that it took of it is committed, up to this id. False if it is not its."""
         name = self._speaker(link)
         if name is None or self.active.get(stream_id) != name:
@@ -110,6 +130,7 @@ class GlobalRegistry:
         del self.active[stream_id]
         if committed is not None:
             self._commit(stream_id, committed)
+        self._hear(stream_id, clock)
         return True
 
     def leave(self, name: str) -> None:
@@ -125,6 +146,10 @@ class GlobalRegistry:
     def _speaker(self, link: int) -> str | None:
         """Whose link this is, if a later one has not taken its place."""
         return next((name for name, its_link in self._links.items() if its_link == link), None)
+
+    def _hear(self, stream_id: int, clock: Clock | None) -> None:
+        if clock is not None:
+            self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
 
     def _commit(self, stream_id: int, at: int) -> None:
         self._committed[stream_id] = max(at, self._committed.get(stream_id, at))

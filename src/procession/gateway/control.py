@@ -5,9 +5,12 @@ The one rule: one request object a line, one reply object a line, `{"ok": true, 
 `client` and `link`. After it: `core` and `doorway`.
 
     offer   fence, start, records_max, bytes_max      -> end, start_sequence, gateways
+    clocks  fence                                     -> clocks, gateways
+    offer-among  fence, start, records_max, bytes_max, clocks, upto -> end, last, complete
     commit  fence, epoch, end, positions              ->
     fence   fence                                     -> committed_end, next_sequence, identity, order, gateways
     status                                            -> see `Gateway.status`
+    order                                             -> order: what streams are put in order by, or null
     streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
     and what `doorway` has: gateways, leave, join, notify, relinquish, beat, left
 """
@@ -28,7 +31,8 @@ from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
 from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import integers, positions
+from procession.gateway.words import clocks, integers, place, positions, written_clocks
+from procession.merge.eventorder import Declared
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -130,6 +134,14 @@ class ControlServer:
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 end = await gateway.offer(fence, start, records_max, bytes_max)
                 return {"end": end, "start_sequence": gateway.offered.start_sequence, **self._doorway.gateways()}
+            case "clocks":
+                told = await gateway.clocks(*integers(request, "fence"))
+                return {"clocks": written_clocks(told), **self._doorway.gateways()}
+            case "offer-among":
+                fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
+                limits = (records_max, bytes_max)
+                offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
+                return offered._asdict()
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
                 await gateway.commit(Committed(fence, epoch, end, positions(request)))
@@ -141,10 +153,19 @@ class ControlServer:
                 return {**found, "identity": gateway.identity, "order": gateway.order, **self._doorway.gateways()}
             case "status":
                 return gateway.status()
+            case "order":
+                return {"order": _told_order(self._config.declared)}
             case "streams":
                 return stream_rows(gateway, *integers(request, "first_id", "streams_max"))
             case other:
                 raise RemoteProtocolError(f"unknown op {str(other)[:40]!r}")
+
+
+def _told_order(declared: Declared | None) -> dict[str, Any] | None:
+    if declared is None:
+        return None
+    streams = sorted(declared.streams)
+    return {"streams": streams, "lateness_ns": declared.lateness_ns, "idle_s": declared.idle_timeout_s}
 
 
 def _parse(line: bytes) -> Request:

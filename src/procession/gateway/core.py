@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import pyarrow as pa
 import structlog
 
 from procession import faults
-from procession.errors import StorageError
+from procession.errors import ConfigError, StorageError
 from procession.gateway import snapshot as snapshots
 from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
@@ -42,18 +43,17 @@ from procession.gateway.events import (
 )
 from procession.gateway.identity import identity
 from procession.gateway.ordered import OrderedState
-from procession.gateway.ordering import Ordering, check_kept
+from procession.gateway.ordering import Offered, Ordering, check_kept
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
+from procession.gateway.status import status_of
 from procession.gateway.tally import Tally
+from procession.merge.clocks import Clock
 from procession.merge.eventorder import Point
+from procession.merge.waiting import Key
 from procession.storage.durable import disk_free_bytes
 from procession.storage.log import IngressLog
-from procession.wire import columns
 from procession.wire.draft_messages import AnyFrame
-
-STATUS_STREAMS_MAX = 1000
-"""A status names so many streams; of the others it says only how many there are."""
 
 log = structlog.get_logger("gateway")
 
@@ -73,7 +73,7 @@ class Leader(Protocol):
 
     def ask(self, stream_id: int) -> None: ...
 
-    def relinquish(self, stream_id: int, committed: int | None) -> None: ...
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None: ...
 
 
 class Gateway:
@@ -105,7 +105,7 @@ class Gateway:
                 config.declared,
                 found,
                 self.log.next_sequence,
-                *self.ordering.recovered,
+                self.ordering.recovered,
                 is_leading=is_leading,
             )
         self.offered = self.log if self.ordering is None else self.ordering.log
@@ -180,9 +180,9 @@ class Gateway:
             case Ask(stream_id):
                 assert self.leader is not None
                 self.leader.ask(stream_id)
-            case Relinquish(stream_id, committed):
+            case Relinquish(stream_id, committed, clock):
                 assert self.leader is not None
-                self.leader.relinquish(stream_id, committed)
+                self.leader.relinquish(stream_id, committed, clock)
             case WriteSnapshot():
                 raise AssertionError("only a commit writes a snapshot, and it waits for it")
 
@@ -227,8 +227,14 @@ class Gateway:
 
     async def _durably(self, *call: Any) -> None:
         """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
-        try:
+        with self._ending():
             await asyncio.get_running_loop().run_in_executor(None, *call)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """A disk that fails meanwhile ends the gateway."""
+        try:
+            yield
         except StorageError as error:
             if not self.failure.done():
                 self.failure.set_exception(error)
@@ -244,33 +250,75 @@ class Gateway:
         await self._durably(self.log.sync)
         if self.ordering is not None:
             async with self._order_lock:
+                await self._hear(self.ordering)
                 await self._order(self.ordering)
+        self._check_start(start)
+        return self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max))
+
+    def _check_start(self, start: int) -> None:
         if start > self.offered.next_sequence:
             raise StorageError(
                 f"The driver has read up to record {start}, but this log ends at {self.offered.next_sequence}.",
                 next_step="Restore the gateway's directory: it has less than it had offered.",
             )
-        return self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max))
 
-    async def _order(self, ordering: Ordering) -> None:
-        """Put in order what may be; it is on disk when this returns."""
+    async def clocks(self, fence: int) -> Mapping[int, Clock]:
+        """How far each stream has come, as far as this gateway knows and arrivals are on disk. With several gateways
+        the driver asks all of them, before it tells each what the others know."""
+        ordering = self._has_order()
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        self.flush()
+        await self._durably(self.log.sync)
+        async with self._order_lock:
+            await self._hear(ordering)
+            return ordering.order.clocks.all_reached()
+
+    async def offer_among(
+        self, fence: int, start: int, limits: tuple[int, int], told: Mapping[int, Clock], upto: Key | None
+    ) -> Offered:
+        """As one of several gateways: what the driver may read from `start` on, if streams are so far elsewhere; and
+        no more than up to this place in the order, which is as far as all of them can give."""
+        ordering = self._has_order()
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        async with self._order_lock:
+            ordering.order.clocks.tell(told)
+            await self._order(ordering, is_alone=False)
+            self._check_start(start)
+            return ordering.offered(start, self.offered.end_for(start, *limits), upto)
+
+    def _has_order(self) -> Ordering:
+        if self.ordering is None:
+            raise ConfigError(
+                "The gateway orders by arrival, but was asked about event time.",
+                next_step="Start it with --event-time-streams and --lateness-s as in the app.",
+            )
+        return self.ordering
+
+    async def _hear(self, ordering: Ordering) -> None:
+        """Take up what came, or some of it."""
         now = time.monotonic()
         if ticks := ordering.ticks(now):
             log.warning("!", order="waits no longer for idle streams, so two runs may differ", streams=sorted(ticks))
             self.handle(Idled(ticks))
             self.flush()
             await self._durably(self.log.sync)
-        try:
+        with self._ending():
             ordering.hear(now)
+
+    async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
+        """Put in order what may be; it is on disk when this returns."""
+        now = time.monotonic()
+        with self._ending():
             ends = ordering.take(now)
-        except StorageError as error:
-            if not self.failure.done():
-                self.failure.set_exception(error)
-            raise
-        point, end = ordering.order.point, ordering.log.next_sequence
+        point, end, heard_end = ordering.order.point, ordering.log.next_sequence, ordering.order.heard_end
+        clocks = ordering.order.clocks.all_reached()
         await self._durably(ordering.log.sync)
         faults.point("gateway:after-order")
-        self.handle(Ordered(point, end, ends, ordering.waits_for))
+        closing = () if self.state.claims is None else self.state.claims.closing
+        waiting = ordering.waiting_of(closing, is_alone=is_alone)
+        self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
             log.warning("!", order="waits for a stream", waiting=len(ordering.order.waiting), **self._named(stalled))
 
@@ -298,7 +346,7 @@ class Gateway:
             await self._write_snapshot(self._decided(commit))
 
     async def _raise_to(self, fence: int) -> None:
-        self.state.check_fence(fence)
+        self.state.snapshot.check_fence(fence)
         if fence > self.state.snapshot.fence:
             await self._write_snapshot(self._decided(FenceRaised(fence)))
 
@@ -317,43 +365,10 @@ class Gateway:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that it ever took is committed, and it holds no stream."""
-        return not self.state.claims and self.state.snapshot.end_sequence == self.state.next_sequence
+        return self.state.is_settled
 
     def status(self) -> dict[str, Any]:
-        """What an operator or a test wants to know, as plain values."""
-        state = self.state
-        streams = [
-            {
-                "id": stream.stream_id,
-                "name": stream.name,
-                "state": stream.state,
-                "committed": stream.committed,
-                "seen": stream.seen,
-            }
-            for stream in itertools.islice(state.registry, STATUS_STREAMS_MAX)
-        ]
-        return {
-            "next_sequence": state.next_sequence,
-            "start_sequence": self.offered.start_sequence,
-            "durable_end": self.offered.durable_end,
-            "committed_end": state.snapshot.end_sequence,
-            "epoch": state.snapshot.epoch,
-            "fence": state.snapshot.fence,
-            "records_in": state.records_in,
-            "ephemeral_in": state.ephemeral_in,
-            "duplicates": state.duplicates,
-            "sessions": len(state.sessions),
-            "streams": streams,
-            "streams_total": len(state.registry),
-            "lag_bytes": state.flow.lag.bytes,
-            **state.flow.status(),
-            **(self.ordering.status() if self.ordering is not None else {}),
-            "fetched_rows": self.fetched_rows(),
-            "is_columnar": columns.is_ready(),
-            "credits_owed": sum(session.owed for session in state.sessions.values()),
-            "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
-        }
+        return status_of(self)
 
     async def close(self) -> None:
         """Put on disk what is here, and let go of the files."""

@@ -13,9 +13,9 @@ from typing import Any
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.gateway.leadership import Leadership
+from procession.gateway.leadership import Leadership, Order
 from procession.gateway.members import Member
-from procession.gateway.words import integers, is_u64, positions
+from procession.gateway.words import clocks, integers, is_u64, positions
 
 Talk = asyncio.Task[Any]
 ON_A_LINK = ("notify", "relinquish", "beat", "left")
@@ -74,7 +74,7 @@ class Doorway:
                 if committed is not None and not is_u64(committed):
                     raise RemoteProtocolError("committed must be a whole number below 2^64, or null")
                 (stream_id,) = integers(request, "stream")
-                return leadership.given_up(link, stream_id, committed)
+                return leadership.given_up(link, stream_id, committed, clocks(request).get(stream_id))
             case "beat":
                 return leadership.beat(link)
             case _:
@@ -89,8 +89,10 @@ class Doorway:
             raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
         self.lost(talk)
         committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
-        member = Member.from_dict(told)
-        self._links[talk], name = leadership.join(member, held, positions(request), committed_end, (starts, turn))
+        member, order = Member.from_dict(told), Order(str(request.get("order", "")), clocks(request))
+        self._links[talk], name = leadership.join(
+            member, held, positions(request), committed_end, (starts, turn), order
+        )
         waits_for = leadership.registry.unheard
         log.info("=", gateway=name, joined=member.control, holds=len(held), waits_for=waits_for)
         return {"name": name}

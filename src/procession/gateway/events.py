@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from procession.gateway.snapshot import Snapshot
+from procession.merge.clocks import Clock
 from procession.merge.eventorder import Point
 from procession.wire import connection
 from procession.wire.draft_messages import AnyFrame
@@ -84,6 +85,12 @@ class Ordered:
     """Stream id to the sequence, in the ordered log, of its end."""
     waits_for: int | None
     """The stream without which no more can be taken, if any rows wait."""
+    heard_end: int
+    """Arrivals below it are in the ordered log, or wait."""
+    waiting: Mapping[int, bool]
+    """Of the streams that are closing, those of which something waits; and whether it waits for its own stream."""
+    clocks: Mapping[int, Clock]
+    """How far each stream has come, here or elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +105,11 @@ class LeaderLost:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The stream is ours. The leader knows `committed` as the last committed id of it."""
+    """The stream is ours. The leader knows `committed` as the last committed id of it, and how far it has come."""
 
     stream_id: int
     committed: int | None
+    clock: Clock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,7 @@ class Relinquish:
 
     stream_id: int
     committed: int | None
+    clock: Clock | None = None
 
 
 Action = Send | Close | Append | WriteSnapshot | Trim | Ask | Relinquish

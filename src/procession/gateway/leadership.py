@@ -10,18 +10,38 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.gateway.cluster import LEADER, GlobalRegistry, Grant
 from procession.gateway.events import Event, Granted, LeaderFound, Refused, Relinquished
 from procession.gateway.members import Member, Members, Standing, others_than
 from procession.gateway.state import GatewayState
+from procession.gateway.words import written_clocks
+from procession.merge.clocks import Clock
+from procession.merge.eventorder import Declared
+
+
+class Order(NamedTuple):
+    """What a gateway says about event time: what it orders by, in words, and how far streams have come."""
+
+    words: str = ""
+    clocks: Mapping[int, Clock] = {}
+
+
+NO_ORDER = Order()
 
 
 class Leadership:
-    def __init__(self, members: Members, state: GatewayState, handle: Callable[[Event], None]) -> None:
-        """`handle` brings an event to the gateway that leads."""
+    def __init__(
+        self,
+        members: Members,
+        state: GatewayState,
+        handle: Callable[[Event], None],
+        declared: Declared | None = None,
+    ) -> None:
+        """`handle` brings an event to the gateway that leads, which puts streams in order as is `declared`."""
+        self._declared = declared
         self._members = members
         self._state = state
         self._handle = handle
@@ -30,7 +50,7 @@ class Leadership:
         self._links: dict[int, str] = {}
         self._turns: dict[str, tuple[int, int]] = {}
         """Which of its links each gateway began last, by its own count."""
-        self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state))
+        self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state), state.clocks)
 
     def begin(self, own: Member) -> None:
         """The first of all gateways joins itself."""
@@ -53,10 +73,13 @@ class Leadership:
 
     def ask(self, stream_id: int) -> None:
         answer = self.registry.notify(self._own_link, stream_id)
-        self._handle(Granted(stream_id, answer.committed) if isinstance(answer, Grant) else Refused(stream_id))
+        if isinstance(answer, Grant):
+            self._handle(Granted(stream_id, answer.committed, answer.clock))
+        else:
+            self._handle(Refused(stream_id))
 
-    def relinquish(self, stream_id: int, committed: int | None) -> None:
-        self.registry.relinquish(self._own_link, stream_id, committed)
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+        self.registry.relinquish(self._own_link, stream_id, committed, clock)
         self._handle(Relinquished(stream_id))
 
     # What the others say
@@ -68,6 +91,7 @@ class Leadership:
         committed: Mapping[int, int],
         committed_end: int,
         turn: tuple[int, int] = (0, 0),
+        order: Order = NO_ORDER,
     ) -> tuple[int, str]:
         """A gateway is here. Gives its link and its name. Words that it gave up waiting for, and that come only now
         because this process stood still, are known by their `turn`: what they say may be long untrue."""
@@ -79,20 +103,38 @@ class Leadership:
                 f"The directory of the gateway at {told.control} was used by another pipeline.",
                 next_step="Join a gateway only with a directory of its own, made for this pipeline.",
             )
+        self._check_order(told, order.words)
         member = self._members.join(told)
         link = next(self._numbers)
-        self.registry.join(member.name, link, held, committed)
+        self.registry.join(member.name, link, held, committed, order.clocks)
         self._links[link] = member.name
         self._turns[told.identity] = turn
         return link, member.name
 
     def notify(self, link: int, stream_id: int) -> dict[str, Any]:
         answer = self.registry.notify(link, stream_id)
-        is_granted = isinstance(answer, Grant)
-        return {"granted": is_granted, "committed": answer.committed if isinstance(answer, Grant) else None}
+        if not isinstance(answer, Grant):
+            return {"granted": False, "committed": None}
+        clocks = {} if answer.clock is None else {stream_id: answer.clock}
+        return {"granted": True, "committed": answer.committed, "clocks": written_clocks(clocks)}
 
-    def given_up(self, link: int, stream_id: int, committed: int | None) -> dict[str, Any]:
-        return {"was_held": self.registry.relinquish(link, stream_id, committed)}
+    def given_up(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> dict[str, Any]:
+        return {"was_held": self.registry.relinquish(link, stream_id, committed, clock)}
+
+    def _check_order(self, told: Member, words: str) -> None:
+        declared = self._declared
+        own = "" if declared is None else str(declared)
+        if words != own:
+            raise ConfigError(
+                f"The gateway at {told.control} orders by {words or 'arrival'}, not by {own or 'arrival'}.",
+                next_step="Start it with --event-time-streams and --lateness-s as the first one, or let `procession"
+                " gateways join` do it.",
+            )
+        if declared is not None and declared.idle_timeout_s is not None:
+            raise ConfigError(
+                "A pipeline with idle_timeout_s takes one gateway: no other can say that a stream is silent.",
+                next_step="Leave idle_timeout_s away, or the other gateways.",
+            )
 
     def beat(self, link: int) -> dict[str, Any]:
         """A gateway shows that it is there. It hears whether it should go, and where its producers can go then."""
@@ -123,7 +165,10 @@ class Leadership:
         """A gateway has given up all, and knows of so many committed epochs. It may go when the leader's own snapshot
         has them, too: else the last ids of its streams would be known to nobody, if the leader died now."""
         name = self._links[link]
-        if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name):
+        kept = self._state.snapshot.clocks
+        # How far its streams have come must be on disk here, too; the next commit brings it there.
+        are_kept = all(clock.later(kept.get(one)) == kept.get(one) for one, clock in self.registry.clocks.items())
+        if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
             return False
         self.registry.leave(name)
         self._members.stand(name, Standing.LEFT)

@@ -25,6 +25,8 @@ from procession.gateway.core import Gateway
 from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
 from procession.gateway.leadership import committed_of
 from procession.gateway.members import Member
+from procession.gateway.words import clocks, written_clocks
+from procession.merge.clocks import Clock
 
 DELAY_S_MIN = 0.05
 DELAY_S_MAX = 1.0
@@ -62,8 +64,9 @@ class LeaderLink:
     def ask(self, stream_id: int) -> None:
         self._say({"op": "notify", "stream": stream_id})
 
-    def relinquish(self, stream_id: int, committed: int | None) -> None:
-        self._say({"op": "relinquish", "stream": stream_id, "committed": committed})
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+        clocks = {} if clock is None else {stream_id: clock}
+        self._say({"op": "relinquish", "stream": stream_id, "committed": committed, "clocks": written_clocks(clocks)})
 
     def _say(self, request: Request) -> None:
         if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
@@ -139,6 +142,8 @@ class LeaderLink:
             "held": state.claims.held,
             "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
             "committed_end": state.snapshot.end_sequence,
+            "order": self._gateway.order,
+            "clocks": written_clocks(state.clocks),
         }
 
     async def _reply(self, reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -161,7 +166,8 @@ class LeaderLink:
         request = self._asked.popleft()
         match request["op"]:
             case "notify" if reply["granted"]:
-                self._gateway.handle(Granted(request["stream"], reply["committed"]))
+                stream_id = request["stream"]
+                self._gateway.handle(Granted(stream_id, reply["committed"], clocks(reply).get(stream_id)))
             case "notify":
                 self._gateway.handle(Refused(request["stream"]))
             case "relinquish":

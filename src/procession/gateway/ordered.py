@@ -7,8 +7,9 @@ place is settled; only declared streams come in; and credits are a matter of eac
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +17,11 @@ import pyarrow as pa
 from procession.errors import RemoteProtocolError
 from procession.gateway.config import Limits
 from procession.gateway.events import Action, Event, Idled, Ordered
-from procession.gateway.rows import Tail, batch_of, row_sizes, tick_row
+from procession.gateway.rows import Tail, batch_of, given_row, moved_row, row_sizes, tick_row
 from procession.gateway.shares import Shares
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
+from procession.merge.clocks import Clock, watermark_of
 from procession.merge.eventorder import Declared, Point
 from procession.storage.segment import KIND_RECORD
 from procession.wire import draft
@@ -29,6 +31,16 @@ UNPLACED = 2**63
 """The sequence of an end whose place is not settled: behind all others."""
 
 
+class Recovered(NamedTuple):
+    """What the two logs say of what is not committed, and of how far streams have come."""
+
+    tail: Tail
+    shares: Shares
+    point: Point
+    clocks: Mapping[int, Clock]
+    ordered_end: int
+
+
 class OrderedState(GatewayState):
     def __init__(
         self,
@@ -36,22 +48,26 @@ class OrderedState(GatewayState):
         declared: Declared,
         snapshot: Snapshot,
         next_sequence: int,
-        tail: Tail,
-        shares: Shares,
+        found: Recovered,
         *,
         is_leading: bool | None = None,
     ) -> None:
-        super().__init__(limits, snapshot, tail, next_sequence, is_leading=is_leading)
+        super().__init__(limits, snapshot, found.tail, next_sequence, is_leading=is_leading)
         self.declared = declared
-        self.point = snapshot.point or Point()
-        self.shares = shares
-        self.flow.lag = shares
-        self.ended = {stream_id for stream_id, clock in self.point.clocks.items() if clock.is_ended}
-        self.ended |= tail.eos_sequences.keys()
+        self.point = found.point
+        self.clocks = found.clocks
+        self.shares = found.shares
+        self.flow.lag = found.shares
+        self.ordered_end = found.ordered_end
+        self.ended = {stream_id for stream_id, clock in self.clocks.items() if clock.is_ended}
+        self.ended |= found.tail.eos_sequences.keys()
         """Streams whose end is in the log, or was."""
-        self._floors: deque[tuple[int, int]] = deque()
-        """Pairs: when the ordered log is committed up to the first, arrivals below the second are."""
-        self._settled = 0
+        self.given = set(found.point.given)
+        """Streams that were given up, and have not come back: the end of what came of them here counts no more."""
+        self._closed_at: dict[int, int] = {}
+        """Of a stream that is closing: all its arrivals are below this sequence of theirs."""
+        if self.claims is not None:
+            self._close_claims(list(self.claims.closing))
 
     def handle(self, event: Event | Idled | Ordered, now: float = 0.0) -> list[Action]:
         match event:
@@ -65,21 +81,63 @@ class OrderedState(GatewayState):
                 return super().handle(event, now)
 
     def _ordered(self, ordered: Ordered) -> list[Action]:
-        self.point = ordered.point
+        self.point, self.clocks, self.ordered_end = ordered.point, ordered.clocks, ordered.end
         for stream_id, sequence in ordered.ends.items():
             if stream_id in self.registry and self.registry[stream_id].eos_sequence is not None:
                 self.registry[stream_id].eos_sequence = sequence
-        self._floors.append((ordered.end, ordered.point.floor))
         self.shares.waits_for = ordered.waits_for
+        actions = self._let_go(ordered)
         if ordered.waits_for is None or ordered.waits_for not in self.registry:
-            return self._relinquish()
+            return [*actions, *self._relinquish()]
         holder = self.registry[ordered.waits_for].session
-        return [*(self._give_back(holder, 0) if holder is not None else []), *self._relinquish()]
+        return [*actions, *(self._give_back(holder, 0) if holder is not None else []), *self._relinquish()]
 
-    def _received_end(self) -> int:
-        while self._floors and self._floors[0][0] <= self.snapshot.end_sequence:
-            self._settled = self._floors.popleft()[1]
-        return self._settled
+    # Streams that come and go
+
+    def _close_claims(self, stream_ids: Iterable[int]) -> None:
+        closing = list(stream_ids)
+        if self.claims is not None:
+            self.claims.close(closing, UNPLACED)
+            self._closed_at |= dict.fromkeys(closing, self.next_sequence)
+
+    def _let_go(self, ordered: Ordered) -> list[Action]:
+        """Streams that are closing go when all that came of them is in order. What waits for its own stream only would
+        wait for ever, if that goes on elsewhere: it is given up, and its producer, who has no ACK for it, sends it
+        there again."""
+        actions: list[Action] = []
+        for stream_id in list(self.claims.closing) if self.claims is not None else ():
+            if self._closed_at.get(stream_id, 0) > ordered.heard_end:
+                continue
+            if stream_id not in ordered.waiting:
+                assert self.claims is not None
+                self.claims.place(stream_id, ordered.end)
+            elif ordered.waiting[stream_id] and stream_id not in self.given:
+                self.given.add(stream_id)
+                watermark = watermark_of(ordered.clocks[stream_id], self.declared.lateness_ns)
+                actions += self._append(0, batch_of([given_row(stream_id, watermark)]), 0)
+                self._closed_at[stream_id] = self.next_sequence
+        return actions
+
+    def _granted(self, stream_id: int, committed: int | None, clock: Clock | None) -> list[Action]:
+        is_wanted = self.claims is not None and self.claims.is_wanted(stream_id)
+        moved = self._take_over(stream_id, clock) if is_wanted else []
+        return [*moved, *super()._granted(stream_id, committed, clock)]
+
+    def _take_over(self, stream_id: int, clock: Clock | None) -> list[Action]:
+        """The stream may have been elsewhere, or here: it goes on from what is known of it."""
+        stream = self.registry.get_or_add(stream_id)
+        stream.seen = stream.committed  # what had come here before, and was given up, comes again
+        self.given.discard(stream_id)
+        if clock is None or clock.is_ended or clock.seen is None:
+            self.ended |= {stream_id} if clock is not None and clock.is_ended else set()
+            return []
+        watermark = watermark_of(clock, self.declared.lateness_ns)
+        return self._append(0, batch_of([moved_row(stream_id, clock.seen, watermark)]), 0)
+
+    @property
+    def is_settled(self) -> bool:
+        is_in_order = self.point.floor == self.next_sequence
+        return not self.claims and is_in_order and self.snapshot.end_sequence == self.ordered_end
 
     def _hello(self, session: int, hello: Hello) -> list[Action]:
         if hello.version in draft.VERSIONS:
@@ -89,6 +147,8 @@ class OrderedState(GatewayState):
     def _notify(self, session: int, notify: Notify) -> list[Action]:
         if notify.stream_id not in self.declared.streams:
             raise RemoteProtocolError(f"stream {notify.stream_id} is not declared in the pipeline")
+        if notify.stream_id in self.given and self.claims is not None and notify.stream_id in self.claims.closing:
+            return [*self._refuse(session, notify), *self._give_back(session, 1)]
         return super()._notify(session, notify)
 
     def _open(self, session: int, notify: Notify) -> list[Action]:
@@ -111,6 +171,7 @@ class OrderedState(GatewayState):
             stream.session = None
             told = [] if stream.committed is None else [(stream_id, stream.committed)]
             self.sessions[session].owed += 1
+            self._close_claims([stream_id])
             return self._ack(session, told)
         actions = super()._ended(session, stream_id)
         stream.eos_sequence = UNPLACED
@@ -133,7 +194,8 @@ class OrderedState(GatewayState):
         return self.shares.allowed(self.sessions[session].streams, super()._allowed(session))
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
-        return replace(super()._snapshot(fence, epoch, end_sequence, positions), point=self.point)
+        taken = super()._snapshot(fence, epoch, end_sequence, positions)
+        return replace(taken, point=self.point, clocks=self.clocks)
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
         withheld = [number for number in self.sessions if not self._allowed(number)]

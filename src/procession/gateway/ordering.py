@@ -7,7 +7,7 @@ after it the ordered log, which the driver is offered and Spark's tasks read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,16 +17,20 @@ import pyarrow as pa
 from procession import faults
 from procession.errors import ConfigError
 from procession.gateway.config import MIB, GatewayConfig
-from procession.gateway.ordered import UNPLACED
+from procession.gateway.ordered import UNPLACED, Recovered
 from procession.gateway.rows import Tail, row_sizes
 from procession.gateway.shares import Shares
 from procession.gateway.snapshot import Snapshot
-from procession.merge.eventorder import NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
+from procession.merge.clocks import Bound, watermark_of
+from procession.merge.eventorder import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
 from procession.merge.waiting import Key, Stack
+from procession.merge.weave import Places
 from procession.storage.log import IngressLog
 from procession.storage.segment import (
     KIND_EOS,
+    KIND_GIVEN,
     KIND_LATE,
+    KIND_MOVED,
     KIND_RECORD,
     KIND_TICK,
     ORDERED,
@@ -43,11 +47,14 @@ GAP_ROWS_MIN = 4096
 """So many arrivals that are not wanted are passed over rather than read."""
 
 
-class Recovered(NamedTuple):
-    """What the two logs say of what is not committed."""
+class Offered(NamedTuple):
+    """How far rows may be read, and up to which place in the order they are then complete."""
 
-    tail: Tail
-    shares: Shares
+    end: int
+    last: Key | None
+    """The place of the last of them, if there are any."""
+    complete: Key | None
+    """No other row up to here will ever be offered; None: nothing is known yet."""
 
 
 class Ordering:
@@ -64,6 +71,7 @@ class Ordering:
         point = (found.point or Point())._replace(cut=self._last_key() or (found.point.cut if found.point else None))
         safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
         self.order = EventOrder(declared, point, safe | _references(rows))
+        self.order.clocks.tell(found.clocks)
         self._hear_again()
         self.recovered = self._recover(config, found.end_sequence, rows)
         self._heard_at: dict[int, float] = {}
@@ -96,18 +104,14 @@ class Ordering:
         waiting = self.order.waiting.all()
         for stream_id in waiting.stream_ids[waiting.are_ends].tolist():
             tail.eos_sequences[stream_id] = UNPLACED
-        floor, end = self.order.point.floor, self._arrivals.next_sequence
-        arrivals = self._arrivals.read(min(floor, end), end)
-        for batch in (*rows, *arrivals):
-            is_record = np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))
-            streams, ids = (batch.column(name).to_numpy()[is_record] for name in ("stream_id", "message_id"))
-            for stream_id in np.unique(streams).tolist():
-                largest = int(ids[streams == stream_id].max())
-                tail.seen[stream_id] = max(tail.seen.get(stream_id, 0), largest)
         for stream_id, size_bytes in _sizes(rows, waiting).items():
+            seen = self.order.clocks.known[stream_id].seen
+            assert seen is not None, "a record was heard"
+            tail.seen[stream_id] = seen
             # One step: it is committed as a whole.
-            shares.receive(stream_id, tail.seen[stream_id], size_bytes)
-        return Recovered(tail, shares)
+            shares.receive(stream_id, seen, size_bytes)
+        clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
+        return Recovered(tail, shares, self.order.point, clocks, end)
 
     # One step
 
@@ -159,7 +163,9 @@ class Ordering:
             kinds = batch.column("kind").to_numpy().copy()
             kinds[part.are_late] = KIND_LATE
             columns = [pa.array(kinds), *batch.columns[1:], pa.array(part.order_times)]
-            columns.append(pa.array(taken.references[start:end]))
+            # With the end of a stream all of it is taken; its row has the last id.
+            ids = batch.column("message_id").to_numpy()
+            columns.append(pa.array(np.where(part.are_ends, ids, taken.references[start:end])))
             yield pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
 
     def _fetched(self, sequences: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
@@ -177,6 +183,27 @@ class Ordering:
         places = np.empty(len(sequences), np.int64)
         places[by_sequence] = np.arange(len(sequences))
         return pa.concat_batches(found).take(pa.array(places))
+
+    def waiting_of(self, closing: Iterable[int], *, is_alone: bool) -> dict[int, bool]:
+        """Of these streams, those of which something waits; and whether it can only wait for its own stream, which may
+        go on elsewhere, if there are others."""
+        waiting, known = self.order.waiting, self.order.clocks.known
+        lateness_ns, found = self.declared.lateness_ns, {}
+        for stream_id in (one for one in closing if waiting.has(one)):
+            own = Bound(watermark_of(known[stream_id], lateness_ns), stream_id)
+            found[stream_id] = not is_alone and not waiting.has(stream_id, own)
+        return found
+
+    def offered(self, start: int, end: int, upto: Key | None) -> Offered:
+        """The rows [start, end) as far as they stand up to this place; without one, all of them."""
+        places = Places.of(self.log.read(start, end) if start < end else ())
+        if upto is not None:
+            end = start + places.count_up_to(upto)
+        last = places.key(end - start - 1) if end > start else None
+        if end < self.log.next_sequence:
+            return Offered(end, last, last)
+        complete = self.order.complete
+        return Offered(end, last, None if complete is None else Key(*complete, END_ID))
 
     # For whom it waits
 
@@ -222,7 +249,8 @@ def check_kept(config: GatewayConfig, found: Snapshot) -> None:
 def _heard(batch: pa.RecordBatch) -> Heard:
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
-    return Heard(streams, ids, times, row_sizes(batch), kinds == KIND_EOS, kinds == KIND_TICK)
+    signs = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
+    return Heard(streams, ids, times, row_sizes(batch), *signs)
 
 
 def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from procession.storage.segment import INGRESS_SCHEMA, KIND_BOUNDARY, KIND_EOS, KIND_RECORD, KIND_TICK, KIND_UNSTABLE
+from procession.storage.segment import (
+    INGRESS_SCHEMA,
+    KIND_BOUNDARY,
+    KIND_EOS,
+    KIND_GIVEN,
+    KIND_MOVED,
+    KIND_RECORD,
+    KIND_TICK,
+    KIND_UNSTABLE,
+)
 from procession.wire.messages import NOTHING_COMMITTED, Messages
 
 
@@ -76,6 +85,16 @@ def eos_row(stream_id: int, last_id: int | None) -> Row:
 def tick_row(stream_id: int, last_id: int | None, watermark: int) -> Row:
     """The watermark of a stream for which nobody waits any longer: it is in the log, so a restart knows it."""
     return Row(KIND_TICK, stream_id, last_id or 0, watermark)
+
+
+def given_row(stream_id: int, watermark: int) -> Row:
+    """From here on the stream comes through another gateway, and with it what waits here."""
+    return Row(KIND_GIVEN, stream_id, 0, watermark)
+
+
+def moved_row(stream_id: int, last_id: int, watermark: int) -> Row:
+    """From here on the stream comes through this gateway: so far it had come elsewhere."""
+    return Row(KIND_MOVED, stream_id, last_id, watermark)
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:

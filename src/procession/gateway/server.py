@@ -266,7 +266,9 @@ class GatewayServer:
             machine=config.machine or this_machine(),
         )
         if config.join is None:
-            gateway.leader = leadership = Leadership(Members(config.directory), gateway.state, gateway.handle)
+            gateway.leader = leadership = Leadership(
+                Members(config.directory), gateway.state, gateway.handle, config.declared
+            )
             leadership.begin(own)
             self._control = ControlServer(gateway, Doorway(leadership))
         else:

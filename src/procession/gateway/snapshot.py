@@ -7,11 +7,13 @@ The one rule: it is on disk before anything that it says is told to a producer, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from procession.errors import StorageError
+from procession.errors import FencedError, StorageError
+from procession.gateway.words import read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Point
 from procession.merge.waiting import Key
@@ -35,6 +37,13 @@ class Snapshot:
     streams: dict[int, Position] = field(default_factory=dict)
     point: Point | None = None
     """In the order of event time: from where arrivals are heard again. `end_sequence` is then of the ordered log."""
+    clocks: Mapping[int, Clock] = field(default_factory=dict)
+    """How far each stream has come, at whichever gateway: who lets a stream in must know."""
+
+    def check_fence(self, fence: int) -> None:
+        """Only the latest driver is heard."""
+        if fence < self.fence:
+            raise FencedError(f"Driver {fence} was replaced by driver {self.fence}.", fence=fence, latest=self.fence)
 
 
 def save(directory: Path, snapshot: Snapshot) -> None:
@@ -48,6 +57,7 @@ def save(directory: Path, snapshot: Snapshot) -> None:
     }
     if snapshot.point is not None:
         document["point"] = _written(snapshot.point)
+        document["clocks"] = written_clocks(snapshot.clocks)
     write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
 
 
@@ -68,6 +78,7 @@ def load(directory: Path) -> Snapshot:
                 for stream_id, at in document["streams"].items()
             },
             point=_read(document["point"]) if "point" in document else None,
+            clocks=read_clocks(document.get("clocks", {})),
         )
     except FileNotFoundError:
         return Snapshot()
@@ -82,11 +93,11 @@ def load(directory: Path) -> Snapshot:
 
 
 def _written(point: Point) -> dict[str, Any]:
-    clocks = {str(stream_id): [clock.time, clock.is_ended] for stream_id, clock in point.clocks.items()}
-    return {"floor": point.floor, "clocks": clocks, "cut": point.cut}
+    given = sorted(point.given)
+    return {"floor": point.floor, "clocks": written_clocks(point.clocks), "cut": point.cut, "given": given}
 
 
 def _read(document: dict[str, Any]) -> Point:
-    clocks = {int(one): Clock(int(time), bool(is_ended)) for one, (time, is_ended) in document["clocks"].items()}
-    cut = document["cut"]
-    return Point(int(document["floor"]), clocks, None if cut is None else Key(*map(int, cut)))
+    cut = None if document["cut"] is None else Key(*map(int, document["cut"]))
+    given = frozenset(map(int, document.get("given", ())))
+    return Point(int(document["floor"]), read_clocks(document["clocks"]), cut, given)

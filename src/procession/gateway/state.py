@@ -7,12 +7,12 @@ sends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from procession.errors import FencedError, RemoteProtocolError, StorageError
+from procession.errors import RemoteProtocolError, StorageError
 from procession.gateway.claims import Claims, Verdict
 from procession.gateway.config import Limits
 from procession.gateway.events import (
@@ -46,6 +46,7 @@ from procession.gateway.registry import Registry
 from procession.gateway.rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.sessions import Session, admit
 from procession.gateway.snapshot import Snapshot
+from procession.merge.clocks import Clock
 from procession.wire import connection, draft
 from procession.wire.connection import Violation
 from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault
@@ -83,6 +84,8 @@ class GatewayState:
         self.claims: Claims | None = None
         if is_leading is not None:
             self.claims = Claims({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
+        self.clocks: Mapping[int, Clock] = self.snapshot.clocks
+        """How far each stream has come in event time, where that is the order."""
         self.next_sequence = next_sequence
         self.groups_end = found.groups_end
         """Beyond it there are no rows of a group, which an epoch must not cut."""
@@ -114,8 +117,8 @@ class GatewayState:
                 return self._committed(event)
             case SnapshotWritten(snapshot):
                 return self._snapshot_written(snapshot)
-            case Granted(stream_id, committed):
-                return self._granted(stream_id, committed)
+            case Granted(stream_id, committed, clock):
+                return self._granted(stream_id, committed, clock)
             case Refused(stream_id):
                 return self._refused(stream_id)
             case Relinquished() | LeaderFound() | LeaderLost():
@@ -137,7 +140,7 @@ class GatewayState:
         if self.claims is None:
             return []
         self.claims.leave(session)
-        self.claims.close(left, self.next_sequence)
+        self._close_claims(left)
         return self._relinquish()
 
     def _received(self, session: int, what: connection.Event) -> list[Action]:
@@ -186,10 +189,8 @@ class GatewayState:
 
     def _notify(self, session: int, notify: Notify) -> list[Action]:
         is_known, claims = notify.stream_id in self.registry, self.claims
-        if (
-            not is_known
-            and len(self.registry) + (claims.asking if claims is not None else 0) >= self.limits.streams_max
-        ):
+        asking = claims.asking if claims is not None else 0
+        if not is_known and len(self.registry) + asking >= self.limits.streams_max:
             raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
         stream = self.registry[notify.stream_id] if is_known else None
         is_draft = self.sessions[session].groups is not None
@@ -239,10 +240,18 @@ class GatewayState:
 
     def _closing(self, stream_ids: Iterable[int]) -> None:
         """Of these streams, those that have ended are closing."""
+        known = [self.registry[one] for one in stream_ids if one in self.registry]
+        self._close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
+
+    def _close_claims(self, stream_ids: Iterable[int]) -> None:
+        """No session sends on these streams any more; they are given up when all that came of them is committed."""
         if self.claims is not None:
-            known = [self.registry[one] for one in stream_ids if one in self.registry]
-            ended = [stream.stream_id for stream in known if stream.eos_sequence is not None]
-            self.claims.close(ended, self.next_sequence)
+            self.claims.close(stream_ids, self.next_sequence)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it ever took is committed, and it holds no stream."""
+        return not self.claims and self.snapshot.end_sequence == self.next_sequence
 
     def _drafted(self, session: int, run: DraftMessages) -> list[Action]:
         """Messages of the draft, one by one. If one of them is an error, those before it count."""
@@ -260,7 +269,7 @@ class GatewayState:
 
     # The leader of several gateways
 
-    def _granted(self, stream_id: int, committed: int | None) -> list[Action]:
+    def _granted(self, stream_id: int, committed: int | None, clock: Clock | None) -> list[Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=True)
         if asked is None:
@@ -291,12 +300,9 @@ class GatewayState:
         """Give up the streams that nobody sends on, if all that came of them is committed."""
         if self.claims is None:
             return []
-        settled = self.claims.settle(self._received_end())
+        settled = self.claims.settle(self.snapshot.end_sequence)
         known = {one: self.registry[one].committed for one in settled if one in self.registry}
-        return [Relinquish(stream_id, known.get(stream_id)) for stream_id in settled]
-
-    def _received_end(self) -> int:
-        return self.snapshot.end_sequence  # all that was received below it is committed
+        return [Relinquish(one, known.get(one), self.clocks.get(one)) for one in settled]
 
     # The log, and credits
 
@@ -356,11 +362,11 @@ class GatewayState:
     # Commits. One at a time: the rim waits for the snapshot before it brings the next.
 
     def _raise_fence(self, fence: int) -> list[Action]:
-        self.check_fence(fence)
+        self.snapshot.check_fence(fence)
         return [WriteSnapshot(self._snapshot(fence, self.snapshot.epoch, self.snapshot.end_sequence, {}))]
 
     def _committed(self, commit: Committed) -> list[Action]:
-        self.check_fence(commit.fence)
+        self.snapshot.check_fence(commit.fence)
         if commit.end_sequence > self.next_sequence:
             raise StorageError(
                 f"Epoch {commit.epoch} ends at {commit.end_sequence}, but the log ends at {self.next_sequence}.",
@@ -371,13 +377,6 @@ class GatewayState:
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
         positions = {stream_id: at for stream_id, at in commit.positions.items() if at != NOTHING_COMMITTED}
         return [WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
-
-    def check_fence(self, fence: int) -> None:
-        """Only the latest driver is heard."""
-        if fence < self.snapshot.fence:
-            raise FencedError(
-                f"Driver {fence} was replaced by driver {self.snapshot.fence}.", fence=fence, latest=self.snapshot.fence
-            )
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
         return Snapshot(fence, epoch, end_sequence, self.next_sequence, self.registry.positions(positions))

@@ -1,4 +1,4 @@
-"""What a request at the side door may say: numbers, and positions of streams. Pure.
+"""What a request at the side door may say: numbers, positions and clocks of streams. Pure.
 
 The one rule: what is not as it must be is the peer's error, in one short sentence. `control` and `doorway` ask it.
 """
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from procession.errors import RemoteProtocolError
+from procession.merge.clocks import Clock
+from procession.merge.waiting import Key
 
 U64_DIGITS = 20
 
@@ -30,6 +32,36 @@ def positions(request: Mapping[str, Any]) -> dict[int, int]:
         if not is_u64(message_id):
             raise RemoteProtocolError("positions must map stream ids to message ids")
     return {int(stream_id): message_id for stream_id, message_id in told.items()}
+
+
+def clocks(request: Mapping[str, Any], name: str = "clocks") -> dict[int, Clock]:
+    try:
+        return read_clocks(request.get(name) or {})
+    except (ValueError, TypeError, AttributeError):
+        raise RemoteProtocolError(f"{name} must map stream ids to [time, whether it has ended, last id]") from None
+
+
+def written_clocks(clocks: Mapping[int, Clock]) -> dict[str, list[int | bool | None]]:
+    return {str(stream_id): [clock.time, clock.is_ended, clock.seen] for stream_id, clock in clocks.items()}
+
+
+def read_clocks(told: Mapping[str, Any]) -> dict[int, Clock]:
+    """Raises ValueError, TypeError or AttributeError if these are none."""
+    return {int(stream_id): _clock(*clock) for stream_id, clock in told.items()}
+
+
+def _clock(time: int, is_ended: bool, seen: int | None = None) -> Clock:
+    return Clock(int(time), bool(is_ended), None if seen is None else int(seen))
+
+
+def place(told: Mapping[str, Any], name: str) -> Key | None:
+    """A place in the order of event time: order time, stream id, message id."""
+    value = told.get(name)
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == len(Key._fields) and all(isinstance(one, int) for one in value)):
+        raise RemoteProtocolError(f"{name} must be an order time, a stream id and a message id, or null")
+    return Key(*value)
 
 
 def is_u64(value: object) -> bool:

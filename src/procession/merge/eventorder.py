@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from procession.merge.clocks import Clock, Clocks, Flags, Ids, Numbers
+from procession.merge.clocks import Bound, Clock, Clocks, Flags, Ids, Numbers, Signs
 from procession.merge.waiting import EMPTY, Key, Stack, Waiting
 
 NO_REFERENCE = 2**64 - 1
@@ -49,6 +49,8 @@ class Point(NamedTuple):
     """The clocks of all streams there."""
     cut: Key | None = None
     """The last row that was taken: those up to it in the order are taken, too."""
+    given: frozenset[int] = frozenset()
+    """Streams that were given up, and have not come back: what was heard of them last is nobody's."""
 
 
 class Heard(NamedTuple):
@@ -60,6 +62,10 @@ class Heard(NamedTuple):
     sizes: Numbers
     are_ends: Flags
     are_ticks: Flags
+    are_given: Flags
+    """The stream is given up here: what waits of it will come another way."""
+    are_moved: Flags
+    """The stream was elsewhere before: its watermark, and the last id that was heard of it there."""
 
 
 class Taken(NamedTuple):
@@ -99,20 +105,25 @@ class EventOrder:
         """Rows below it are taken, or wait."""
         self.late = 0
         """Late rows heard since the start."""
+        self.complete: Bound | None = None
+        """All rows that will ever stand up to here are taken, but for more of the stream and time that it names."""
         self._cut = point.cut
         self._floor = point.floor
+        self._given = set(point.given)
         self._floor_clocks = dict(point.clocks)
         self._chunks: deque[_Chunk] = deque()
         self._leads = {stream_id: _Lead(at) for stream_id, at in (safe or {}).items()}
 
     @property
     def point(self) -> Point:
-        return Point(self._floor, dict(self._floor_clocks), self._cut)
+        return Point(self._floor, dict(self._floor_clocks), self._cut, frozenset(self._given))
 
     def hear(self, rows: Heard, *, is_again: bool = False) -> None:
         """The next rows of the arrival log; `is_again`: a restarted gateway hears them, and may have taken some."""
         count = len(rows.stream_ids)
-        judged = self.clocks.judge(rows.stream_ids, rows.event_times, rows.are_ends, rows.are_ticks)
+        are_words = rows.are_ticks | rows.are_given | rows.are_moved
+        signs = Signs(rows.are_ends, are_words, are_words & ~rows.are_moved)
+        judged = self.clocks.judge(rows.stream_ids, rows.message_ids, rows.event_times, signs)
         stack = Stack(
             judged.order_times,
             rows.stream_ids,
@@ -123,16 +134,34 @@ class EventOrder:
             rows.are_ends,
             rows.are_ticks,
         )
+        is_left_out = judged.are_known | rows.are_given | rows.are_moved
         if is_again:
-            is_taken = self._are_taken(stack)
+            is_taken = self._are_taken(stack) & ~is_left_out
             self._remember(stack.picked(is_taken & ~rows.are_ends & ~rows.are_ticks))
-            stack = stack.picked(~is_taken)
+            is_left_out |= is_taken
+        for row in np.flatnonzero(rows.are_given | rows.are_moved).tolist():
+            is_left_out |= self._move(rows, row, is_again=is_again)
+        self._remember(stack.picked(judged.are_known))
+        stack = stack.picked(~is_left_out)
         self.late += int(np.count_nonzero(stack.are_late))
         self.heard_end += count
         changed = {int(one): self.clocks.known[int(one)] for one in np.unique(rows.stream_ids)}
         self._chunks.append(_Chunk(self.heard_end, len(stack), changed))
         self.waiting.add(stack)
         self._raise_floor()
+
+    def _move(self, rows: Heard, row: int, *, is_again: bool) -> Flags:
+        """A stream goes, or has come; gives which of these rows wait no longer for that."""
+        stream_id = int(rows.stream_ids[row])
+        if rows.are_given[row]:
+            self._given.add(stream_id)
+            self._let_go(self.waiting.remove(stream_id))
+            is_gone: Flags = (rows.stream_ids == rows.stream_ids[row]) & (np.arange(len(rows.stream_ids)) < row)
+            return is_gone
+        self._given.discard(stream_id)
+        if not is_again:
+            self._leads.pop(stream_id, None)  # what is taken here now says nothing of what was before it came back
+        return np.zeros(len(rows.stream_ids), np.bool_)
 
     def _are_taken(self, stack: Stack) -> Flags:
         if self._cut is None:
@@ -156,16 +185,21 @@ class EventOrder:
     def take(self) -> Taken:
         """All rows whose place is settled."""
         bound = self.clocks.bound()
+        self.complete = bound
         rows = EMPTY if bound is None else self.waiting.take(bound)
         if not len(rows):
             return Taken(EMPTY, np.empty(0, np.uint64))
         self._cut = rows.key(len(rows) - 1)
+        self._let_go(rows.sequences)
+        return Taken(rows, self._references(rows))
+
+    def _let_go(self, sequences: Numbers) -> None:
+        """These rows wait no longer."""
         ends = np.fromiter((chunk.end for chunk in self._chunks), np.int64, len(self._chunks))
-        numbers = np.searchsorted(ends, rows.sequences, "right")
+        numbers = np.searchsorted(ends, sequences, "right")
         for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
             self._chunks[number].waiting -= int(count)
         self._raise_floor()
-        return Taken(rows, self._references(rows))
 
     def _raise_floor(self) -> None:
         while self._chunks and not self._chunks[0].waiting:

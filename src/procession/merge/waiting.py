@@ -125,3 +125,19 @@ class Waiting:
             is_asked = stream_ids[places] == stack.stream_ids if len(stream_ids) else np.zeros(len(stack), np.bool_)
             np.minimum.at(least, places[is_asked], stack.message_ids[is_asked])
         return least
+
+    def remove(self, stream_id: int) -> Numbers:
+        """Nothing of this stream waits any longer; gives the sequences of what did."""
+        gone = [np.empty(0, np.int64)]
+        kept = []
+        for stack in self._stacks:
+            is_own = stack.stream_ids == np.uint64(stream_id)
+            gone.append(stack.sequences[is_own])
+            kept.append(stack.picked(~is_own) if is_own.any() else stack)
+        self._stacks = [stack for stack in kept if len(stack)]
+        return np.concatenate(gone)
+
+    def has(self, stream_id: int, bound: Bound | None = None) -> bool:
+        """Whether a row of this stream waits; with a bound, one that stands up to it."""
+        fronts = (stack if bound is None else stack.rows(0, stack.count_up_to(bound)) for stack in self._stacks)
+        return any(bool((front.stream_ids == np.uint64(stream_id)).any()) for front in fronts)

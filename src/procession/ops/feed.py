@@ -19,6 +19,7 @@ from procession.commit.rounds import Round
 from procession.errors import ConfigError, ProcessionError, RecordError, RoundError, StorageError
 from procession.gateway.client import ControlClient, Fence, Offer
 from procession.gateway.members import Member
+from procession.ops.agreement import Agreement
 from procession.ops.desks import PATIENCE_S, Desks, place_of
 from procession.storage.pieces import FIRST_GATEWAY, Place
 
@@ -35,11 +36,13 @@ class GatewayFeed:
     is_alone: bool = False
     """Whether the plan can be fed by one gateway only."""
     is_ordered: bool = False
-    """Whether gateways put records in the order of event time: one does, and two would have to be merged."""
+    """Whether records are put in the order of event time: then gateways must agree where an epoch ends."""
 
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         self.checkpoint.check_fence()
         self.checkpoint.log.sync_newest_commit()
+        if self.is_ordered:
+            return self._agreed_ends(starts)
         desks, places = _desks(self.at, self.cookie), _places(self.checkpoint.root)
         names = desks.names
         limits = max(1, self.records_max // len(names)), max(1, self.bytes_max // len(names))
@@ -54,12 +57,17 @@ class GatewayFeed:
         ends = {**starts, **{name: end for name, end in offered.items() if name in places.all()}}
         return {name: ends[name] for name in sorted(ends)}
 
+    def _agreed_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+        agreement, places = _agreement(self.at, self.cookie), _places(self.checkpoint.root)
+        agreed = agreement.reach(self.checkpoint.fence, starts, self.records_max, self.bytes_max)
+        if agreed is None:
+            return dict(starts)
+        self._check_alone([member.name for member in agreed.gateways])
+        keep_places(places, agreed.gateways)
+        ends = {**starts, **{name: end for name, end in agreed.ends.items() if end > starts.get(name, 0)}}
+        return {name: ends[name] for name in sorted(ends)}
+
     def _check_alone(self, names: list[str]) -> None:
-        if self.is_ordered and len(names) > 1:
-            raise ConfigError(
-                "a pipeline that is ordered by event time takes one gateway in this version",
-                next_step=f"let {names[-1]} leave (procession gateways leave {names[-1]})",
-            )
         if self.is_alone and len(names) > 1:
             raise ConfigError(
                 'a pipeline with exchange="spark" takes one gateway: no task could name a record of another',
@@ -80,6 +88,11 @@ def _offer(fence: int, start: int, records_max: int, bytes_max: int, client: Con
 @cache
 def _desks(at: str | Path, cookie: bytes) -> Desks[Offer]:
     return Desks(at, cookie)
+
+
+@cache
+def _agreement(at: str | Path, cookie: bytes) -> Agreement:
+    return Agreement(Desks(at, cookie))
 
 
 @cache

@@ -26,19 +26,25 @@ def order_of(graph: Graph) -> str:
 
 def check_gateways(graph: Graph, gateways: int) -> None:
     """Raise ConfigError if so many gateways cannot put the app's streams in order."""
-    if graph.event_time is not None and gateways > 1:
+    if graph.event_time is not None and graph.event_time.idle_timeout_s is not None and gateways > 1:
         raise ConfigError(
-            f"pipeline {graph.name!r} is ordered by event time, which takes one gateway in this version",
-            next_step="leave --gateways away",
+            f"pipeline {graph.name!r} has idle_timeout_s, which takes one gateway: no other knows that a stream is"
+            " silent",
+            next_step="leave idle_timeout_s away, or --gateways",
         )
 
 
 def order_words(graph: Graph) -> list[str]:
     """What the command line of a gateway says about the order."""
-    if (asked := graph.event_time) is None:
+    return order_words_of(declared_by(graph))
+
+
+def order_words_of(declared: Declared | None) -> list[str]:
+    """The same of what a gateway has declared."""
+    if declared is None:
         return []
-    words = ["--event-time-streams", written(graph.streams), "--lateness-s", repr(asked.lateness_s)]
-    return words + (["--idle-timeout-s", repr(asked.idle_timeout_s)] if asked.idle_timeout_s is not None else [])
+    words = ["--event-time-streams", written(declared.streams), "--lateness-s", repr(declared.lateness_ns / 1e9)]
+    return words + (["--idle-timeout-s", repr(declared.idle_timeout_s)] if declared.idle_timeout_s is not None else [])
 
 
 def written(streams: frozenset[int]) -> str:

@@ -19,6 +19,7 @@ from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
 from procession.ops.config import Settings
 from procession.ops.local import COMMAND, GATEWAY, announced_in, gateway_words
+from procession.ops.ordering import order_words_of
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
 
@@ -70,11 +71,13 @@ def run_one_more(directory: Path, name: str, listen: str, settings: Settings, sa
     """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop."""
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
-    running = {one["name"] for one in listed(directory / GATEWAY, settings.cookie)}
+    with ControlClient(directory / GATEWAY, settings.cookie, PATIENCE_S) as client:
+        running = {one["name"] for one in client.gateways()}
+        order = order_words_of(client.order())
     numbered = (f"{GATEWAY}-{number}" for number in range(1, len(running) + 2))
     part = name or next(free for free in numbered if free not in running)
     with Supervisor(directory / "logs", say=say) as supervisor:
-        argv = (*COMMAND, *gateway_words(settings, directory, part, listen))
+        argv = (*COMMAND, *gateway_words(settings, directory, part, listen), *order)
         supervisor.start(Part(part, argv, is_ready=announced_in(directory / part / ADDRESS_FILE)))
         if supervisor.wait_ready():
             say(f"{part} takes records now; Ctrl-C stops it, `procession gateways leave {part}` lets it go")

@@ -20,6 +20,7 @@ import pyarrow as pa
 from procession.errors import ProcessionError, RoundError
 from procession.merge.eventorder import NO_REFERENCE
 from procession.merge.merger import merged
+from procession.merge.weave import Places, dealt, woven
 from procession.plan.blueprint import Plan
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
 from procession.plan.ends import Change, Listening
@@ -127,8 +128,7 @@ class Task:
 
         def rows() -> Iterator[Rows]:
             number = first
-            batches = (batch for one in pieces for batch in self._read(one, one.first, one.last))
-            for batch in gathered(batches):
+            for batch in gathered(self._rows_of(pieces)):
                 numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
                 number += batch.num_rows
                 if listening is not None:
@@ -226,6 +226,29 @@ class Task:
             root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=is_firing(root)
         )
 
+    def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        """The rows of these pieces: one behind the other, or all of them in the order of event time."""
+        if self.is_woven(pieces):
+            yield woven([list(self._read(one, one.first, one.last)) for one in pieces])
+            return
+        for one in pieces:
+            yield from self._read(one, one.first, one.last)
+
+    def is_woven(self, pieces: Sequence[Piece]) -> bool:
+        """Whether these pieces are to be put in order, because each of them is so only by itself."""
+        return self._use is ORDERED and len(pieces) > 1
+
+    def dealt(self, pieces: Sequence[Piece], edges: Sequence[int]) -> Iterator[tuple[Piece, ...]]:
+        """What each task reads of these pieces, if their rows, in order, are cut at these places."""
+        places = [Places.of(self._read(one, one.first, one.last)) for one in pieces]
+        for shares in dealt(places, edges):
+            cuts = zip(pieces, shares, strict=True)
+            yield tuple(
+                replace(one, first=one.first + first, last=one.first + last)
+                for one, (first, last) in cuts
+                if first < last
+            )
+
     def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
         return _reader(piece.place, self.access, self._use).read(first, last)
 
@@ -238,6 +261,9 @@ class Task:
         piece, sequence = self._piece(number, number + 1), number
         if self.graph.exchange is not Exchange.SPARK:
             for one in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
+                if self.is_woven(one.pieces) and one.first <= number < one.last:
+                    found = next(self._rows_of(one.pieces)).slice(number - one.first, 1)
+                    return dict(found.to_pylist()[0])
                 piece, sequence = sequence_of(number, one.first, one.pieces) or (piece, sequence)
         record: dict[str, Any] = next(self._read(piece, sequence, sequence + 1)).to_pylist()[0]
         return record

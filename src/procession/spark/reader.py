@@ -1,7 +1,8 @@
 """The reader: the ingress log as a Spark stream of parcels, which hold the manifests of the first chain.
 
 The one rule: offsets are sequence numbers, one for each gateway, and only what a gateway has on disk is offered;
-partitions are contiguous ranges in order, so partition order is record order and nothing has to be merged.
+partitions are contiguous ranges in order, so partition order is record order and nothing has to be merged, but for the
+logs of several gateways in the order of event time, which each task weaves for its own range.
 `latestOffset` and `partitions` live in one helper process of the driver, `read` in the workers. Before it the gateways,
 after it `spark/exchange` and `spark/query`.
 """
@@ -59,6 +60,11 @@ class Ranges(DataSourceStreamReader):
         pieces = list(laid(start, end, self._feed.places()))
         first = numbered_from(start)
         ranges = deal(first, numbered_from(end), self._parallelism)
+        if self._task.is_woven(pieces):
+            edges = [0, *(one.last - first for one in ranges)]
+            for one, own in zip(ranges, self._task.dealt(pieces, edges), strict=True):
+                one.pieces = own
+            return ranges
         for one in ranges:
             one.pieces = tuple(cut(pieces, one.first - first, one.last - first))
         return ranges

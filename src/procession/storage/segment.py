@@ -49,6 +49,10 @@ KIND_LATE = 5
 """A record that came behind the watermark of its own stream; only in the ordered log."""
 KIND_TICK = 6
 """The watermark of a stream for which nobody waits any longer."""
+KIND_GIVEN = 7
+"""The stream is given up: what waits of it will be sent to another gateway. Only in the log of arrivals."""
+KIND_MOVED = 8
+"""The stream was elsewhere before: its watermark, and the last id that came there. Only in the log of arrivals."""
 
 RECORD_KINDS = (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)
 REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)

@@ -342,7 +342,7 @@ class Gateway(Process):
             if isinstance(request, Committed):
                 actions = self.state.handle(request)
             else:
-                self.state.check_fence(request.fence)
+                self.state.snapshot.check_fence(request.fence)
                 if request.fence > self.state.snapshot.fence:
                     actions = self.state.handle(FenceRaised(request.fence))
         except ProcessionError as error:

@@ -1,0 +1,248 @@
+"""Several gateways in the order of event time, as real processes: what an epoch has, and what becomes of streams that
+go from one to another. The driver is the real one's feed and words; the output is woven from the logs as tasks do it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ProcessionError, RoundError
+from procession.merge.eventorder import NO_REFERENCE, Declared
+from procession.merge.weave import woven
+from procession.ops import feed
+from procession.ops.feed import GatewayFeed
+from procession.sdk import Batch, SourceOptions, Stream
+from procession.sdk.source import SourceClient
+from procession.storage.log import LogReader
+from procession.storage.pieces import Piece
+from procession.storage.segment import KIND_LATE, KIND_RECORD, ORDERED
+from tests.gateway.gateways import Gateways
+from tests.gateway.taker import Taker
+
+PATIENCE_S = 120.0
+Record = tuple[int, int]
+Placed = tuple[int, int, int, bool]
+
+
+def made(streams: int, records: int, lateness: int, seed: int = 7) -> dict[int, list[Record]]:
+    """Pairs of message id and event time; some are behind their stream, by more or less than is allowed."""
+    chance, inputs = random.Random(seed), {}
+    for stream_id in range(1, streams + 1):
+        now, rows = 0, []
+        for number in range(records):
+            now += chance.randrange(3)
+            rows.append((2 * number, now - chance.choice((0,) * 8 + (1, lateness + 3))))
+        inputs[stream_id] = rows
+    return inputs
+
+
+def sorted_slowly(inputs: dict[int, list[Record]], lateness: int) -> list[Placed]:
+    placed = []
+    for stream_id, rows in inputs.items():
+        largest = None
+        for message_id, at in rows:
+            watermark = None if largest is None else largest - lateness
+            is_late = watermark is not None and at < watermark
+            placed.append((watermark if is_late else at, stream_id, message_id, is_late))
+            largest = at if largest is None else max(largest, at)
+    return sorted(placed)  # type: ignore[type-var]
+
+
+class OrderedTaker(Taker):
+    """Takes epochs in the order of event time."""
+
+    def __init__(self, root: Path, leader: Path, records_max: int = 50) -> None:
+        super().__init__(root, leader, records_max)
+        self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, 1 << 20, is_ordered=True)
+        self.placed: list[Placed] = []
+
+    def successor(self) -> OrderedTaker:
+        feed._agreement.cache_clear()  # another driver is another process, and waits for no answer of this one's
+        other = super().successor()
+        assert isinstance(other, OrderedTaker)
+        other.placed = self.placed
+        return other
+
+    def _read_all(self, pieces: list[Piece]) -> None:
+        paths = [list(LogReader(Path(one.place.directory), ORDERED).read(one.first, one.last)) for one in pieces]
+        for row in woven(paths).to_pylist():
+            if row["kind"] in (KIND_RECORD, KIND_LATE):
+                is_late = row["kind"] == KIND_LATE
+                self.placed.append((row["order_time"], row["stream_id"], row["message_id"], is_late))
+            if row["reference"] != NO_REFERENCE:
+                assert row["reference"] >= self.positions.get(row["stream_id"], 0), "what is committed never goes back"
+                self.positions[row["stream_id"]] = row["reference"]
+
+
+class Wandering:
+    """A source of one stream that comes through another gateway whenever it is cut off, at its own pace."""
+
+    def __init__(self, stream_id: int, records: list[Record], seed: int) -> None:
+        self.stream_id = stream_id
+        self.records = records
+        self.chance = random.Random(seed)
+
+    def streams(self) -> list[Stream]:
+        return [Stream(self.stream_id, f"stream {self.stream_id}")]
+
+    def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
+        rest = [one for one in self.records if after is None or one[0] > after]
+        while rest:
+            count = self.chance.randrange(1, 20)
+            ids, times = zip(*rest[:count], strict=True)
+            rest = rest[count:]
+            yield Batch.gathered(list(ids), list(times), [b""] * len(ids), [b"x"] * len(ids))
+            time.sleep(self.chance.random() * 0.02)  # another timing for each seed
+
+
+class World:
+    def __init__(self, work: Path, gateways: int, lateness: int, *, seed: int, records: int = 200) -> None:
+        self.chance = random.Random(seed)
+        self.seed = seed
+        self.inputs = made(4, records, lateness)
+        self.expected = sorted_slowly(self.inputs, lateness)
+        self.gateways = Gateways(work, gateways, declared=Declared(frozenset(self.inputs), lateness))
+        self.threads: list[threading.Thread] = []
+
+    def taker(self) -> OrderedTaker:
+        taker = OrderedTaker(self.gateways.work / "checkpoint", self.gateways.work / "gateway-0")
+        self.gateways.takers.append(taker)
+        return taker
+
+    def produce(self) -> None:
+        for stream_id, records in self.inputs.items():
+            addresses = [one.listen for one in self.gateways.all]
+            self.chance.shuffle(addresses)
+            source = Wandering(stream_id, records, self.seed * 10 + stream_id)
+            options = SourceOptions("wandering", f"wandering-{stream_id}", backoff_first_s=0.02, backoff_limit_s=0.2)
+            client = SourceClient(source, ",".join(addresses), options)
+            thread = threading.Thread(target=asyncio.run, args=(client.run(),), daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def fenced(self, driver: OrderedTaker) -> bool:
+        try:
+            driver.word.raise_fence(driver.checkpoint, str(self.gateways.settings["declared"]))
+        except RoundError:
+            return False
+        return True
+
+    @property
+    def is_done(self) -> bool:
+        return not any(thread.is_alive() for thread in self.threads)
+
+    def check(self, taker: OrderedTaker) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.is_done:
+            assert time.monotonic() < deadline, self.tell(taker)
+            assert taker.error is None, self.tell(taker)
+            time.sleep(0.01)
+        taker.finish()
+        assert taker.placed == self.expected
+        assert taker.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
+
+    def tell(self, taker: OrderedTaker) -> str:
+        told = []
+        for one in self.gateways.all:
+            try:
+                with one.client(1.0) as client:
+                    told.append(str(client.status()))
+            except ProcessionError as error:
+                told.append(error.sentence)
+        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *told, self.gateways.tell()])
+
+
+SLOWLY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("gateways", "lateness"), [(3, 2), *(pytest.param(n, s, marks=SLOWLY) for n in (1, 2, 3) for s in (0, 2, 9))]
+)
+def test_the_sequence_is_that_of_a_sort_whatever_the_number_of_gateways(
+    tmp_path: Path, gateways: int, lateness: int
+) -> None:
+    world = World(tmp_path, gateways, lateness, seed=gateways)
+    with world.gateways:
+        taker = world.taker()
+        world.produce()
+        taker.begin()
+        world.check(taker)
+
+
+@pytest.mark.parametrize(("lateness", "seed"), [(2, 3)])
+def test_gateways_that_are_killed_and_producers_that_wander_change_nothing(
+    tmp_path: Path, lateness: int, seed: int
+) -> None:
+    shaken(tmp_path, lateness, seed, records=200, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 26))
+@pytest.mark.parametrize("lateness", [0, 2, 9])
+def test_gateways_that_are_killed_often_change_nothing(tmp_path: Path, lateness: int, seed: int) -> None:
+    shaken(tmp_path, lateness, seed, records=500, kills=20)
+
+
+def shaken(work: Path, lateness: int, seed: int, records: int, kills: int) -> None:
+    """Kill gateways, the leader too, again and again, with some output in between; and replace drivers."""
+    world = World(work, 3, lateness, seed=seed, records=records)
+    with world.gateways:
+        taker = world.taker().begin()
+        world.produce()
+        for number in range(kills):
+            reached = len(taker.placed)
+            victim = world.gateways[world.chance.randrange(3) if number else 0]
+            victim.kill()
+            victim.start()
+            if number % 3 == 1:
+                taker.finish()
+                world.gateways.takers.remove(taker)
+                successor = taker.successor()
+                world.gateways.until(lambda driver=successor: world.fenced(driver), "the next driver")  # type: ignore[misc]
+                world.gateways.takers.append(successor)
+                taker = successor.begin()
+            deadline = time.monotonic() + PATIENCE_S
+            while len(taker.placed) == reached and not world.is_done:
+                assert time.monotonic() < deadline, world.tell(taker)
+                assert taker.error is None, world.tell(taker)
+                time.sleep(0.01)
+        world.check(taker)
+
+
+@pytest.mark.parametrize("lateness", [3])
+def test_one_joins_and_one_leaves_and_the_sequence_stays_the_same(tmp_path: Path, lateness: int) -> None:
+    world = World(tmp_path, 2, lateness, seed=5, records=300)
+    gateways = world.gateways
+    with gateways:
+        taker = world.taker().begin()
+        world.produce()
+        gateways.until(lambda: len(taker.placed) > 100, "the first records")
+        gateways.all.append(gateways.make(2).start())
+        gateways.until(lambda: "gateway-2" in gateways.connected(), "the third gateway")
+        with gateways[0].client() as client:
+            client.leave("gateway-1")
+        world.check(taker)
+        successor = taker.successor()
+        gateways.takers.append(successor.begin())
+        assert gateways[1].wait()[0] == 0, "it ends by itself, when all is committed"
+
+
+def test_one_that_orders_otherwise_may_not_join_and_idle_time_outs_take_one_gateway(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with Gateways(tmp_path / "a", 1, declared=Declared(frozenset({1, 2}))) as gateways:
+        other = gateways.make(1, declared=Declared(frozenset({1, 2}), 5))
+        status, said = other.start().wait()
+        assert status == 1
+        assert "orders by event time of 2 streams" in said
+    with Gateways(tmp_path / "b", 1, declared=Declared(frozenset({1}), 0, 1.0)) as gateways:
+        status, said = gateways.make(1).start().wait()
+        assert status == 1
+        assert "idle_timeout_s takes one gateway" in said
