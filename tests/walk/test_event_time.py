@@ -169,7 +169,6 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
         world.check()
 
 
-@pytest.mark.slow
 def test_another_number_of_gateways_gives_the_same_bytes_also_when_one_is_killed(tmp_path: Path) -> None:
     world = World(tmp_path, lateness_s=2, gateways=3)
     with world.cluster as cluster:
