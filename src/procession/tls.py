@@ -26,6 +26,8 @@ HANDSHAKES_MAX = 64
 PAUSE_S = 0.1
 """How long a door waits that could not accept: without descriptors, trying again at once would only burn time."""
 
+LINE_BYTES_MAX = 64 * 1024
+
 log = structlog.get_logger("tls")
 
 
@@ -104,16 +106,18 @@ def complaint(error: BaseException) -> str | None:
     return f"no TLS with it: {(error.reason or str(error)).lower().replace('_', ' ')}"
 
 
-async def connect(address: tuple[str, int], tls: ClientTls | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As `asyncio.open_connection`. Files that cannot be used now, maybe in the middle of a renewal, are a connection
-    that could not be made: whoever connects tries again."""
+async def connect(
+    address: tuple[str, int], tls: ClientTls | None, limit: int = LINE_BYTES_MAX
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `asyncio.open_connection`; `limit` is for who reads lines. Files that cannot be used now, maybe in the middle
+    of a renewal, are a connection that could not be made: whoever connects tries again."""
     if tls is None:
-        return await asyncio.open_connection(*address)
+        return await asyncio.open_connection(*address, limit=limit)
     try:
         context = tls.context()
     except ConfigError as error:
         raise ConnectionError(error.sentence) from error
-    return await asyncio.open_connection(*address, ssl=context, server_hostname=tls.name or address[0])
+    return await asyncio.open_connection(*address, limit=limit, ssl=context, server_hostname=tls.name or address[0])
 
 
 class Door:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from procession.errors import RoundError
 from procession.gateway.client import ControlClient
+from procession.tls import ClientTls
 
 PATIENCE_S = 60.0
 
@@ -27,7 +28,7 @@ from procession.errors import ProcessionError
 from procession.gateway.config import GatewayConfig, Limits
 from procession.gateway.server import serve
 from procession.merge.eventorder import Declared
-from procession.tls import ServerTls
+from procession.tls import ClientTls, ServerTls
 
 settings = eval(sys.argv[2])
 limits = Limits(**settings.pop("limits", {}))
@@ -42,6 +43,8 @@ class GatewayProcess:
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.directory = directory
         self.settings = settings
+        self.control_tls: ClientTls | None = settings.pop("control_tls", None)
+        """How to speak to its side door, if it speaks TLS."""
         self.log = directory.with_suffix(".log")
         self.process: subprocess.Popen[bytes]
         self.listen = ""
@@ -65,7 +68,8 @@ class GatewayProcess:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def client(self, timeout_s: float = 10.0) -> ControlClient:
-        return ControlClient(self.directory, self.settings.get("limits", {}).get("cookie", b""), timeout_s)
+        cookie = self.settings.get("limits", {}).get("cookie", b"")
+        return ControlClient(self.directory, cookie, timeout_s, tls=self.control_tls)
 
     def answer(self, ask: Callable[Parameters, Answer], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Answer:
         """What the gateway says to a client's call, however long it takes; RoundError only if it is dead."""

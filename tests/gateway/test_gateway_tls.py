@@ -13,7 +13,8 @@ import pytest
 import uvloop
 
 from procession.address import parse_address
-from procession.errors import ConfigError
+from procession.errors import ConfigError, RoundError
+from procession.gateway.client import ControlClient
 from procession.sdk.batch import Stream
 from procession.sdk.options import SourceOptions
 from procession.sdk.source import SourceClient
@@ -23,6 +24,7 @@ from procession.wire.messages import Error, Hello, Message, Restart
 from tests import hostile
 from tests.certificates import Authority
 from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateways import Gateways
 from tests.gateway.producer import Producer
 
 Make = Callable[..., GatewayProcess]
@@ -34,7 +36,9 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def test_records_are_taken_and_acknowledged_over_tls(gateway_process: Make, authority: Authority) -> None:
-    gateway = gateway_process(tls=authority.server(), frame_bytes_max=1 << 20).start()
+    gateway = gateway_process(
+        tls=authority.server(), control_tls=ClientTls(authority.ca), frame_bytes_max=1 << 20
+    ).start()
     with Producer(gateway.listen, ClientTls(authority.ca)) as producer, gateway.client() as driver:
         producer.hello()
         producer.notify(7)
@@ -44,6 +48,42 @@ def test_records_are_taken_and_acknowledged_over_tls(gateway_process: Make, auth
             pass
         driver.commit(1, 0, end, {7: 1000})
         producer.wait_committed(7, 1000)
+
+
+def test_the_side_door_speaks_tls_too_and_lets_nobody_in_without(
+    gateway_process: Make, authority: Authority, tmp_path: Path
+) -> None:
+    gateway = gateway_process(tls=authority.server(client_ca=authority.ca), control_tls=authority.client()).start()
+    with gateway.client() as driver:
+        assert driver.status()["next_sequence"] == 0
+    other = ClientTls(Authority(tmp_path / "another").ca)
+    for stranger, why in (
+        (None, None),
+        (other, "its certificate is not to be trusted"),
+        (ClientTls(authority.ca), None),
+    ):
+        with (
+            ControlClient(gateway.directory, timeout_s=0.5, tls=stranger) as client,
+            pytest.raises(RoundError, match=why),
+        ):
+            client.status()
+    with gateway.client() as driver:
+        assert driver.status()["next_sequence"] == 0, "it lives"
+
+
+def test_gateways_speak_tls_to_each_other(tmp_path: Path, authority: Authority) -> None:
+    tls, client = authority.server(client_ca=authority.ca), authority.client()
+    settings = {"tls": tls, "control_tls": client, "link_interval_s": 0.05, "link_tls": client}
+    with Gateways(tmp_path, 2, **settings) as gateways:
+        assert sorted(gateways.connected()) == ["gateway-0", "gateway-1"]
+        with Producer(gateways[1].listen, client) as producer:
+            producer.hello()
+            assert producer.notify(7).success, "the leader has granted it"
+        stranger = gateways.make(2, link_tls=None, link_timeout_s=0.5)
+        gateways.all.append(stranger)
+        stranger.start()
+        gateways.until(lambda: "not found" in stranger.log.read_text(), "it to be sent away")
+        assert sorted(gateways.connected()) == ["gateway-0", "gateway-1"]
 
 
 def test_only_who_shows_a_certificate_gets_in_where_one_is_asked_for(
@@ -62,7 +102,7 @@ def test_only_who_shows_a_certificate_gets_in_where_one_is_asked_for(
 def test_a_renewed_certificate_is_shown_to_the_next_producer_and_the_others_stay(
     gateway_process: Make, authority: Authority
 ) -> None:
-    gateway = gateway_process(tls=authority.server(), ack_interval_s=0.05).start()
+    gateway = gateway_process(tls=authority.server(), control_tls=ClientTls(authority.ca), ack_interval_s=0.05).start()
     with Producer(gateway.listen, ClientTls(authority.ca)) as early:
         early.hello()
         authority.issue()
@@ -75,7 +115,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_producer_and_the_others_stay
 
 
 def test_a_last_word_arrives(gateway_process: Make, authority: Authority) -> None:
-    gateway = gateway_process(tls=authority.server(), linger_s=0.2).start()
+    gateway = gateway_process(tls=authority.server(), control_tls=ClientTls(authority.ca), linger_s=0.2).start()
     with Producer(gateway.listen, ClientTls(authority.ca)) as wrong:
         wrong.send(Hello("9", b"", "p", "i"))
         assert "unknown version" in wrong.expect(Error).reason
@@ -98,7 +138,9 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
         "half open": hostile.half_open,
         "dropped": hostile.opened_and_dropped(500),
     }
-    gateway = gateway_process(tls=authority.server(), handshake_timeout_s=2.0).start()
+    gateway = gateway_process(
+        tls=authority.server(), control_tls=ClientTls(authority.ca), handshake_timeout_s=2.0
+    ).start()
     held = hostile.descriptors(gateway.process.pid)
 
     async def at_height() -> None:
@@ -115,7 +157,9 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
 
 
 def test_a_producer_that_never_reads_is_dropped(gateway_process: Make, authority: Authority) -> None:
-    gateway = gateway_process(tls=authority.server(), write_bytes_max=100_000, ack_interval_s=0.01).start()
+    gateway = gateway_process(
+        tls=authority.server(), control_tls=ClientTls(authority.ca), write_bytes_max=100_000, ack_interval_s=0.01
+    ).start()
     with gateway.client() as control, Producer(gateway.listen, ClientTls(authority.ca)) as deaf:
         deaf.hello()
         assert control.status()["sessions"] == 1
@@ -131,7 +175,9 @@ def test_a_producer_that_never_reads_is_dropped(gateway_process: Make, authority
 def test_a_source_sends_everything_over_tls_and_ends_when_it_is_committed(
     gateway_process: Make, authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    gateway = gateway_process(tls=authority.server(client_ca=authority.ca), ack_interval_s=0.05).start()
+    gateway = gateway_process(
+        tls=authority.server(client_ca=authority.ca), control_tls=authority.client(), ack_interval_s=0.05
+    ).start()
     records = [b"%d" % number for number in range(5000)]
     source = ListSource({Stream(1, "numbers"): records}, batch_records=500)
     client = SourceClient(source, gateway.listen, SourceOptions("test", "test", tls=authority.client()))

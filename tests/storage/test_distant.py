@@ -103,7 +103,9 @@ def test_only_who_shows_the_cookie_is_given_rows(gateway_process: Make) -> None:
 
 def test_with_tls_both_sides_show_what_they_are(gateway_process: Make, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
-    place = filled(gateway_process(tls=authority.server(authority.ca)), 10, tls=authority.client())
+    place = filled(
+        gateway_process(tls=authority.server(authority.ca), control_tls=authority.client()), 10, tls=authority.client()
+    )
     assert place.flight.startswith("grpc+tls://")
     assert len(rows(DistantLog(place, Access(tls=authority.client())), 0, 10)) == 10
     with pytest.raises(RoundError, match="does not give its log away"):

@@ -146,7 +146,9 @@ class Ours:
     def __init__(self, supervisor: Supervisor, local: Local, work: Path) -> None:
         self._supervisor = supervisor
         self._local = local
-        self._client = ControlClient(local.gateway_directory, local.settings.cookie, 20.0)
+        self._client = ControlClient(
+            local.gateway_directory, local.settings.cookie, 20.0, tls=local.settings.client_tls
+        )
         self._tail = EpochTail(work / "epochs.jsonl")
         self.epochs = 0
         self._committed_ns = 0

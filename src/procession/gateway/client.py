@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from procession.address import parse_address
-from procession.errors import ProcessionError, RoundError
+from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.gateway.address import addresses
 from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
@@ -24,6 +24,7 @@ from procession.gateway.words import place, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Declared
 from procession.merge.waiting import Key
+from procession.tls import ClientTls, complaint
 
 DELAY_S_MIN = 0.02
 DELAY_S_MAX = 1.0
@@ -68,9 +69,15 @@ class ControlClient:
     """Asks the gateway at an address, or that of a directory: then it is found again if it moves to another port."""
 
     def __init__(
-        self, at: str | Path, cookie: bytes = b"", timeout_s: float = 30.0, identity: str | None = None
+        self,
+        at: str | Path,
+        cookie: bytes = b"",
+        timeout_s: float = 30.0,
+        identity: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """With an `identity`, no other gateway that may have taken this one's port is asked."""
+        self._tls = tls
         self._at = at
         self._whom = {} if identity is None else {"identity": identity}
         self._cookie = cookie
@@ -172,7 +179,7 @@ class ControlClient:
                 self.close()
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(
-                        f"The gateway at {self._at} does not answer: {error}.",
+                        f"The gateway at {self._at} does not answer: {complaint(error) or error}.",
                         next_step="Start it, or look at its log; what it was asked is asked again.",
                     ) from error
             time.sleep(delay_s * random.uniform(0.5, 1.0))
@@ -180,7 +187,7 @@ class ControlClient:
 
     def _exchange(self, line: bytes, deadline: float) -> dict[str, Any]:
         if self._socket is None:
-            self._socket = socket.create_connection(self._address(), timeout=_left(deadline))
+            self._socket = self._connected(deadline)
         self._socket.settimeout(_left(deadline))
         self._socket.sendall(line)
         reply = bytearray()
@@ -194,6 +201,18 @@ class ControlClient:
         if not isinstance(answer, dict):
             raise ValueError("its answer is not an object")
         return answer
+
+    def _connected(self, deadline: float) -> socket.socket:
+        host, port = self._address()
+        plain = socket.create_connection((host, port), timeout=_left(deadline))
+        if self._tls is None:
+            return plain
+        try:
+            # Files are read anew each time: they may have been renewed.
+            return self._tls.context().wrap_socket(plain, server_hostname=self._tls.name or host)
+        except (OSError, ConfigError) as error:
+            plain.close()
+            raise error if isinstance(error, OSError) else ConnectionError(error.sentence) from error
 
     def _address(self) -> tuple[str, int]:
         if isinstance(self._at, str):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from procession.merge.eventorder import Declared
 from procession.storage.segment import INGRESS, ORDERED, Use
-from procession.tls import ServerTls
+from procession.tls import ClientTls, ServerTls
 from procession.wire.codec import FRAME_BYTES_MAX
 from procession.wire.draft_messages import Extension
 
@@ -59,7 +59,7 @@ class GatewayConfig:
     control: str = "127.0.0.1:7101"
     limits: Limits = Limits()
     tls: ServerTls | None = None
-    """What producers are shown, and must show; without it nothing is encrypted."""
+    """What producers, the driver and other gateways are shown, and must show; without it nothing is encrypted."""
     declared: Declared | None = None
     """The streams, if they are to be put in the order of event time; None: the order is that of arrival."""
     stall_s: float = 10.0
@@ -93,6 +93,8 @@ class GatewayConfig:
     """What it is called among several gateways; the leader names it if it does not say."""
     join: str | Path | None = None
     """The control address of the leader, or its directory; None: this gateway leads, if there will be others."""
+    link_tls: ClientTls | None = None
+    """How to speak to the leader, if that one speaks TLS."""
     advertise: str = ""
     """The host by which others reach this gateway, if it is not the one where it listens."""
     flight: str = ""

@@ -33,6 +33,7 @@ from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
 from procession.gateway.words import clocks, integers, place, positions, written_clocks
 from procession.merge.eventorder import Declared
+from procession.tls import Door
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -45,13 +46,21 @@ class ControlServer:
         self._gateway = gateway
         self._doorway = doorway
         self._config = gateway.config
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Door | None = None
         self._talks: set[asyncio.Task[Any]] = set()
         self._strangers: dict[asyncio.Task[Any], None] = {}
         """Those that have not shown the cookie in a request yet, the oldest first."""
 
     async def start(self, listening: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._talk, sock=listening, limit=self._config.request_bytes_max)
+        limit, tls = self._config.request_bytes_max, self._config.tls
+        if tls is None:
+            self._server = await asyncio.start_server(self._talk, sock=listening, limit=limit)
+            return
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit), self._talk)
+
+        self._server = Door(listening, tls, protocol, handshake_timeout_s=self._config.handshake_timeout_s)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -27,6 +27,7 @@ from procession.gateway.leadership import committed_of
 from procession.gateway.members import Member
 from procession.gateway.words import clocks, written_clocks
 from procession.merge.clocks import Clock
+from procession.tls import complaint, connect
 
 DELAY_S_MIN = 0.05
 DELAY_S_MAX = 1.0
@@ -91,7 +92,7 @@ class LeaderLink:
                 return
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if not is_told:
-                    log.warning("!", leader=str(self._at), reason=f"not found: {error}")
+                    log.warning("!", leader=str(self._at), reason=f"not found: {complaint(error) or error}")
                 is_told = True
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, DELAY_S_MAX)
@@ -99,7 +100,7 @@ class LeaderLink:
     async def _link(self) -> None:
         """One link. Returns when it is lost; raises if it never came about."""
         async with asyncio.timeout(self._config.link_timeout_s):
-            reader, writer = await asyncio.open_connection(*self._address(), limit=REPLY_BYTES_MAX)
+            reader, writer = await connect(self._address(), self._config.link_tls, REPLY_BYTES_MAX)
         beats: asyncio.Task[None] | None = None
         try:
             notice_silence(writer.get_extra_info("socket"), self._config.silence_s)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from procession.ops.cli_sources import CookieFile
-from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey
+from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey, TrustedName
 
 
 def gateway(
@@ -96,6 +96,11 @@ def gateway(
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(help="With --join: the first gateway speaks TLS, with a certificate of this authority."),
+    ] = None,
+    tls_name: TrustedName = None,
 ) -> None:
     """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
     from procession.gateway.config import GatewayConfig, Limits
@@ -103,7 +108,7 @@ def gateway(
     from procession.merge.eventorder import declared_of
     from procession.ops.cookie import read_cookie
     from procession.ops.ordering import read
-    from procession.tls import server_tls
+    from procession.tls import client_tls, server_tls
     from procession.wire.draft_messages import Extension
 
     allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
@@ -134,6 +139,7 @@ def gateway(
             server_tls(tls_cert, tls_key, tls_client_ca),
             name=name,
             join=_leader(join),
+            link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
             advertise=advertise,
             metrics=metrics or "",
             metrics_streams_max=metrics_streams_max,

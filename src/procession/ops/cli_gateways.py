@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 
 gateways_app = typer.Typer(
     help="The gateways of a running pipeline: list them, add one, let one go.", no_args_is_help=True
@@ -30,12 +31,18 @@ def list_gateways(
     leader: Leader = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
 ) -> None:
     """Show each gateway, where it is, and how many streams it holds."""
     from procession.ops.cookie import read_cookie
     from procession.ops.roster import leader_of, listed, table
+    from procession.tls import client_tls
 
-    found = listed(leader_of(directory, leader), read_cookie(cookie_file))
+    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
+    found = listed(leader_of(directory, leader), read_cookie(cookie_file), tls)
     print(json.dumps({"gateways": found}) if as_json else table(found))
 
 
@@ -61,10 +68,16 @@ def leave(
     leader: Leader = None,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
 ) -> None:
     """Let a gateway go: it takes nothing new, sends its producers to the others, and ends when all is committed."""
     from procession.ops.cookie import read_cookie
     from procession.ops.roster import leader_of, let_go
+    from procession.tls import client_tls
 
-    let_go(leader_of(directory, leader), read_cookie(cookie_file), name, wait_s)
+    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
+    let_go(leader_of(directory, leader), read_cookie(cookie_file), name, wait_s, tls)
     print(f"{name} has left")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 
 
 def streams(
@@ -29,11 +30,16 @@ def streams(
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 2.0,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long a gateway may take to answer.")] = 5.0,
     cookie_file: CookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show the streams of a running pipeline or gateway: state, owner, what is committed and seen, lag and rate."""
     from procession.ops.cookie import read_cookie
     from procession.ops.streams import place, show
+    from procession.tls import client_tls
 
     show(
         place(directory, gateway),
@@ -41,4 +47,5 @@ def streams(
         timeout_s=timeout_s,
         every_s=every_s if watch else None,
         as_json=as_json,
+        tls=client_tls(tls_ca, tls_cert, tls_key, tls_name),
     )

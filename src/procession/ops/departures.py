@@ -13,16 +13,23 @@ from pathlib import Path
 from procession.errors import ProcessionError
 from procession.gateway.client import ControlClient
 from procession.ops.desks import PATIENCE_S
+from procession.tls import ClientTls
 
 LOOK_S = 1.0
 """Between two looks. A gateway leaves without a record in its log, and a sink has no use for an earlier word."""
 
 
-async def watch(at: str | Path, cookie: bytes, tell: Callable[[tuple[str, ...]], None], look_s: float = LOOK_S) -> None:
+async def watch(
+    at: str | Path,
+    cookie: bytes,
+    tls: ClientTls | None,
+    tell: Callable[[tuple[str, ...]], None],
+    look_s: float = LOOK_S,
+) -> None:
     """Until cancelled: tell the names of all that have left, each time that they are others."""
     known: tuple[str, ...] = ()
     loop = asyncio.get_running_loop()
-    with ControlClient(at, cookie, PATIENCE_S) as client:
+    with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:
         while True:
             try:
                 found = await loop.run_in_executor(None, client.departed)

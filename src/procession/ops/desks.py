@@ -16,6 +16,7 @@ from procession.errors import RoundError
 from procession.gateway.client import ControlClient
 from procession.gateway.members import Member
 from procession.storage.pieces import FIRST_GATEWAY, Place
+from procession.tls import ClientTls
 
 PATIENCE_S = 1.0
 """How long one question waits for a gateway that is away. Whoever asks, asks again."""
@@ -26,9 +27,9 @@ Answer = TypeVar("Answer")
 class Desk(Generic[Answer]):
     """One gateway, which is asked one thing at a time."""
 
-    def __init__(self, at: str | Path, cookie: bytes, identity: str | None) -> None:
+    def __init__(self, at: str | Path, cookie: bytes, identity: str | None, tls: ClientTls | None = None) -> None:
         self.at = at
-        self._client = ControlClient(at, cookie, PATIENCE_S, identity)
+        self._client = ControlClient(at, cookie, PATIENCE_S, identity, tls)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="desk")
         self._asked: Future[Answer] | None = None
         self._is_away = False
@@ -66,10 +67,11 @@ class Desk(Generic[Answer]):
 class Desks(Generic[Answer]):
     """By the gateway's name; the first is always there, at the place where it was said to be."""
 
-    def __init__(self, first: str | Path, cookie: bytes) -> None:
+    def __init__(self, first: str | Path, cookie: bytes, tls: ClientTls | None = None) -> None:
         self._first = first
         self._cookie = cookie
-        self._desks: dict[str, Desk[Answer]] = {FIRST_GATEWAY: Desk(first, cookie, None)}
+        self._tls = tls
+        self._desks: dict[str, Desk[Answer]] = {FIRST_GATEWAY: Desk(first, cookie, None, tls)}
 
     @property
     def names(self) -> list[str]:
@@ -85,7 +87,7 @@ class Desks(Generic[Answer]):
             if name != FIRST_GATEWAY and (desk is None or desk.at != member.control):
                 if desk is not None:
                     desk.close()
-                self._desks[name] = Desk(member.control, self._cookie, member.identity)
+                self._desks[name] = Desk(member.control, self._cookie, member.identity, self._tls)
         for name in [name for name in self._desks if name not in there and name != FIRST_GATEWAY]:
             self._desks.pop(name).close()
 

@@ -80,7 +80,7 @@ class DriverConfig:
     master: str | None = None
     cookie: bytes = field(default=b"", repr=False)
     tls: ClientTls | None = None
-    """How to speak to the sinks. The gateway's control port is on this machine."""
+    """How to speak to the sinks and the gateways."""
 
     def log_directory(self, graph: Graph) -> Path:
         """What tasks read: the order of arrival, or of event time."""
@@ -153,7 +153,7 @@ class Driver:
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
         self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say)
-        self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence)
+        self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence, config.tls)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
     def run(self) -> None:
@@ -161,7 +161,8 @@ class Driver:
         thread = threading.Thread(target=self._loop.run_forever, name="conductor", daemon=True)
         thread.start()
         conductor = self._conduct()
-        watch = self._ask(departures.watch(self._config.gateway, self._config.cookie, conductor.workers_left))
+        config = self._config
+        watch = self._ask(departures.watch(config.gateway, config.cookie, config.tls, conductor.workers_left))
         try:
             self._wait_for_gateway()
             if self._goes_on:
@@ -272,6 +273,7 @@ class Driver:
                     config.epoch_bytes_max,
                     is_alone=self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
+                    tls=config.tls,
                 ),
                 checkpoint=self._checkpoint.directory,
                 interval_s=config.epoch_interval_s,

@@ -22,6 +22,7 @@ from procession.gateway.members import Member
 from procession.ops.agreement import Agreement
 from procession.ops.desks import PATIENCE_S, Desks, place_of
 from procession.storage.pieces import FIRST_GATEWAY, Place
+from procession.tls import ClientTls
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,14 @@ class GatewayFeed:
     is_ordered: bool = False
     """Whether records are put in the order of event time: then gateways must agree where an epoch ends."""
 
+    tls: ClientTls | None = None
+
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         self.checkpoint.check_fence()
         self.checkpoint.log.sync_newest_commit()
         if self.is_ordered:
             return self._agreed_ends(starts)
-        desks, places = _desks(self.at, self.cookie), _places(self.checkpoint.root)
+        desks, places = _desks(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
         names = desks.names
         limits = max(1, self.records_max // len(names)), max(1, self.bytes_max // len(names))
         fence = self.checkpoint.fence
@@ -58,7 +61,7 @@ class GatewayFeed:
         return {name: ends[name] for name in sorted(ends)}
 
     def _agreed_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
-        agreement, places = _agreement(self.at, self.cookie), _places(self.checkpoint.root)
+        agreement, places = _agreement(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
         agreed = agreement.reach(self.checkpoint.fence, starts, self.records_max, self.bytes_max)
         if agreed is None:
             return dict(starts)
@@ -86,13 +89,13 @@ def _offer(fence: int, start: int, records_max: int, bytes_max: int, client: Con
 
 
 @cache
-def _desks(at: str | Path, cookie: bytes) -> Desks[Offer]:
-    return Desks(at, cookie)
+def _desks(at: str | Path, cookie: bytes, tls: ClientTls | None) -> Desks[Offer]:
+    return Desks(at, cookie, tls)
 
 
 @cache
-def _agreement(at: str | Path, cookie: bytes) -> Agreement:
-    return Agreement(Desks(at, cookie))
+def _agreement(at: str | Path, cookie: bytes, tls: ClientTls | None) -> Agreement:
+    return Agreement(Desks(at, cookie, tls))
 
 
 @cache
@@ -108,11 +111,12 @@ def keep_places(places: Places, gateways: Iterable[Member]) -> None:
 class GatewayWord:
     """What the driver tells the gateways. RoundError: one is away, and must be told again."""
 
-    def __init__(self, at: str | Path, cookie: bytes, fence: int) -> None:
-        self._leader = ControlClient(at, cookie, PATIENCE_S)
+    def __init__(self, at: str | Path, cookie: bytes, fence: int, tls: ClientTls | None = None) -> None:
+        self._leader = ControlClient(at, cookie, PATIENCE_S, tls=tls)
         self._cookie = cookie
-        self._fences: Desks[Fence] = Desks(at, cookie)
-        self._commits: Desks[Round] = Desks(at, cookie)
+        self._tls = tls
+        self._fences: Desks[Fence] = Desks(at, cookie, tls)
+        self._commits: Desks[Round] = Desks(at, cookie, tls)
         self._told: dict[str, Round] = {}
         """The last word that each gateway has heard."""
         self._met: Mapping[str, int] = {}
@@ -163,7 +167,7 @@ class GatewayWord:
         names: dict[int, str] = {}
         with self._lock:
             for member in self._leader.fence(self._fence).gateways:
-                with ControlClient(member.control, self._cookie, PATIENCE_S, member.identity) as client:
+                with ControlClient(member.control, self._cookie, PATIENCE_S, member.identity, self._tls) as client:
                     names |= {one["id"]: one["name"] for one in client.status()["streams"] if one["name"]}
         return names
 

@@ -186,7 +186,8 @@ class Local:
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
     """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
-    argv += [] if part == GATEWAY else ["--join", str(directory / GATEWAY), "--name", part]
+    if part != GATEWAY:
+        argv += ["--join", str(directory / GATEWAY), "--name", part, *_words(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
     argv += ["--overrun-bytes-max", str(settings.overrun_bytes_max)]
     argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]

@@ -22,6 +22,7 @@ from procession.errors import ProcessionError
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
 from procession.ops.epochs import EpochTail, Latency
+from procession.tls import ClientTls
 
 WINDOW_S = 3.0
 LINE_INTERVAL_S = 5.0
@@ -36,6 +37,7 @@ class Progress:
 
     directory: Path
     cookie: bytes = b""
+    tls: ClientTls | None = None
     records_in: int = 0
     committed: int = 0
     epochs: int = 0
@@ -45,15 +47,15 @@ class Progress:
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S)}
+        self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S, tls=self.tls)}
         self._waiting: dict[str, int] = {}
         """Where the log of each gateway ends, without the ends of streams that are in it."""
         self._tail = EpochTail(self.directory / "epochs.jsonl")
 
     @classmethod
-    def from_now(cls, directory: Path, cookie: bytes = b"") -> Self:
+    def from_now(cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> Self:
         """Counts go on from what the pipeline did before; rates and latencies begin now."""
-        progress = cls(directory, cookie)
+        progress = cls(directory, cookie, tls)
         progress._read_epochs()
         progress.latency = Latency()
         return progress
@@ -63,7 +65,7 @@ class Progress:
         self._read_epochs()
         for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
-                self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S)
+                self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S, tls=self.tls)
         for name, client in self._clients.items():
             try:
                 status = client.status()

@@ -22,6 +22,7 @@ from procession.ops.local import COMMAND, GATEWAY, announced_in, gateway_words
 from procession.ops.ordering import order_words_of
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
+from procession.tls import ClientTls
 
 PATIENCE_S = 10.0
 LOOK_S = 0.2
@@ -35,8 +36,8 @@ def leader_of(directory: Path | None, address: str | None) -> str | Path:
     return address if address is not None else directory / GATEWAY  # type: ignore[operator]
 
 
-def listed(leader: str | Path, cookie: bytes) -> list[dict[str, Any]]:
-    with ControlClient(leader, cookie, PATIENCE_S) as client:
+def listed(leader: str | Path, cookie: bytes, tls: ClientTls | None = None) -> list[dict[str, Any]]:
+    with ControlClient(leader, cookie, PATIENCE_S, tls=tls) as client:
         return client.gateways()
 
 
@@ -53,9 +54,9 @@ def table(gateways: list[dict[str, Any]]) -> str:
     return captured.get().rstrip()
 
 
-def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float) -> None:
+def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: ClientTls | None = None) -> None:
     """Ask for it, and wait until the gateway is gone."""
-    with ControlClient(leader, cookie, PATIENCE_S) as client:
+    with ControlClient(leader, cookie, PATIENCE_S, tls=tls) as client:
         client.leave(name)
         deadline = time.monotonic() + wait_s
         while any(one["name"] == name for one in client.gateways()):
@@ -71,7 +72,7 @@ def run_one_more(directory: Path, name: str, listen: str, settings: Settings, sa
     """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop."""
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
-    with ControlClient(directory / GATEWAY, settings.cookie, PATIENCE_S) as client:
+    with ControlClient(directory / GATEWAY, settings.cookie, PATIENCE_S, tls=settings.client_tls) as client:
         running = {one["name"] for one in client.gateways()}
         order = order_words_of(client.order())
     numbered = (f"{GATEWAY}-{number}" for number in range(1, len(running) + 2))

@@ -30,7 +30,7 @@ def run_app(
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
-        progress = Progress.from_now(local.directory, settings.cookie)
+        progress = Progress.from_now(local.directory, settings.cookie, settings.client_tls)
         before = progress.committed, progress.epochs
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if local.start():

@@ -19,6 +19,7 @@ from procession.errors import ConfigError, RoundError, UsageError
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
 from procession.gateway.cluster import LEADER
+from procession.tls import ClientTls
 
 HOME = Path(".procession")
 """Where `procession run` keeps pipelines, if it is not told otherwise."""
@@ -64,26 +65,26 @@ def _only_pipeline() -> Path:
     raise UsageError(f"There is more than one pipeline in {HOME}.", next_step=f"Give --dir one of: {named}.")
 
 
-def ask(at: str | Path, *, cookie: bytes, timeout_s: float) -> list[dict[str, Any]]:
+def ask(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
     """Every stream of the pipeline, in the order of their ids. Who does not lead is asked for its own streams only."""
-    with _client(at, cookie, timeout_s) as client:
+    with _client(at, cookie, timeout_s, tls) as client:
         try:
             members = client.gateways()
         except ConfigError:  # it does not lead
             members = []
     others = [one["control"] for one in members if one["name"] != LEADER and one["is_connected"]]
-    return _together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s)])
+    return _together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s, tls)])
 
 
-def _rows(at: str | Path, cookie: bytes, timeout_s: float) -> list[dict[str, Any]]:
-    with _client(at, cookie, timeout_s) as client:
+def _rows(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
+    with _client(at, cookie, timeout_s, tls) as client:
         return list(client.streams())
 
 
 @contextmanager
-def _client(at: str | Path, cookie: bytes, timeout_s: float) -> Iterator[ControlClient]:
+def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> Iterator[ControlClient]:
     try:
-        with ControlClient(at, cookie, timeout_s) as client:
+        with ControlClient(at, cookie, timeout_s, tls=tls) as client:
             yield client
     except RoundError as error:
         raise ConfigError(
@@ -104,10 +105,18 @@ def _weight(row: Mapping[str, Any]) -> tuple[bool, int]:
     return row["is_held"], -1 if row["seen"] is None else row["seen"]
 
 
-def show(at: str | Path, *, cookie: bytes, timeout_s: float, every_s: float | None, as_json: bool) -> None:
+def show(
+    at: str | Path,
+    *,
+    cookie: bytes,
+    timeout_s: float,
+    every_s: float | None,
+    as_json: bool,
+    tls: ClientTls | None = None,
+) -> None:
     """Print them once, or again every so many seconds until Ctrl-C."""
     while True:
-        rows = ask(at, cookie=cookie, timeout_s=timeout_s)
+        rows = ask(at, cookie=cookie, timeout_s=timeout_s, tls=tls)
         if as_json:
             print(json.dumps({"streams": rows}), flush=True)
         else:

@@ -1,0 +1,171 @@
+"""Back-pressure from end to end, with real Spark: a slow sink slows the epochs, what waits for them shrinks the
+credits, and the producer waits; nothing is lost, and neither memory nor log grow. The same while Spark stands still.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from procession.bench.producers import resident_bytes
+from procession.ops.config import Settings
+from procession.ops.local import DRIVER
+
+from .cluster import Cluster, session_of, stopped
+
+APP = """
+from procession import Pipeline
+
+pipeline = Pipeline("pressed", parallelism=2)
+pipeline.source("lines").sink("out", to="file:out")
+"""
+MIB = 1024 * 1024
+RECORDS, SIZE = 60_000, 200
+EPOCH_RECORDS = 4_000
+LAG_BYTES_MAX = MIB
+OVERRUN_BYTES_MAX = MIB
+LOG_BYTES_MAX = LAG_BYTES_MAX + OVERRUN_BYTES_MAX + 2 * MIB
+"""What the limits say, with a read and a step of the count."""
+GROWTH_BYTES_MAX = 48 * MIB
+"""What a process may grow by; what is pushed would be more, if it were kept."""
+ASLEEP_S, AWAKE_S = 0.5, 0.03
+"""A sink that is slow: it stands still for most of the time."""
+
+
+@dataclass
+class Seen:
+    """The highest of each figure, as often as one could look."""
+
+    lag_bytes: int = 0
+    window_min: int = 1 << 62
+    held: int = 0
+    """How often nobody was allowed a credit."""
+    sent: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+
+    def look(self, cluster: Cluster, pids: dict[str, int]) -> dict[str, Any]:
+        status = cluster.status()
+        self.lag_bytes = max(self.lag_bytes, status["lag_bytes"])
+        self.window_min = min(self.window_min, status["window"])
+        self.held += status["buffered"] >= status["window"] or status["lag_bytes"] > LAG_BYTES_MAX
+        for name, pid in pids.items():
+            self.memory[name] = max(self.memory.get(name, 0), resident_bytes(pid))
+        return status
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    settings = Settings(
+        epoch_interval_s=0.02,
+        epoch_records_max=EPOCH_RECORDS,
+        credits="adaptive",
+        latency_target_s=0.5,
+        credits_min=64,
+        lag_bytes_max=LAG_BYTES_MAX,
+        overrun_bytes_max=OVERRUN_BYTES_MAX,
+    )
+    with Cluster(tmp_path_factory.mktemp("pressed"), APP, settings) as cluster:
+        assert cluster.local.start()
+        cluster.until_done(cluster.send(lines(cluster, 5_000)))
+        yield cluster
+
+
+def lines(cluster: Cluster, count: int) -> list[bytes]:
+    return [line.ljust(SIZE, b".") for line in cluster.numbered(count)]
+
+
+def epochs_s(cluster: Cluster) -> list[float]:
+    told = (cluster.directory / "epochs.jsonl").read_text().splitlines()
+    return [json.loads(line)["seconds"] for line in told]
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process stands still most of the time meanwhile."""
+    is_over = threading.Event()
+
+    def slow() -> None:
+        while not is_over.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            is_over.wait(ASLEEP_S)
+            os.kill(pid, signal.SIGCONT)
+            is_over.wait(AWAKE_S)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        os.kill(pid, signal.SIGCONT)
+
+
+def pids_of(cluster: Cluster, source: str) -> dict[str, int]:
+    found = {name: cluster.supervisor.pid(name) for name in ("gateway", source, DRIVER)}
+    return {name: pid for name, pid in found.items() if pid is not None}
+
+
+def check_bounded(seen: Seen, before: dict[str, int]) -> None:
+    assert seen.lag_bytes <= LOG_BYTES_MAX
+    for name, bytes_then in before.items():
+        assert seen.memory[name] - bytes_then < GROWTH_BYTES_MAX, name
+
+
+def all_is_there(cluster: Cluster) -> bool:
+    return cluster.committed("out") == b"".join(path.read_bytes() for path in cluster.inputs)
+
+
+def test_a_slow_sink_slows_spark_and_that_shrinks_the_credits_until_the_producer_waits(cluster: Cluster) -> None:
+    quick, window = len(epochs_s(cluster)), cluster.status()["window"]
+    sink = cluster.supervisor.pid("sink-0")
+    assert sink is not None
+    seen = Seen()
+    with slowed(sink):
+        source = cluster.send(lines(cluster, RECORDS))
+        pids = pids_of(cluster, source)
+        cluster.until(lambda: seen.look(cluster, pids)["buffered"] > 0, "the first records")
+        before = dict(seen.memory)
+        slow_from = time.monotonic()
+        cluster.until(lambda: bool(seen.look(cluster, pids)) and len(epochs_s(cluster)) >= quick + 6, "slow epochs")
+        took_s = time.monotonic() - slow_from
+        status = seen.look(cluster, pids)
+        assert seen.held, "nobody ever had to wait"
+        assert seen.window_min < window or window == 64, "what waits did not shrink the window"
+        assert status["records_in"] < RECORDS + 5_000, "the producer was not held up"
+        assert not cluster.supervisor.is_done(source)
+    slow = epochs_s(cluster)[quick:]
+    assert took_s > 3 * ASLEEP_S, "epochs do not wait for the sink"
+    assert sorted(slow)[len(slow) // 2] > 0.2
+    cluster.until(lambda: bool(seen.look(cluster, pids)) and cluster.supervisor.is_done(source), "all of it")
+    check_bounded(seen, before)
+    assert all_is_there(cluster)
+
+
+@pytest.mark.parametrize("stopped_s", [2.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_a_pipeline_that_stands_still_while_a_producer_pushes_loses_nothing_and_grows_nothing(
+    cluster: Cluster, stopped_s: float
+) -> None:
+    driver = cluster.supervisor.pid(DRIVER)
+    assert driver is not None
+    seen = Seen()
+    with stopped(*session_of(driver)):
+        source = cluster.send(lines(cluster, RECORDS))
+        pids = pids_of(cluster, source)
+        cluster.until(lambda: bool(seen.look(cluster, pids)) and seen.held > 2, "the producer to be held")
+        before, held_at = dict(seen.memory), cluster.status()["next_sequence"]
+        over_at = time.monotonic() + stopped_s
+        cluster.until(lambda: bool(seen.look(cluster, pids)) and time.monotonic() > over_at, "the time to pass")
+        assert cluster.status()["next_sequence"] - held_at < EPOCH_RECORDS, "more and more is let in"
+    cluster.until_done(source)
+    check_bounded(seen, before)
+    assert all_is_there(cluster)
