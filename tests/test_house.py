@@ -67,7 +67,7 @@ IMPURE_IMPORTS = frozenset(
 # Values that live beside the code that keeps them on disk: a pure module may know the value, not its keeper.
 VALUES = frozenset(
     {"commit.rounds.Part", "commit.rounds.Round", "commit.rounds.ROUNDS_KEPT"}
-    | {"gateway.snapshot.Position", "gateway.snapshot.Snapshot", "tls.ServerTls"}
+    | {"gateway.snapshot.Position", "gateway.snapshot.Snapshot", "tls.ClientTls", "tls.ServerTls"}
     | {"storage.segment.INGRESS_SCHEMA", "storage.segment.KIND_EOS", "storage.segment.KIND_RECORD"}
     | {"storage.segment.KIND_BOUNDARY", "storage.segment.KIND_EPHEMERAL", "storage.segment.KIND_UNSTABLE"}
     | {"storage.segment.KIND_GIVEN", "storage.segment.KIND_MOVED"}
