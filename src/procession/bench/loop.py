@@ -34,7 +34,12 @@ from procession.ops.epochs import EpochTail
 from procession.ops.local import COMMAND, Local
 from procession.ops.supervise import Supervisor
 
-LOOPS: dict[str, ModuleType] = {"by_record": by_record, "by_fields": by_fields, "by_batch": by_record}
+LOOPS: dict[str, ModuleType] = {
+    "by_record": by_record,
+    "by_batch": by_record,
+    "by_fields": by_fields,
+    "fields_by_batch": by_fields,
+}
 """Each form's app, and the functions that the loop has for the same work."""
 FORMS = {form: Path(__file__).with_name("apps") / f"{form}.py" for form in LOOPS}
 WARM_RECORDS = 300_000
@@ -61,12 +66,12 @@ def measure(
 def told(figures: Mapping[str, Any]) -> Iterator[str]:
     for form, one in figures["forms"].items():
         yield (
-            f"{form:10} ours {one['records_per_second']:9,.0f} records/s,"
+            f"{form:15} ours {one['records_per_second']:9,.0f} records/s,"
             f" the loop {one['loop_records_per_second']:9,.0f}: {one['ratio']:.2f}"
             f"   (Spark started in {one['start_s']:.1f} s, a source in {one['source_start_s']:.1f} s)"
         )
         used = ", ".join(f"{part} {share:.2f}" for part, share in sorted(one["cpu_us_per_record"].items()))
-        yield f"{'':10} processor time, µs a record: the loop {one['loop_cpu_us_per_record']:.2f}; ours: {used}"
+        yield f"{'':15} processor time, µs a record: the loop {one['loop_cpu_us_per_record']:.2f}; ours: {used}"
 
 
 @dataclass
