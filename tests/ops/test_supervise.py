@@ -234,11 +234,13 @@ def test_a_warden_that_is_killed_is_replaced(supervisor: Supervisor) -> None:
 # --- the supervisor as a process of its own
 
 PROGRAM = """
+import signal
 import sys
 from pathlib import Path
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
 place, code = Path(sys.argv[1]), sys.argv[2]
 told = place / "told"
 with Supervisor(place / "logs") as supervisor:
