@@ -30,7 +30,7 @@ from tests.gateway.producer import Producer
 Make = Callable[..., GatewayProcess]
 
 EVENT_LOOP_DESCRIPTORS = 1
-"""The event loop opens /dev/null with its first connection, to be able to close it when there are no descriptors left."""
+"""The event loop opens /dev/null with its first connection, to close it when no descriptor is left."""
 
 
 @pytest.fixture
