@@ -185,6 +185,22 @@ def settled(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+SALES = [
+    json.dumps({"shop": f"s{number * number % 7}", "item": f"i{number}", "cents": number * 13 % 40})
+    for number in range(500)
+]
+
+
+def day(lines: Iterable[str]) -> list[str]:
+    sales = [json.loads(line) for line in lines]
+    told = sorted(sales, key=lambda sale: -sale["cents"])
+    for shop in sorted({sale["shop"] for sale in sales}):
+        own = [sale for sale in sales if sale["shop"] == shop]
+        value = {"cents": sum(sale["cents"] for sale in own), "last_item": own[-1]["item"]}
+        told.append({"key": shop, "count": len(own), "value": value})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -196,6 +212,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "visits": ("visits-visits-0", CLICKS, visits),
     "enrichment": ("enrichment-priced-0", ORDERS, priced),
     "payments": ("payments-settled-0", EVENTS_PAID, settled),
+    "sales_day": ("sales-day-told-0", SALES, day),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 

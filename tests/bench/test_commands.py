@@ -6,14 +6,12 @@ The one rule: nothing here expects a speed; a machine may be as busy as it likes
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from procession.ops.cli import app
-from procession.ops.local import COMMAND
 
 NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop", "state")
 
@@ -64,15 +62,15 @@ def test_listing_1_tells_what_order_costs() -> None:
 
 @pytest.mark.slow
 def test_states_are_compared_with_a_dictionary_and_with_those_of_spark() -> None:
-    sizes = ("--records", "2000", "--epoch-records", "1000", "--many-keys", "5000")
-    # In a process of its own: a JVM keeps the file system that it began with, and RocksDB needs Hadoop's default one.
-    words = [*COMMAND, "bench", "state", "--keys", "100", *sizes, "--rounds", "1", "--json"]
-    figures = json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+    sizes = ("--records", "2000", "--epoch-records", "1000", "--many-keys", "20000", "--warm-epochs", "1")
+    figures = benched("state", "--keys", "100", *sizes, "--rounds", "2")
     for variant in ("ours", "dictionary", "spark_rows", "spark_pandas"):
         assert figures[variant]["records_per_second"] > 0
-    # A thousand keys touched of many cost what they cost of few.
-    few, many = figures["touched"]["of_100"], figures["touched"]["of_5000"]
-    assert 0 < many["written_bytes"] < 30 * few["written_bytes"]
+        assert figures[variant]["cpu_us_per_record"] > 0
+    # What an epoch writes goes with the keys that it touches, not with those that there are.
+    few, many, *_ = figures["touched"]
+    assert (few["keys"], few["of"], many["keys"], many["of"]) == (100, 100, 1000, 20_000)
+    assert 0 < few["written_bytes"] < many["written_bytes"] < 30 * few["written_bytes"]
 
 
 @pytest.mark.slow

@@ -187,8 +187,10 @@ def state(
     keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="How many there are.")] = 10_000,
     records: Annotated[int, typer.Option(min=1, help="How many are timed in a run.")] = 1_000_000,
     rounds: Rounds = 3,
+    spark_rounds: Annotated[int, typer.Option(min=1, help="In so many, Spark's own states take part.")] = 1,
     epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch.")] = 250_000,
     many_keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Of so many, few are touched.")] = 1_000_000,
+    warm_epochs: Annotated[int, typer.Option(min=1, help="Small epochs that go before, without a clock.")] = 12,
     as_json: Json = False,
 ) -> None:
     """A count of each key: ours, a bare dictionary, and Spark's transformWithState on rows and on pandas."""
@@ -196,7 +198,8 @@ def state(
 
     from procession.bench import state as bench
 
-    figures = bench.measure(bench.Given(keys, records, rounds, epoch_records, many_keys, os.cpu_count() or 1))
+    sizes = keys, records, rounds, min(rounds, spark_rounds), epoch_records, many_keys, warm_epochs
+    figures = bench.measure(bench.Given(*sizes, os.cpu_count() or 1))
     _print(context, figures, bench.told(figures))
 
 

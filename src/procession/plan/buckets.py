@@ -31,9 +31,10 @@ def dealt(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
 
 def parted(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
     """Part rows by their key: (bucket, rows in their order)."""
-    # Each key is hashed once, however many rows have it.
+    # Each key is hashed once, however many rows have it. The arithmetic is that of `share_of`, on all of them.
     encoded = keys.dictionary_encode()
-    of_key = np.fromiter(map(share_of, encoded.dictionary.to_pylist()), np.uint16, len(encoded.dictionary)) % buckets
+    hashes = np.fromiter(map(zlib.crc32, encoded.dictionary.to_pylist()), np.uint32, len(encoded.dictionary))
+    of_key = (hashes % SHARES % buckets).astype(np.uint16)
     yield from _in_buckets(of_key[encoded.indices.to_numpy()])
 
 

@@ -285,11 +285,11 @@ class _Pass(Delivery):
 
     def _keyed(self, index: int, stateful: Stateful, before: Flow) -> Flow:
         assert before.keys is not None
-        keys, values = before.keys.to_pylist(), before.as_list()
-        results, rows = run_keyed(stateful, self.chain.states, keys, values, partial(self.letters.add, index, before))
+        refuse = partial(self.letters.add, index, before)
+        results, rows = run_keyed(stateful, self.chain.states, before.keys, before.as_list(), refuse)
         if stateful.gives is Gives.MANY:
             return self._flattened(index, before, results, rows)
-        return before.pick(rows if len(rows) < len(before) else None, results)
+        return before.pick(rows, results)
 
     def _map_async(self, index: int, node: Node, before: Flow) -> Flow:
         assert self.chain.await_all is not None

@@ -12,6 +12,8 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from procession.plan.carriage import READ, VALUE, packed
 from procession.plan.stateful import Gives, Stateful, Step
 
@@ -66,81 +68,91 @@ NO_STATES: States = _NoStates()
 
 
 def run_keyed(
-    stateful: Stateful, states: States, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse
-) -> tuple[list[Any], list[int]]:
-    """What comes out, and of which row. `refuse(row, error)` is told where a step raised: its key's state is then what
-    the step has left of it, and a key that had none has none."""
-    known = states.take(keys)
+    stateful: Stateful, states: States, keys: pa.Array, values: Sequence[Any], refuse: Refuse
+) -> tuple[list[Any], list[int] | None]:
+    """What comes out, and of which row (None: one of each). `refuse(row, error)` is told where a step raised: its key's
+    state is then what the step has left of it, and a key that had none has none."""
+    encoded = keys.dictionary_encode()
+    names, slots = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
+    known = states.take(names)
     if stateful.gives is Gives.FIRST:
-        rows = _firsts(known, keys)
-        states.touch([keys[row] for row in rows])
+        rows = _firsts(known, names, slots)
+        states.touch([names[slots[row]] for row in rows])
         return [values[row] for row in rows], rows
-    if stateful.gives is Gives.ONE:
-        results, rows = _ones(stateful, known, keys, values, refuse)
-        states.touch(keys)
-        return results, rows
-    results = []
-    rows = []
-    step, initial, gives = stateful.step, stateful.initial, stateful.gives
+    # A list instead of the dictionary: a record then costs no hash. None: the key has no state.
+    held = list(map(known.get, names))
+    run = _ones if stateful.gives is Gives.ONE else _some
+    results, kept = run(stateful, held, slots, values, refuse)
+    for name, state in zip(names, held, strict=True):
+        if state is None:
+            known.pop(name, None)
+        else:
+            known[name] = state
+    states.touch(names)
+    return results, kept
+
+
+def _ones(
+    stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
+) -> tuple[list[Any], list[int] | None]:
+    """Steps that give one record for each: the most usual ones, and so with the least around them."""
+    results: list[Any] = []
+    failed: list[int] = []
+    step, initial = stateful.step, stateful.initial
     assert step is not None
-    get = known.get
-    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
-        state = get(key, ABSENT)
+    pairs = zip(slots, values, strict=True)
+    while len(results) + len(failed) < len(slots):
         try:
-            state, result = step(initial() if state is ABSENT else state, value)
-            result = list(result) if gives is Gives.MANY else value if result else ABSENT
+            # It goes on where it was; how many results there are tells on which row a step raised.
+            for slot, value in pairs:
+                state = held[slot]
+                state, result = step(initial() if state is None else state, value)
+                # The first of the two is the quicker one, and nearly always enough.
+                if type(result) is not bytes and type(result) not in SCALARS and is_open(state):
+                    result = own(result)
+                held[slot] = state
+                results.append(result)
+        except Exception as error:  # the user's code may raise anything; the record decides who acts
+            failed.append(len(results) + len(failed))
+            refuse(failed[-1], error)
+    if not failed:
+        return results, None
+    refused = set(failed)
+    return results, [row for row in range(len(slots)) if row not in refused]
+
+
+def _some(
+    stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
+) -> tuple[list[Any], list[int] | None]:
+    """Steps that give any number of records for each, or say whether it is kept."""
+    results: list[Any] = []
+    rows: list[int] = []
+    step, initial, is_many = stateful.step, stateful.initial, stateful.gives is Gives.MANY
+    assert step is not None
+    for row, (slot, value) in enumerate(zip(slots, values, strict=True)):
+        state = held[slot]
+        try:
+            state, result = step(initial() if state is None else state, value)
+            result = list(result) if is_many else value if result else ABSENT
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             refuse(row, error)
             continue
-        if state is None:
-            known.pop(key, None)
-        else:
-            known[key] = state
+        held[slot] = state
         if result is not ABSENT:
             if type(result) not in SCALARS and is_open(state):
                 result = own(result)
             results.append(result)
             rows.append(row)
-    states.touch(keys)
     return results, rows
 
 
-def _ones(
-    stateful: Stateful, known: dict[bytes, Any], keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse
-) -> tuple[list[Any], list[int]]:
-    """Steps that give one record for each: the most usual ones, and so with the least around them."""
-    results: list[Any] = []
-    failed: list[int] = []
-    step, initial, get, append = stateful.step, stateful.initial, known.get, results.append
-    assert step is not None
-    pairs = zip(keys, values, strict=True)
-    while len(results) + len(failed) < len(keys):
-        try:
-            # It goes on where it was; how many results there are tells on which row a step raised.
-            for key, value in pairs:
-                state = get(key, ABSENT)
-                state, result = step(initial() if state is ABSENT else state, value)
-                if type(result) not in SCALARS and is_open(state):
-                    result = own(result)
-                if state is None:
-                    known.pop(key, None)
-                else:
-                    known[key] = state
-                append(result)
-        except Exception as error:  # the user's code may raise anything; the record decides who acts
-            failed.append(len(results) + len(failed))
-            refuse(failed[-1], error)
-    if not failed:
-        return results, list(range(len(keys)))
-    refused = set(failed)
-    return results, [row for row in range(len(keys)) if row not in refused]
-
-
-def _firsts(known: dict[bytes, Any], keys: Sequence[bytes]) -> list[int]:
+def _firsts(known: dict[bytes, Any], names: Sequence[bytes], slots: Sequence[int]) -> list[int]:
     rows = []
-    for row, key in enumerate(keys):
-        if key not in known:
-            known[key] = True
+    is_new = [name not in known for name in names]
+    for row, slot in enumerate(slots):
+        if is_new[slot]:
+            is_new[slot] = False
+            known[names[slot]] = True
             rows.append(row)
     return rows
 

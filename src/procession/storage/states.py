@@ -85,13 +85,13 @@ class States:
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """A dictionary with the states of these keys, and perhaps of others, to be worked on. A key that has no state
         is not in it. What was changed must be told with `touch` before the next call."""
-        wanted = set(keys)
         if len(self.known) > self.keys_max:
             self._write()
             self.known.clear()
-        missing = [key for key in wanted if key not in self.known and key not in self._touched]
-        if missing and self._opened:
-            self._fetch(missing)
+        if self._opened:
+            missing = [key for key in set(keys).difference(self.known) if key not in self._touched]
+            if missing:
+                self._fetch(missing)
         return self.known
 
     def touch(self, keys: Iterable[bytes]) -> None:

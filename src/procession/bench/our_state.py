@@ -1,0 +1,211 @@
+"""A count of each key, kept by our states: the workload of `procession bench state`, and who does it.
+
+A log with records of a key and a number, a pipeline with one keyed stage that reads it, with round records as the
+conductor writes them, and a loop with a dictionary that does the same on one core. Before it `bench/state`, which
+measures them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from procession.bench.processes import cpu_s
+from procession.bench.spark_state import KEY_BYTES
+from procession.bench.window_sort import bytes_of
+from procession.commit.emitter import payloads, runs_for
+from procession.commit.rounds import Round, Rounds
+from procession.errors import ProcessionError
+from procession.plan.continuity import keyed_stages
+from procession.plan.pipeline import Pipeline
+from procession.plan.planner import make_plan
+from procession.spark.chains import Task
+from procession.spark.keeping import Keeping
+from procession.spark.query import start_query
+from procession.storage.log import IngressLog, LogReader
+from procession.storage.pieces import FIRST_GATEWAY, Place
+from procession.storage.runs import Manifest, RunStore
+from procession.storage.segment import INGRESS_SCHEMA
+from procession.storage.states import StateStore, Version
+
+DIGITS = KEY_BYTES + 10
+ENTRY_RECORDS = 65_536
+SINK = "counted"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Epochs that end there."""
+
+    ends: tuple[int, ...]
+    log: Path
+
+    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+        return {gateway: next((end for end in self.ends if end > at), at) for gateway, at in starts.items()}
+
+    def places(self) -> dict[str, Place]:
+        return {FIRST_GATEWAY: Place(str(self.log))}
+
+
+@dataclass(frozen=True)
+class Took:
+    """What the epochs behind the first one took, and how much processor time of all processes together."""
+
+    seconds: float
+    used_s: float
+
+
+@dataclass
+class Clock:
+    """When epochs ended, and how much processor time had been used until then."""
+
+    epochs: int
+    ends_s: list[float] = field(default_factory=list)
+    used_s: list[float] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def epoch(self) -> None:
+        self.ends_s.append(time.perf_counter())
+        if len(self.ends_s) in (1, self.epochs):
+            self.used_s.append(time.process_time() + sum(cpu_s(os.getpid()).values()))
+        if len(self.ends_s) == self.epochs:
+            self.is_over.set()
+
+    def took(self) -> Took:
+        return Took(self.ends_s[-1] - self.ends_s[0], self.used_s[-1] - self.used_s[0])
+
+
+def key(payload: bytes) -> bytes:
+    return payload[:KEY_BYTES]
+
+
+def counted(count: int, payload: bytes) -> tuple[int, bytes]:
+    count += 1
+    return count, payload + b" %d" % count
+
+
+def write_log(directory: Path, keys: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
+    """Records of a key and a number, in digits."""
+    directory.mkdir(parents=True)
+    with IngressLog(directory) as log:
+        for start in range(0, len(numbers), ENTRY_RECORDS):
+            log.append(_entry(keys[start : start + ENTRY_RECORDS], numbers[start : start + ENTRY_RECORDS]))
+        log.sync()
+
+
+def _entry(keys: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> pa.RecordBatch:
+    count = len(numbers)
+    columns = []
+    for values, places in ((keys, KEY_BYTES), (numbers, DIGITS - KEY_BYTES)):
+        powers = 10 ** np.arange(places - 1, -1, -1, dtype=np.uint64)
+        columns.append((values[:, None] // powers % 10 + ord("0")).astype(np.uint8))
+    digits = np.ascontiguousarray(np.hstack(columns))
+    edges = np.arange(count + 1, dtype=np.int32) * DIGITS
+    made = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
+    no_keys = pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
+    zeros = np.zeros(count, np.int64)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(zeros.astype(np.uint8)), pa.array(zeros.astype(np.uint64)), numbers, zeros, no_keys, made],
+        schema=INGRESS_SCHEMA,
+    )
+
+
+def plain_loop(log: Path, output: Path, ends: Ends) -> Took:
+    """What a loop with a dictionary takes, behind the first epoch."""
+    states: dict[bytes, int] = {}
+    reader = LogReader(log)
+    began, used = time.perf_counter(), time.process_time()
+    with output.open("wb") as file:
+        for first, last in zip((0, *ends.ends), ends.ends, strict=False):
+            if first == ends.ends[0]:
+                began, used = time.perf_counter(), time.process_time()
+            for batch in reader.read(first, last):
+                made = []
+                for payload in batch.column("payload").to_pylist():
+                    name = key(payload)
+                    states[name], result = counted(states.get(name, 0), payload)
+                    made.append(result)
+                file.write(b"\n".join(made) + b"\n")
+    return Took(time.perf_counter() - began, time.process_time() - used)
+
+
+class Ours:
+    """A pipeline with one keyed stage, on Spark, with round records and states; use it as a context."""
+
+    def __init__(self, spark: SparkSession, log: Path, folder: Path, cores: int) -> None:
+        pipeline = Pipeline("bench-state", parallelism=cores)
+        stage = pipeline.source("records").map_stateful(counted, key=key, initial=0, name="counts")
+        stage.sink(SINK, to="file:output")
+        self._plan = make_plan(pipeline.graph())
+        self._spark = spark
+        self._log = log
+        self._folder = folder
+        self._runs = RunStore(folder / "runs")
+        self._rounds = Rounds(folder / "rounds")
+        self._store = StateStore(folder / "state")
+        self._versions: dict[str, Version] = {}
+        self.written_bytes: list[int] = []
+
+    def __enter__(self) -> Ours:
+        self._store.make()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.drop([path.name for path in self._store.directory.iterdir()])
+
+    def run(self, ends: Ends, clock: Clock) -> None:
+        output = (self._folder / "output").open("wb")
+
+        def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
+            for manifest in manifests:
+                if manifest.failure is not None:
+                    raise ProcessionError.from_dict(manifest.failure)
+            for piece in payloads(self._runs, epoch, runs_for(SINK, None, manifests)):
+                output.write(bytes_of(piece))
+            self._commit(epoch, manifests)
+            clock.epoch()
+
+        keeping = Keeping(self._store.directory, self._rounds, 1)
+        query = start_query(
+            self._spark,
+            Task(self._plan, self._log, self._runs.directory, keeping),
+            ends,
+            checkpoint=self._folder / "checkpoint",
+            interval_s=0.0,
+            on_epoch=on_epoch,
+        )
+        with output:
+            until_over(query, clock)
+
+    def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+        """As the conductor does it: the round names the states, and what the one before needed goes."""
+        versions = {
+            name: Version(tuple(one.states or () for one in manifests if one.stage == chain), kind)
+            for chain, (name, kind) in keyed_stages(self._plan).items()
+        }
+        self._rounds.write(Round(epoch, 1, "", 0, 0, {}, states=versions))
+        before = {name for version in self._versions.values() for name in version.names}
+        named = {name for version in versions.values() for name in version.names}
+        self.written_bytes.append(sum((self._store.directory / name).stat().st_size for name in named - before))
+        self._store.drop(before - named)
+        self._versions = versions
+        self._runs.drop(epoch)
+
+
+def until_over(query: Any, clock: Clock) -> None:
+    try:
+        while not clock.is_over.wait(0.2):
+            if not query.isActive:
+                raise ProcessionError(f"the run failed: {query.exception()}")
+    finally:
+        query.stop()
