@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -90,6 +91,17 @@ def on_frames(record: bytes) -> Any:
     return locals()
 
 
+def logging_itself(record: bytes) -> None:
+    return logging.getLogger("told").warning(record)
+
+
+def of_anything(record: bytes) -> bytes:
+    return is_wanted(record) and told(record)
+
+
+LONG = "lambda record: record" + ".strip()" * 300
+
+
 def with_a_default(record: bytes, end: bytes = b"!") -> bytes:
     return record + end
 
@@ -105,7 +117,18 @@ def yielding(record: bytes) -> Any:
     return (yield record)
 
 
-CALLED = [decorated, with_a_scope, with_a_name, with_two_steps, on_frames, with_a_default, with_our_name, yielding]
+CALLED = [
+    decorated,
+    with_a_scope,
+    with_a_name,
+    with_two_steps,
+    on_frames,
+    logging_itself,
+    of_anything,
+    with_a_default,
+    with_our_name,
+    yielding,
+]
 
 
 @pytest.mark.parametrize("function", [*CALLED, twice(told), len, bytes.upper, partial(with_a_default, end=b"?")])
@@ -168,3 +191,37 @@ def test_whoever_watches_the_functions_sees_them_called() -> None:
     finally:
         sys.setprofile(before)
     assert "is_wanted" in seen
+
+
+def test_what_the_compiler_does_not_take_again_is_called() -> None:
+    function = eval(compile(LONG, "long", "eval"))
+    assert body_of(function, VALUE, lambda _: [LONG]) is None
+
+
+class Refusing(Exception):
+    def add_note(self, _: str) -> None:
+        raise TypeError("no notes")
+
+
+class Record:
+    """One that raises the same exception again and again."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def told(self) -> None:
+        raise self.error
+
+
+def test_an_exception_is_told_whatever_it_thinks_of_notes() -> None:
+    for error, notes in ((Refusing(), 0), (ValueError("the same"), 1)):
+        failures: list[Exception] = []
+        fused(
+            (Kind.MAP,),
+            [lambda record: record.told()],
+            [Record(error)] * 3,
+            lambda _place, _row, failure, to=failures: to.append(failure),  # type: ignore[misc]
+            linecache.getlines,
+        )
+        assert failures == [error] * 3
+        assert len(getattr(error, "__notes__", ())) == notes

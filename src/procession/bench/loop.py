@@ -4,8 +4,8 @@ Both do the same functions on the same file, in turn, several rounds, and what w
 loop wrote, byte for byte. Ours is everything: a source, a gateway with a log, Spark, an exchange, a merge, two-phase
 commit with a sink, all of it synced to disk. The clock runs from the first record that the gateway has until the last
 is committed; the start of Spark, and of the source, is told apart. Before it runs, some records are sent slowly, so
-that there are many epochs: Java is slow until it has done a thing often. There are three forms: functions that hardly
-do anything, functions that parse fields and compute, and the first ones again on columns.
+that there are many epochs: Java is slow until it has done a thing often. There are four forms: functions that hardly
+do anything, functions that parse fields and compute, and both again on columns.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -61,11 +62,18 @@ def fused(
             if not 0 <= place < len(kinds):
                 raise
             if bodies[place] is not None:
-                code = functions[place].__code__
-                error.add_note(f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}')
+                _note(error, functions[place].__code__)
             failed(place, len(results) + len(dropped), error)
             dropped.append(len(results))
     return results, _kept(len(results), dropped) if dropped else None
+
+
+def _note(error: Exception, code: CodeType) -> None:
+    """Say where the function stands: the trace does not show it. An exception may refuse that, or know it already."""
+    note = f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}'
+    with suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def _bodies(

@@ -28,8 +28,11 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 REFUSED = (*SCOPES, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 
-ON_FRAMES = frozenset({"breakpoint", "dir", "eval", "exec", "locals", "super", "vars"})
-"""They look at the variables of whoever calls them."""
+CALLED = frozenset(
+    one.__name__ for one in (abs, bool, bytes, chr, divmod, float, hash, int, len, max, min, ord, pow, repr, round, str)
+)
+"""What may be called, beside methods of the argument and of literals: these do not look at their caller. Anything else
+might, and would see the loop instead of the function: who logs, who warns, `locals`, a query."""
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
@@ -54,11 +57,18 @@ def _body(code: CodeType, variable: str, lines_of: LinesOf) -> Body | None:
     is_plain &= not code.co_freevars and not code.co_cellvars
     if not is_plain or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
+    try:
+        return _found(code, variable, lines_of(code.co_filename))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the compiler does not take it, or not again
+        return None
+
+
+def _found(code: CodeType, variable: str, lines: Sequence[str]) -> Body | None:
     (argument,) = code.co_varnames
-    for returned, head in _candidates(code, lines_of(code.co_filename)):
+    for returned, head in _candidates(code, lines):
         parts = list(ast.walk(returned))
         names = {part.id for part in parts if isinstance(part, ast.Name)}
-        if any(isinstance(part, REFUSED) for part in parts) or names & ON_FRAMES:
+        if any(isinstance(part, REFUSED) for part in parts) or not all(_is_known(part, argument) for part in parts):
             continue
         if any(name.startswith(OURS) for name in names):
             continue
@@ -72,12 +82,21 @@ def _body(code: CodeType, variable: str, lines_of: LinesOf) -> Body | None:
     return None
 
 
+def _is_known(part: ast.AST, argument: str) -> bool:
+    """Whether this is no call, or one of something that does not look at its caller."""
+    if not isinstance(part, ast.Call):
+        return True
+    if isinstance(part.func, ast.Name):
+        return part.func.id in CALLED
+    root = part.func
+    while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    return isinstance(root, ast.Constant | ast.JoinedStr) or (isinstance(root, ast.Name) and root.id == argument)
+
+
 def _candidates(code: CodeType, lines: Sequence[str]) -> Iterator[tuple[ast.expr, str]]:
     """What functions that begin on this code's line return, and the text that stands before it."""
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # the file is another one by now
-        return
+    tree = ast.parse("".join(lines))
     (argument,) = code.co_varnames
     for node in ast.walk(tree):
         if getattr(node, "lineno", None) != code.co_firstlineno:
