@@ -46,7 +46,7 @@ def last_round(change: Change) -> Round:
 
 def _planned(change: Change) -> Any:
     pipeline = Pipeline("p", parallelism=2)
-    change(pipeline.source()).sink("out", to="file:out", codec="json")
+    change(pipeline.source(ends=True)).sink("out", to="file:out", codec="json")
     return make_plan(pipeline.graph())
 
 
@@ -93,8 +93,24 @@ def test_changes_around_states_go_on(before: Change, after: Change) -> None:
             "again",
         ),
         (windowed, lambda one: windowed(one, parallelism=3), "minutes", "ran with parallelism 2", "parallelism=2"),
+        (
+            lambda one: one.sort(key, reverse=True, name="sorted"),
+            lambda one: one.sort(key, name="sorted"),
+            "sorted",
+            "was a sort in reverse",
+            "make it a sort in reverse again",
+        ),
     ],
-    ids=["renamed", "gone", "new", "another kind", "other windows", "other gaps", "windows on other tasks"],
+    ids=[
+        "renamed",
+        "gone",
+        "new",
+        "another kind",
+        "other windows",
+        "other gaps",
+        "other tasks",
+        "other way",
+    ],
 )
 def test_changes_of_states_are_refused_by_name_and_with_the_way_out(
     before: Change, after: Change, stage: str, sentence: str, step: str

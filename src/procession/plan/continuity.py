@@ -28,9 +28,13 @@ def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
 
 
 def _what(node: Node) -> str:
-    """What the states of a stage are made for: its kind and, where times are in them, what they are cut by."""
-    windowing = node.stateful.windowing if node.stateful is not None else None
-    return node.kind.value if windowing is None else f"{node.kind.value} of {windowing.shape}"
+    """What the states of a stage are made for: its kind and, where times are in them, what they are cut by; of a sort,
+    the direction that its runs are sorted in."""
+    assert node.stateful is not None
+    if node.stateful.windowing is not None:
+        return f"{node.kind.value} of {node.stateful.windowing.shape}"
+    is_reversed = node.stateful.sorting is not None and node.stateful.sorting.is_reversed
+    return f"{node.kind.value} in reverse" if is_reversed else node.kind.value
 
 
 def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
