@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import cloudpickle
 
 from procession import Pipeline, PlanError, ProcessionError, sides
 
@@ -32,10 +32,12 @@ def made(kind: str, directory: Path, **options: Any) -> sides.Side:
 @pytest.mark.parametrize("kind", ["rows", "json", "parquet"])
 def test_a_side_gives_the_rows_of_a_key_in_their_order_wherever_it_is(kind: str, tmp_path: Path) -> None:
     side = made(kind, tmp_path)
-    for one in (side, pickle.loads(pickle.dumps(side)) if kind != "json" else side):
+    read = len(sides._read)
+    for one in (side, cloudpickle.loads(cloudpickle.dumps(side)), cloudpickle.loads(cloudpickle.dumps(side))):
         assert [row["n"] for row in one.matches("a")] == [1, 3]
         assert [row["n"] for row in one.matches(b"b")] == [2]
         assert one.matches("c") == []
+    assert len(sides._read) - read <= 1, "what was sent to a worker is read once there, not for each task"
 
 
 def test_a_file_that_changes_is_an_error_unless_it_is_to_be_read_again(tmp_path: Path) -> None:

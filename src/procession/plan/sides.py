@@ -14,7 +14,7 @@ after it `plan/joins`, whose join looks records up in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -74,7 +74,7 @@ class Side:
     def _cached(self, version: Any, path: Path) -> Table:
         """One version of a file, and only the last that was asked for, stays in memory."""
         assert self.path is not None
-        place = self.path, repr(self.by)
+        place = self.path, _told(self.by)
         if place not in _read or _read[place][0] != version:
             _read[place] = version, _indexed(_rows_of(path, self.is_parquet), self.by)
         return _read[place][1]
@@ -125,7 +125,16 @@ def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[Side, ...]]:
 
 
 # A worker lives for many tasks, and reads a file once.
-_read: dict[tuple[Path, str], tuple[Any, Table]] = {}
+
+
+def _told(by: Any) -> Hashable:
+    """What makes a function the same one after it was sent to another process: where it lies in memory does not."""
+    code = getattr(by, "__code__", None)
+    cells = tuple(repr(cell.cell_contents) for cell in getattr(by, "__closure__", None) or ())
+    return repr(by) if code is None else (code, repr(by.__defaults__), cells)
+
+
+_read: dict[tuple[Path, Hashable], tuple[Any, Table]] = {}
 
 
 def of_rows(rows: Iterable[Row], *, by: By) -> Side:
