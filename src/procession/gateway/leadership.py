@@ -183,5 +183,21 @@ class Leadership:
         ]
 
 
+def greeting(state: GatewayState, own: Member, starts: int, turn: int, order: str = "") -> dict[str, Any]:
+    """What a gateway says first on a new link: who it is, and what it holds."""
+    assert state.claims is not None
+    return {
+        "op": "join",
+        "starts": starts,
+        "turn": turn,
+        "gateway": own.as_dict(),
+        "held": state.claims.held,
+        "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
+        "committed_end": state.snapshot.end_sequence,
+        "order": order,
+        "clocks": written_clocks(state.clocks),
+    }
+
+
 def committed_of(state: GatewayState) -> dict[int, int]:
     return {stream.stream_id: stream.committed for stream in state.registry if stream.committed is not None}

@@ -13,6 +13,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from procession.errors import ConfigError
 from procession.gateway.address import addresses
 from procession.gateway.core import Gateway
 from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
-from procession.gateway.leadership import committed_of
+from procession.gateway.leadership import greeting
 from procession.gateway.members import Member
 from procession.gateway.words import clocks, written_clocks
 from procession.merge.clocks import Clock
@@ -132,20 +133,9 @@ class LeaderLink:
         return found
 
     def _greeting(self) -> Request:
-        state = self._gateway.state
-        assert state.claims is not None
         self._turn += 1
-        return {
-            "op": "join",
-            "starts": self._starts,
-            "turn": self._turn,
-            "gateway": self._own.as_dict() | {"name": self.name},
-            "held": state.claims.held,
-            "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
-            "committed_end": state.snapshot.end_sequence,
-            "order": self._gateway.order,
-            "clocks": written_clocks(state.clocks),
-        }
+        own = replace(self._own, name=self.name)
+        return greeting(self._gateway.state, own, self._starts, self._turn, self._gateway.order)
 
     async def _reply(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         async with asyncio.timeout(self._config.link_timeout_s):

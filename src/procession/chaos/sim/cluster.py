@@ -19,7 +19,7 @@ from procession.chaos.sim.network import End
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, StorageError
 from procession.gateway.cluster import LEADER
 from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
-from procession.gateway.leadership import Leadership, committed_of
+from procession.gateway.leadership import Leadership, greeting
 from procession.gateway.members import Member, Members, members_of
 from procession.gateway.words import positions
 
@@ -172,18 +172,8 @@ class LeaderLink:
         gateway.later(LINK_TIMEOUT_S, self._watch, end)
 
     def _greeting(self) -> Words:
-        state = self._gateway.state
-        assert state.claims is not None
         self._turn += 1
-        return {
-            "op": "join",
-            "starts": self._starts,
-            "turn": self._turn,
-            "gateway": member_of(self._gateway.part).as_dict(),
-            "held": state.claims.held,
-            "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
-            "committed_end": state.snapshot.end_sequence,
-        }
+        return greeting(self._gateway.state, member_of(self._gateway.part), self._starts, self._turn)
 
     def _say(self, words: Words) -> None:
         if self._lines is not None:
