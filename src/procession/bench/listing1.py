@@ -35,6 +35,8 @@ from procession.spark.query import start_query
 from procession.storage.pieces import FIRST_GATEWAY, Place
 from procession.storage.runs import Manifest, RunStore
 
+LOOK_S = 0.2
+"""How often it is seen whether a query still lives."""
 MEMORY = Path("/dev/shm")
 VARIANTS = ("ordered", "unordered", "baseline")
 COMPILE_QUICKLY = "-XX:TieredStopAtLevel=1"
@@ -175,15 +177,20 @@ def run(spark: SparkSession, given: Given, variant: str, work: Path, folder: Pat
     output.touch()
     start = _start_baseline if variant == "baseline" else _start_ours
     query = start(spark, given, variant, work / "log", output, timeline)
-    try:
-        while not timeline.is_over.wait(0.5):
-            if not query.isActive:
-                raise ProcessionError(f"the run of {variant} failed: {query.exception()}")
-    finally:
-        query.stop()
+    until_over(query, timeline.is_over, f" of {variant}")
     count = workload.check_output(output, given.records, is_ordered=variant != "unordered")
     output.unlink()
     return timeline.figures(), count
+
+
+def until_over(query: StreamingQuery, is_over: threading.Event, what: str = "") -> None:
+    """Wait for the last epoch and stop the query. ProcessionError if it dies before."""
+    try:
+        while not is_over.wait(LOOK_S):
+            if not query.isActive:
+                raise ProcessionError(f"the run{what} failed: {query.exception()}")
+    finally:
+        query.stop()
 
 
 def _start_baseline(

@@ -13,16 +13,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from procession.bench.listing1 import until_over
 from procession.bench.processes import cpu_s
 from procession.bench.spark_state import KEY_BYTES
 from procession.bench.window_sort import bytes_of
+from procession.bench.workload import digits_of, entry_of
 from procession.commit.emitter import payloads, runs_for
 from procession.commit.rounds import Round, Rounds
 from procession.errors import ProcessionError
@@ -35,7 +35,6 @@ from procession.spark.query import start_query
 from procession.storage.log import IngressLog, LogReader
 from procession.storage.pieces import FIRST_GATEWAY, Place
 from procession.storage.runs import Manifest, RunStore
-from procession.storage.segment import INGRESS_SCHEMA
 from procession.storage.states import StateStore, Version
 
 DIGITS = KEY_BYTES + 10
@@ -99,25 +98,10 @@ def write_log(directory: Path, keys: npt.NDArray[np.uint64], numbers: npt.NDArra
     directory.mkdir(parents=True)
     with IngressLog(directory) as log:
         for start in range(0, len(numbers), ENTRY_RECORDS):
-            log.append(_entry(keys[start : start + ENTRY_RECORDS], numbers[start : start + ENTRY_RECORDS]))
+            some = slice(start, start + ENTRY_RECORDS)
+            digits = np.hstack((digits_of(keys[some], KEY_BYTES), digits_of(numbers[some], DIGITS - KEY_BYTES)))
+            log.append(entry_of(numbers[some], digits))
         log.sync()
-
-
-def _entry(keys: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> pa.RecordBatch:
-    count = len(numbers)
-    columns = []
-    for values, places in ((keys, KEY_BYTES), (numbers, DIGITS - KEY_BYTES)):
-        powers = 10 ** np.arange(places - 1, -1, -1, dtype=np.uint64)
-        columns.append((values[:, None] // powers % 10 + ord("0")).astype(np.uint8))
-    digits = np.ascontiguousarray(np.hstack(columns))
-    edges = np.arange(count + 1, dtype=np.int32) * DIGITS
-    made = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
-    no_keys = pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
-    zeros = np.zeros(count, np.int64)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(zeros.astype(np.uint8)), pa.array(zeros.astype(np.uint64)), numbers, zeros, no_keys, made],
-        schema=INGRESS_SCHEMA,
-    )
 
 
 def plain_loop(log: Path, output: Path, ends: Ends) -> Took:
@@ -185,7 +169,7 @@ class Ours:
             on_epoch=on_epoch,
         )
         with output:
-            until_over(query, clock)
+            until_over(query, clock.is_over)
 
     def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> None:
         """As the conductor does it: the round names the states, and what the one before needed goes."""
@@ -200,12 +184,3 @@ class Ours:
         self._store.drop(before - named)
         self._versions = versions
         self._runs.drop(epoch)
-
-
-def until_over(query: Any, clock: Clock) -> None:
-    try:
-        while not clock.is_over.wait(0.2):
-            if not query.isActive:
-                raise ProcessionError(f"the run failed: {query.exception()}")
-    finally:
-        query.stop()

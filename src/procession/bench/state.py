@@ -32,8 +32,8 @@ import numpy.typing as npt
 from pyspark.sql import SparkSession
 
 from procession.bench import spark_state
-from procession.bench.listing1 import COMPILE_QUICKLY, MEMORY
-from procession.bench.our_state import DIGITS, Clock, Ends, Ours, Took, plain_loop, until_over, write_log
+from procession.bench.listing1 import COMPILE_QUICKLY, MEMORY, until_over
+from procession.bench.our_state import DIGITS, Clock, Ends, Ours, Took, plain_loop, write_log
 from procession.bench.spark_state import KEY_BYTES
 from procession.errors import StorageError
 from procession.spark import session
@@ -190,7 +190,7 @@ def _run(variant: str, cores: int, folder: Path, ends: Ends, expected: Path | No
             checkpoint=folder / "checkpoint",
             on_epoch=lambda records: clock.epoch(),
         )
-        until_over(query, clock)
+        until_over(query, clock.is_over)
         _check_counts(folder, ends)
     return clock.took()
 

@@ -137,15 +137,21 @@ def write_log(directory: Path, records: int) -> None:
     directory.mkdir(parents=True)
     with IngressLog(directory) as log:
         for first in range(0, records, ENTRY_RECORDS):
-            log.append(_entry(np.arange(first, min(records, first + ENTRY_RECORDS), dtype=np.uint64)))
+            numbers = np.arange(first, min(records, first + ENTRY_RECORDS), dtype=np.uint64)
+            log.append(entry_of(numbers, digits_of(numbers, PAYLOAD_BYTES)))
         log.sync()
 
 
-def _entry(numbers: npt.NDArray[np.uint64]) -> pa.RecordBatch:
-    count = len(numbers)
-    powers = 10 ** np.arange(PAYLOAD_BYTES - 1, -1, -1, dtype=np.uint64)
-    digits = (numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8)
-    edges = np.arange(count + 1, dtype=np.int32) * PAYLOAD_BYTES
+def digits_of(values: npt.NDArray[np.uint64], places: int) -> npt.NDArray[np.uint8]:
+    """A row for each value: so many of its digits, in ASCII."""
+    powers = 10 ** np.arange(places - 1, -1, -1, dtype=np.uint64)
+    return (values[:, None] // powers % 10 + ord("0")).astype(np.uint8)
+
+
+def entry_of(numbers: npt.NDArray[np.uint64], digits: npt.NDArray[np.uint8]) -> pa.RecordBatch:
+    """An entry of the log: messages of one stream with these ids, the rows of digits their payloads."""
+    count, width = digits.shape
+    edges = np.arange(count + 1, dtype=np.int32) * width
     payloads = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
     no_keys = pa.array([b""], pa.binary()).take(pa.array(np.zeros(count, np.int64)))
     zeros = np.zeros(count, np.int64)
