@@ -15,8 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from procession import metrics
 from procession.address import Address, address_of, listening_socket
 from procession.gateway.figures import OTHERS
+from procession.merge.eventorder import Declared
 from procession.metrics import Figure, MetricsDoor
-from procession.wire.messages import Error
+from procession.ops.streams import table
+from procession.wire.messages import Error, Message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 
@@ -74,6 +76,33 @@ def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_pr
         assert seen["procession_stream_committed_id", name] == 99
         assert seen["procession_stream_lag_records", name] == 0
         assert seen["procession_gateway_committed_sequence", ("gateway-0",)] == 100
+
+
+def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their_place_is_settled(
+    gateway_process: Make,
+) -> None:
+    declared = Declared(frozenset({1, 2}))
+    gateway = gateway_process(metrics="127.0.0.1:0", declared=declared).start()
+    total, of_one, of_two = ("gateway-0",), ("gateway-0", "stream 1", "1"), ("gateway-0", "stream 2", "2")
+    with Producer(gateway.listen) as one, Producer(gateway.listen) as two, gateway.client() as control:
+        for stream_id, producer, times in ((1, one, (10, 30, 20, 15, 40)), (2, two, (25, 40))):
+            producer.hello()
+            producer.notify(stream_id)
+            seen = read(where(gateway))
+            assert seen["procession_gateway_late_records_total", total] == 0, "stream 2 may still come before all"
+            producer.send(*(Message(stream_id, at, time, b"", b"") for at, time in enumerate(times)))
+        while control.offer(1, 0, ALL, ALL).end < 6:
+            pass
+        seen = read(where(gateway))
+        assert seen["procession_gateway_late_records_total", total] == 2
+        assert seen["procession_stream_late_records_total", of_one] == 2
+        assert seen["procession_stream_late_records_total", of_two] == 0
+        rows = list(control.streams())
+        assert [row["late"] for row in rows] == [2, 0]
+        lines = list(table(rows))
+        assert lines[0].split()[-1] == "late"
+        assert [line.split()[-1] for line in lines[1:3]] == ["2", "0"]
+        assert lines[3].endswith(", 2 late")
 
 
 def test_however_many_streams_there_are_so_many_have_metrics_of_their_own(gateway_process: Make) -> None:

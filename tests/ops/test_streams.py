@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.ops.streams import ask, table
+from procession.ops.streams import ask, table, together
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 from tests.walk import commands
@@ -103,9 +103,22 @@ def test_where_nothing_runs_that_is_said_in_a_sentence_with_a_next_step(
 
 def test_a_name_from_a_peer_cannot_paint_on_the_screen() -> None:
     row = {"id": 1, "name": "\x1b[2Jx" + 100 * "y", "state": "open", "owner": "g", "committed": None, "seen": None}
-    lines = list(table([{**row, "lag": 0, "rate": 0.0}]))
+    lines = list(table([{**row, "lag": 0, "rate": 0.0, "late": None}]))
     assert "\x1b" not in lines[1]
     assert len(lines[1]) < 100
+
+
+def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_there_is_no_such_column() -> None:
+    row = {"name": "s", "state": "open", "owner": "g", "committed": 5, "lag": 0, "rate": 0.0, "is_held": False}
+    of_one = [
+        row | {"id": 1, "seen": 9, "late": 3},
+        row | {"id": 1, "seen": 4, "late": 2, "owner": "h", "is_held": True},
+    ]
+    of_two = [row | {"id": 2, "seen": 7, "late": None}]
+    told = together([*of_one, *of_two])
+    assert [(one["owner"], one["seen"], one["late"]) for one in told] == [("h", 4, 5), ("g", 7, None)]
+    assert "late" not in next(table(told[1:]))
+    assert next(table(told)).endswith("late")
 
 
 def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) -> None:

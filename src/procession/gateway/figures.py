@@ -48,6 +48,7 @@ def _row(gateway: Gateway, stream: Stream, now: float) -> dict[str, Any]:
         "seen": stream.seen,
         "lag": counted.behind.rows,
         "rate": round(counted.rate(now), 1),
+        "late": _late(gateway, stream),
         "frames": counted.frames,
         "bytes": counted.bytes,
     }
@@ -74,6 +75,9 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
     yield one("counter", "records", "Records that were new.", state.records_in)
     yield one("counter", "ephemeral_records", "Records that cannot be sent again.", state.ephemeral_in)
     yield one("counter", "duplicates", "Records that had come before, and were dropped.", state.duplicates)
+    if gateway.ordering is not None:
+        late = gateway.ordering.order.late.total()
+        yield one("counter", "late_records", "Records that came behind the watermark of their stream.", late)
     yield one("counter", "notify_refused", "NOTIFYs that were refused.", tally.refused)
     yield by("counter", "errors", "Sessions that ended with an error, by its kind.", "kind", tally.errors)
     yield one("counter", "credits_granted", "Credits that were given to producers.", tally.credits_granted)
@@ -96,6 +100,11 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
         yield one("gauge", "window_target_seconds", "What the window aims at.", window.target_s)
         yield one("gauge", "window_wait_seconds", "How long a record waits for its commit.", window.wait_s)
         yield one("gauge", "window_commit_rate", "Records that are committed in a second.", window.rate)
+
+
+def _late(gateway: Gateway, stream: Stream) -> int | None:
+    """Its records that came behind its own watermark; None where no record is late: in the order of arrival."""
+    return None if gateway.ordering is None else gateway.ordering.order.late[stream.stream_id]
 
 
 def _credits_held(gateway: Gateway, session: int | None) -> int | None:
@@ -123,6 +132,9 @@ def _of_streams(gateway: Gateway) -> Iterator[Figure]:
 
     yield told("counter", "frames", "MESSAGE frames that came.", lambda _, found: found.frames, is_sum=True)
     yield told("counter", "bytes", "Bytes of keys and payloads that came.", lambda _, found: found.bytes, is_sum=True)
+    if gateway.ordering is not None:
+        text = "Records that came behind its watermark."
+        yield told("counter", "late_records", text, lambda one, _: _late(gateway, one), is_sum=True)
     yield told("counter", "notify_refused", "NOTIFYs refused.", lambda _, found: found.refused, is_sum=True)
     yield told("gauge", "lag_records", "Rows not committed.", lambda _, found: found.behind.rows, is_sum=True)
     yield told("gauge", "open", "1 if a session may send on it.", lambda one, _: one.state == "open", is_sum=True)

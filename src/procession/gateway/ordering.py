@@ -226,7 +226,7 @@ class Ordering:
             "ordered_end": self.log.next_sequence,
             "waiting_records": len(order.waiting),
             "waiting_bytes": order.waiting.size_bytes,
-            "late_records": order.late,
+            "late_records": order.late.total(),
             "waits_for": waits_for,
             "waits_for_watermark": watermark,
         }

@@ -8,7 +8,7 @@ that begins anew goes on where its disk says. Before it the arrival log; after i
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -103,8 +103,8 @@ class EventOrder:
         self.waiting = Waiting()
         self.heard_end = point.floor
         """Rows below it are taken, or wait."""
-        self.late = 0
-        """Late rows heard since the start."""
+        self.late: Counter[int] = Counter()
+        """Late rows of each stream, taken since the start: one that waits may still go to another gateway."""
         self.complete: Bound | None = None
         """All rows that will ever stand up to here are taken, but for more of the stream and time that it names."""
         self._cut = point.cut
@@ -143,7 +143,6 @@ class EventOrder:
             is_left_out |= self._move(rows, row, is_again=is_again)
         self._remember(stack.picked(judged.are_known))
         stack = stack.picked(~is_left_out)
-        self.late += int(np.count_nonzero(stack.are_late))
         self.heard_end += count
         changed = {int(one): self.clocks.known[int(one)] for one in np.unique(rows.stream_ids)}
         self._chunks.append(_Chunk(self.heard_end, len(stack), changed))
@@ -190,6 +189,8 @@ class EventOrder:
         if not len(rows):
             return Taken(EMPTY, np.empty(0, np.uint64))
         self._cut = rows.key(len(rows) - 1)
+        if rows.are_late.any():
+            self.late.update(rows.stream_ids[rows.are_late].tolist())
         self._let_go(rows.sequences)
         return Taken(rows, self._references(rows))
 

@@ -169,7 +169,7 @@ def run(
 ) -> None:
     """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
     from procession.ops.config import load_settings
-    from procession.ops.run import run_app
+    from procession.ops.run import run_app, sentence
 
     settings = load_settings(
         epoch_interval_s=epoch_interval_s,
@@ -189,11 +189,7 @@ def run(
         cookie_file=cookie_file.resolve() if cookie_file else None,
     )
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
-    if as_json:
-        print(json.dumps(figures))
-    else:
-        epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
-        print(f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}")
+    print(json.dumps(figures) if as_json else sentence(figures))
     if inputs and not figures["is_done"]:
         raise typer.Exit(Status.UNCLEAN)
 

@@ -40,6 +40,8 @@ class Progress:
     tls: ClientTls | None = None
     records_in: int = 0
     committed: int = 0
+    late: int = 0
+    """Of the committed ones, those that came behind the watermark of their stream."""
     epochs: int = 0
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
@@ -87,6 +89,7 @@ class Progress:
             self.latency.add(line)
             self.epochs = max(self.epochs, line["epoch"] + 1)
             self.committed, self._end = line["records_in"], line["last"]
+            self.late = line.get("late", 0)
 
     @property
     def rate(self) -> float:
@@ -133,6 +136,7 @@ def _cells(progress: Progress, restarts: int) -> dict[str, str]:
     return {
         "records in": f"{progress.records_in:,}",
         "committed": f"{progress.committed:,}",
+        **({"late": f"{progress.late:,}"} if progress.late else {}),
         "epochs": f"{progress.epochs:,}",
         "records/s": f"{progress.rate:,.0f}",
         "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",

@@ -6,7 +6,7 @@ it the command line; after it `ops/local`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from procession.ops.config import Settings
 from procession.ops.local import SOURCE, Local
 from procession.ops.progress import Display, Progress
 from procession.ops.supervise import Supervisor
+from procession.plan.eventtime import Late
 
 LOOK_S = 0.2
 
@@ -31,7 +32,7 @@ def run_app(
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
         progress = Progress.from_now(local.directory, settings.cookie, settings.client_tls)
-        before = progress.committed, progress.epochs
+        before = progress.committed, progress.epochs, progress.late
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if local.start():
             if inputs:
@@ -47,6 +48,21 @@ def run_app(
             "records_in": max(progress.records_in, progress.committed) - before[0],
             "committed": progress.committed - before[0],
             "epochs": progress.epochs - before[1],
+            "late": progress.late - before[2],
+            "late_rule": None if graph.event_time is None else graph.event_time.late,
             "restarts": sum(supervisor.restarts.values()),
             "is_done": bool(inputs) and not supervisor.is_asked_to_stop,
         }
+
+
+def sentence(figures: Mapping[str, Any]) -> str:
+    """What was done, as it stands at the end of a run."""
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
+    told = f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"
+    if not figures["late"]:
+        return told
+    is_one = figures["late"] == 1
+    dropped, letters = ("was dropped", "is a dead letter") if is_one else ("were dropped", "are dead letters")
+    # The log of epochs may miss the last ones of a run before this one, under another rule.
+    became = {Late.DROP: f", and {dropped}", Late.DEAD_LETTER: f", and {letters}"}.get(figures["late_rule"], "")
+    return f"{told}; {figures['late']:,} of them came late{became}"

@@ -25,6 +25,8 @@ HOME = Path(".procession")
 """Where `procession run` keeps pipelines, if it is not told otherwise."""
 
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
+LATE = "late"
+"""One more column, where streams are in the order of event time: in that of arrival no record is late."""
 LEFT = frozenset({"name", "state", "owner"})
 NAME_CHARS_MAX = 48
 """Of a longer name a table shows the end: that is where names of files differ."""
@@ -73,7 +75,7 @@ def ask(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | Non
         except ConfigError:  # it does not lead
             members = []
     others = [one["control"] for one in members if one["name"] != LEADER and one["is_connected"]]
-    return _together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s, tls)])
+    return together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s, tls)])
 
 
 def _rows(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
@@ -93,12 +95,16 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
         ) from error
 
 
-def _together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most."""
-    known: dict[int, dict[str, Any]] = {}
+def together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most. What came
+    late is added up: each knows only what it has taken."""
+    known: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        known[row["id"]] = max(known.get(row["id"], row), row, key=_weight)
-    return [known[stream_id] for stream_id in sorted(known)]
+        known.setdefault(row["id"], []).append(row)
+    return [
+        max(told, key=_weight) | {LATE: None if told[0][LATE] is None else sum(one[LATE] for one in told)}
+        for _, told in sorted(known.items())
+    ]
 
 
 def _weight(row: Mapping[str, Any]) -> tuple[bool, int]:
@@ -132,12 +138,13 @@ def show(
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of a table, and one that adds up."""
-    cells = [COLUMNS, *(tuple(_cell(row, column) for column in COLUMNS) for row in rows)]
+    columns = (*COLUMNS, LATE) if any(row[LATE] is not None for row in rows) else COLUMNS
+    cells = [columns, *(tuple(_cell(row, column) for column in columns) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         padded = (
             text.ljust(width) if column in LEFT else text.rjust(width)
-            for column, text, width in zip(COLUMNS, line, widths, strict=True)
+            for column, text, width in zip(columns, line, widths, strict=True)
         )
         yield "  ".join(padded).rstrip()
     yield _sum(rows)
@@ -150,7 +157,7 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
     if column == "name":
         text = "".join(char if char.isprintable() else "?" for char in value)
         return text if len(text) <= NAME_CHARS_MAX else "…" + text[1 - NAME_CHARS_MAX :]
-    return f"{value:,}" if column in ("lag", "rate") else str(value)
+    return f"{value:,}" if column in ("lag", "rate", LATE) else str(value)
 
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -158,4 +165,6 @@ def _sum(rows: Sequence[Mapping[str, Any]]) -> str:
     counted = ", ".join(f"{sum(one == state for one in states):,} {state}" for state in sorted(set(states)))
     many = "1 stream" if len(rows) == 1 else f"{len(rows):,} streams"
     lag, rate = sum(row["lag"] for row in rows), sum(row["rate"] for row in rows)
-    return f"{many}{f' ({counted})' if counted else ''}, lag {lag:,} records, {rate:,.0f} records/s"
+    late = sum(row[LATE] or 0 for row in rows)
+    told = f"{many}{f' ({counted})' if counted else ''}, lag {lag:,} records, {rate:,.0f} records/s"
+    return f"{told}, {late:,} late" if late else told

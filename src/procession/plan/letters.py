@@ -1,4 +1,4 @@
-"""Letters: what becomes of the records on which a function raised.
+"""Letters: what becomes of the records on which a function raised, and of those that came late.
 
 The one rule: an error names its record; it stops the epoch, or becomes a dead letter that stands where the record
 stood, behind those of the stages before. Before it `plan/chain`, which catches what functions raise; after it the
@@ -89,7 +89,8 @@ class Letters:
         raise RecordError(
             f"message {record['message_id']} of stream {record['stream_id']} is late: {told}",
             next_step="allow for it with Pipeline(…, lateness_s=…) in a new directory, or go on in this one with"
-            ' late="drop" or late="dead-letter"',
+            ' late="drop" or late="dead-letter"; nothing of this epoch was committed, and it is run again when you'
+            " start again",
             stage=self._plan.node(source).name,
             stream_id=record["stream_id"],
             message_id=record["message_id"],

@@ -1,0 +1,44 @@
+"""What `procession run` says at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procession.ops.progress import Progress
+from procession.ops.run import sentence
+
+DONE = {"committed": 1_200, "records_in": 1_300, "epochs": 12, "late": 0, "late_rule": None}
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({}, "1,200 of 1,300 records committed in 12 epochs"),
+        ({"epochs": 1}, "1,200 of 1,300 records committed in 1 epoch"),
+        ({"late_rule": "drop"}, "1,200 of 1,300 records committed in 12 epochs"),
+        (
+            {"late": 37, "late_rule": "drop"},
+            "1,200 of 1,300 records committed in 12 epochs; 37 of them came late, and were dropped",
+        ),
+        (
+            {"late": 1, "late_rule": "dead-letter"},
+            "1,200 of 1,300 records committed in 12 epochs; 1 of them came late, and is a dead letter",
+        ),
+        ({"late": 2, "late_rule": "fail"}, "1,200 of 1,300 records committed in 12 epochs; 2 of them came late"),
+    ],
+)
+def test_the_end_says_what_was_committed_and_what_became_of_late_records(figures: dict[str, object], told: str) -> None:
+    assert sentence(DONE | figures) == told
+
+
+def test_progress_reads_what_came_late_from_the_log_of_epochs(tmp_path: Path) -> None:
+    line = {"epoch": 3, "records_in": 50, "last": 60, "latency_ms": []}
+    log = tmp_path / "epochs.jsonl"
+    log.write_text(json.dumps(line) + "\n")
+    assert Progress.from_now(tmp_path).late == 0
+    with log.open("a") as file:
+        file.write(json.dumps(line | {"epoch": 4, "late": 7}) + "\n")
+    assert Progress.from_now(tmp_path).late == 7
