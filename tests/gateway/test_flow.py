@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.gateway.config import Limits
-from procession.gateway.events import Action, Send
-from procession.gateway.sessions import Session
+from procession.gateway.events import Action, Send, SessionClosed, SessionOpened, Ticked
 from procession.wire.messages import Ack, Ok
 from tests.gateway.test_gateway_state import A, B, Bench, sent
 from tests.sdk.gateways import living_gateway
@@ -90,16 +89,29 @@ def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_
 def test_past_the_limits_nobody_is_read_but_who_has_not_said_hello() -> None:
     bench = Bench(Limits(credits_max=100, lag_bytes_max=1000, overrun_bytes_max=1000))
     bench.open(A, 7)
-    flow, one = bench.state.flow, bench.state.sessions[A]
+    state, flow = bench.state, bench.state.flow
     for number in range(99):
         bench.message(A, 7, number)
-        assert flow.is_over is flow.holds(one) is (flow.lag.bytes > 2000)
+        assert flow.is_over is state.holds(A) is (flow.lag.bytes > 2000)
     assert flow.is_over
-    assert not flow.holds(Session())
+    state.handle(SessionOpened(B))
+    assert not state.holds(B)
     bench.commit(0)
-    assert not flow.holds(one)
+    assert not state.holds(A)
     flow.is_disk_full = True
-    assert flow.holds(one)
+    assert state.holds(A)
+
+
+def test_what_a_notify_and_duplicates_took_comes_back_also_while_too_much_is_not_committed() -> None:
+    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    bench.open(A, 7)
+    bench.message(A, 7, *range(80))
+    bench.do(SessionClosed(A))
+    bench.open(B, 7)
+    bench.message(B, 7, *range(75, 84))
+    assert granted(bench.do(Ticked()), B) == 1 + 5, "its NOTIFY, and what was there already"
+    assert granted(bench.do(Ticked()), B) == 0, "once"
+    assert len(bench.rows) == 84
 
 
 @pytest.mark.parametrize("credits", ["fixed", "adaptive"])

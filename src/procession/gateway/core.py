@@ -155,7 +155,7 @@ class Gateway:
             log.warning("!" if is_over else "=", producers="are not read" if is_over else "are read again")
         for session in only if only is not None and is_over is was_over else list(self._peers):
             if session in self._peers and session in self.state.sessions:
-                self._peers[session].hold(self.state.flow.holds(self.state.sessions[session]))
+                self._peers[session].hold(self.state.holds(session))
 
     def _decided(self, event: Event | OfOrder) -> list[Action]:
         now = time.monotonic()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from procession.gateway.config import Limits
 from procession.gateway.lag import Lag
-from procession.gateway.sessions import Session
 from procession.gateway.window import Bounds, Window
 
 
@@ -90,12 +89,6 @@ class Flow:
         limits = self._limits
         bound = limits.lag_bytes_max + self.lag.reserve_bytes + limits.overrun_bytes_max
         return self.is_disk_full or self.lag.bytes + self._unappended_bytes > bound
-
-    def holds(self, session: Session) -> bool:
-        """Whether this session is not read now. Who has not said HELLO yet is; and who has the stream that a merge
-        waits for, unless there is no room for it."""
-        is_spared = self.lag.waits_for in session.streams and not self.is_disk_full
-        return self.is_over and session.is_streaming and not is_spared
 
     def first(self, sessions: int) -> int:
         """So many credits a new session begins with: the text's fixed number, or its share; also while the others wait

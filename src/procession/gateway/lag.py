@@ -15,7 +15,6 @@ STEP_BYTES = 1024 * 1024
 class Lag:
     reserve_bytes = 0
     """So much more may wait, for who has the stream that is waited for."""
-    waits_for: int | None = None
 
     def __init__(self, end_sequence: int = 0, size_bytes: int = 0) -> None:
         self.bytes = 0

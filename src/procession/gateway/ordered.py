@@ -148,7 +148,7 @@ class OrderedState(GatewayState):
         if notify.stream_id not in self.declared.streams:
             raise RemoteProtocolError(f"stream {notify.stream_id} is not declared in the pipeline")
         if notify.stream_id in self.given and self.claims is not None and notify.stream_id in self.claims.closing:
-            return [*self._refuse(session, notify), *self._give_back(session, 1)]
+            return self._refuse(session, notify)
         return super()._notify(session, notify)
 
     def _open(self, session: int, notify: Notify) -> list[Action]:
@@ -182,11 +182,26 @@ class OrderedState(GatewayState):
         streams = batch.column("stream_id").to_numpy()
         sizes = np.where(batch.column("kind").to_numpy() == KIND_RECORD, row_sizes(batch), 0)
         ids = batch.column("message_id").to_numpy()
+        is_spared = session in self.sessions and self._is_spared(session)
         for stream_id in np.unique(streams).tolist() if sizes.any() else ():
             own = np.flatnonzero((streams == stream_id) & (sizes > 0))
             if len(own):
-                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()))
+                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()), is_spared=is_spared)
         return super()._append(session, batch, frames)
+
+    def holds(self, session: int) -> bool:
+        return super().holds(session) and (self.flow.is_disk_full or not self._is_spared(session))
+
+    def _is_spared(self, session: int) -> bool:
+        """Whether this session goes on when others wait, as long as it has some of the reserve left: it has the stream
+        that the merge waits for. If nobody has, whoever holds no more credits than a new session gets may be about to
+        ask for it."""
+        waits_for, one = self.shares.waits_for, self.sessions[session]
+        if waits_for is None or not self.shares.has_reserve(one.streams):
+            return False
+        is_had = waits_for in self.registry and self.registry[waits_for].session is not None
+        is_new = self.limits.credits_max - one.owed <= self.limits.credits_min
+        return waits_for in one.streams if is_had else is_new
 
     def _allowed(self, session: int) -> int:
         if self.flow.is_disk_short:

@@ -40,6 +40,9 @@ class Session:
     is_streaming: bool = False
     owed: int = 0
     """Credits that are missing from a full window: those that it spent, and that were not given back."""
+    unspent: int = 0
+    """So many of them went with frames that left nothing behind, a NOTIFY or a duplicate: whoever may not send more
+    gets these back all the same, or it could spend all that it has before it has said which streams are its own."""
     was_acked: bool = False
     """Since the last tick."""
     streams: set[int] = field(default_factory=set)
@@ -51,7 +54,7 @@ class Session:
     _late: dict[int, int] = field(default_factory=dict)
     """What those would have told."""
 
-    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, granted: int) -> list[Ack | AckCounts]:
+    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, payable: int) -> list[Ack | AckCounts]:
         """The ACK that tells these pairs (stream id, committed id) and gives back so much of what is owed; none while
         it stutters."""
         self.was_acked = True
@@ -60,7 +63,9 @@ class Session:
             self.stutter -= 1
             return []
         told, self._late = self._late, {}
+        granted = max(payable, min(self.owed, self.unspent))
         self.owed -= granted
+        self.unspent = max(0, self.unspent - granted)
         if self.groups is not None and self.groups.is_counting:
             return [AckCounts(granted, self.groups.counted(told, registry))]
         return [Ack(granted, tuple(told.items()))]

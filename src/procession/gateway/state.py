@@ -137,9 +137,8 @@ class GatewayState:
     def _left(self, session: int) -> list[Action]:
         self.sessions.pop(session, None)
         left = self.registry.leave(session)
-        if self.claims is None:
-            return []
-        self.claims.leave(session)
+        if self.claims is not None:
+            self.claims.leave(session)
         self._close_claims(left)
         return self._relinquish()
 
@@ -155,7 +154,7 @@ class GatewayState:
                 case Hello():
                     return self._hello(session, what)
                 case Notify():
-                    return self._notify(session, what)
+                    return [*self._notify(session, what), *self._give_back(session, 1, unspent=1)]
                 case Eos(stream_id=stream_id):
                     return self._ended(session, stream_id)
                 case Debug():
@@ -174,8 +173,7 @@ class GatewayState:
         return [*self.handle(SessionClosed(session)), Close(session, reason)]
 
     def _hello(self, session: int, hello: Hello) -> list[Action]:
-        is_leading = self.claims is None or self.claims.is_leading
-        asked_for = admit(hello, self.limits, speaks_draft=is_leading)
+        asked_for = admit(hello, self.limits, speaks_draft=self.claims is None or self.claims.is_leading)
         self.sessions[session].is_streaming = True
         granted = self.flow.first(len(self.sessions))
         self.sessions[session].owed = self.limits.credits_max - granted
@@ -196,12 +194,11 @@ class GatewayState:
         is_draft = self.sessions[session].groups is not None
         # In the draft, whoever ended a stream may go on with it: nobody else can have taken it meanwhile.
         if stream is not None and not stream.is_free and not (is_draft and stream.session == session):
-            return [*self._refuse(session, notify), *self._give_back(session, 1)]
+            return self._refuse(session, notify)
         verdict = claims.notify(session, notify) if claims is not None else Verdict.OURS
         if verdict is Verdict.ASK:
-            return [Ask(notify.stream_id), *self._give_back(session, 1)]
-        answer = self._open if verdict is Verdict.OURS else self._refuse
-        return [*answer(session, notify), *self._give_back(session, 1)]
+            return [Ask(notify.stream_id)]
+        return self._open(session, notify) if verdict is Verdict.OURS else self._refuse(session, notify)
 
     def _open(self, session: int, notify: Notify) -> list[Action]:
         stream = self.registry.get_or_add(notify.stream_id)
@@ -228,7 +225,8 @@ class GatewayState:
         rows = record_rows(messages.slice(0, taken))
         if new < taken:
             rows = rows.filter(pa.array(judged.mask))
-        actions = self._append(session, rows, taken) if new else self._give_back(session, taken)
+        actions = self._append(session, rows, new) if new else []
+        actions += self._give_back(session, taken - new, unspent=taken - new) if new < taken else []
         return actions if judged.error is None else [*actions, *self._close(session, judged.error)]
 
     def _ended(self, session: int, stream_id: int) -> list[Action]:
@@ -317,20 +315,25 @@ class GatewayState:
         appended = self.flow.append(end_sequence)
         return [action for rows in appended for action in self._give_back(rows.session, rows.frames)]
 
-    def _give_back(self, session: int, credits_spent: int) -> list[Action]:
+    def _give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[Action]:
         """Owe the session what it spent, and pay when it is worth an ACK."""
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
+        self.sessions[session].unspent += unspent
         return self._ack(session) if self.flow.is_due(self.sessions[session].owed, self._allowed(session)) else []
 
     def _allowed(self, session: int) -> int:
         """So many credits this session may hold."""
         return self.flow.allowed(len(self.sessions))
 
+    def holds(self, session: int) -> bool:
+        """Whether this session is not read now, because too much has come. Who has not said HELLO yet is."""
+        return self.flow.is_over and self.sessions[session].is_streaming
+
     def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
-        granted = self.flow.payable(self.sessions[session].owed, self._allowed(session))
-        frames = self.sessions[session].ack(positions, self.registry, granted=granted)
+        payable = self.flow.payable(self.sessions[session].owed, self._allowed(session))
+        frames = self.sessions[session].ack(positions, self.registry, payable=payable)
         return [Send(session, frame) for frame in frames]
 
     def _ticked(self) -> list[Action]:
@@ -388,9 +391,7 @@ class GatewayState:
         self.flow.commit(self.now, snapshot.end_sequence)
         news = self.registry.commit(snapshot.end_sequence, snapshot.streams)
         news = {number: [] for number in self.sessions if self._is_owed(number, number in withheld)} | news
-        actions: list[Action] = []
-        for session, positions in news.items():
-            actions += self._ack(session, positions)
+        actions = [action for session, positions in news.items() for action in self._ack(session, positions)]
         return [*actions, Trim(snapshot.end_sequence), *self._relinquish()]
 
     def _is_owed(self, number: int, is_withheld: bool) -> bool:

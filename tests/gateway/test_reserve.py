@@ -1,0 +1,215 @@
+"""Credits where streams are put in the order of event time: whoever has the stream that is waited for gets on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+from procession.gateway.events import SessionClosed, Ticked
+from procession.merge.eventorder import Declared
+from procession.wire.messages import Notify
+from tests.gateway.ordered_site import Client, Site, in_loop
+
+LIMITS = {
+    "credits_max": 50,
+    "credits_min": 5,
+    "lag_bytes_max": 20_000,
+    "stream_bytes_max": 30_000,
+    "reserve_bytes_max": 15_000,
+}
+
+
+def talk(
+    client: Client, stream_id: int, ids: itertools.count[int], times: itertools.count[int], records_max: int = 1_000
+) -> int:
+    """Send as long as there are credits; gives how many records went."""
+    count = 0
+    while client.credits > client.spent and count < records_max:
+        client.spent += 1
+        client.records(stream_id, (next(ids), next(times)))
+        client.site.gateway.flush()
+        count += 1
+    return count
+
+
+async def goes_on(directory: Path, **limits: int) -> bool:
+    """A fast stream fills the log while a slow one is silent; does the slow one then get on?"""
+    site = Site(directory, Declared(frozenset({1, 2})), **LIMITS | limits)
+    slow, fast = Client(site, 2), Client(site, 1)
+    slow_ids, slow_times, fast_ids, fast_times = (itertools.count(start) for start in (0, 0, 0, 1_000))
+    talk(slow, 2, slow_ids, slow_times, records_max=48)  # it stops with one credit left
+    while talk(fast, 1, fast_ids, fast_times):
+        await site.read()
+    assert site.status["lag_bytes"] > LIMITS["lag_bytes_max"], "the log is full"
+    assert site.status["waits_for"] == 2
+    came = 48
+    for _ in range(500):
+        talk(fast, 1, fast_ids, fast_times)
+        came += talk(slow, 2, slow_ids, slow_times)
+        await site.epoch()
+        site.gateway.handle(Ticked())
+        assert site.status["lag_bytes"] < LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"]
+        if came > 1_000:
+            return True  # it has come to where the fast one is
+    return False
+
+
+def test_the_stream_that_is_waited_for_gets_credit_when_the_log_is_full_of_the_others(tmp_path: Path) -> None:
+    assert asyncio.run(goes_on(tmp_path / "with"))
+
+
+def test_without_a_reserve_that_is_a_dead_lock(tmp_path: Path) -> None:
+    assert not asyncio.run(goes_on(tmp_path / "without", reserve_bytes_max=0))
+
+
+@in_loop
+async def test_a_stream_over_its_share_waits_and_leaves_room_for_the_others(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2, 3})), **LIMITS | {"stream_bytes_max": 5_000})
+    greedy, other = Client(site, 1), Client(site, 2)
+    ids, times = itertools.count(), itertools.count(1_000)
+    while talk(greedy, 1, ids, times):
+        await site.read()
+    assert 5_000 < site.status["lag_bytes"] < 5_000 + LIMITS["credits_max"] * 200
+    before = other.credits
+    talk(other, 2, itertools.count(), itertools.count())
+    assert other.credits > before, "the log has room for it"
+
+
+@in_loop
+async def test_a_session_that_sends_another_stream_from_the_reserve_is_held_when_it_is_used_up(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})), **LIMITS)
+    both, ids, times = Client(site, 1, 2), itertools.count(), itertools.count()
+    for _ in range(300):
+        talk(both, 1, ids, times)
+        await site.epoch()
+        site.gateway.handle(Ticked())
+    bound = LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"] + LIMITS["credits_max"] * 200
+    assert site.status["lag_bytes"] < bound
+    assert site.status["waits_for"] == 2
+
+
+def spend(client: Client, stream_id: int, ids: itertools.count[int], times: itertools.count[int], count: int) -> None:
+    """Send so many records on credits that are there."""
+    assert client.credits - client.spent >= count
+    assert talk(client, stream_id, ids, times, count) == count
+
+
+async def comes_up(site: Site, client: Client, stream_id: int, passed: int) -> bool:
+    """Does this stream get on until it has passed a time, if nobody else sends?"""
+    ids, times = itertools.count(), itertools.count(0, 10)
+    for _ in range(500):
+        talk(client, stream_id, ids, times)
+        await site.epoch()
+        site.gateway.handle(Ticked())
+        if site.status["waits_for"] != stream_id:
+            return next(times) > passed
+    return False
+
+
+GENEROUS = LIMITS | {"credits_max": 400, "credits_min": 5, "stream_bytes_max": 100_000}
+"""A session may hold credits for more than the reserve."""
+
+
+@in_loop
+async def test_what_others_send_on_old_credits_is_not_taken_from_the_reserve(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})), **GENEROUS)
+    fast, ids, times = Client(site, 1), itertools.count(), itertools.count(1_000)
+    spend(fast, 1, ids, times, 200)
+    await site.epoch()
+    assert site.status["lag_bytes"] > GENEROUS["lag_bytes_max"]
+    slow = Client(site, 2)
+    assert slow.credits == GENEROUS["credits_min"]
+    talk(fast, 1, ids, times)
+    assert site.status["lag_bytes"] > GENEROUS["lag_bytes_max"] + GENEROUS["reserve_bytes_max"]
+    assert await comes_up(site, slow, 2, 1_000)
+
+
+async def full_site(directory: Path, streams: int) -> Site:
+    """So much has come of stream 1 that nobody is read; the merge waits for stream 2."""
+    site = Site(directory, Declared(frozenset(range(1, streams + 1))), **GENEROUS | {"overrun_bytes_max": 2_000})
+    for stream_id in range(3, streams + 1):
+        Client(site, stream_id).records(stream_id, (0, 1 << 40))
+    had = Client(site, 2)
+    had.records(2, (0, -1))
+    fast, ids, times = Client(site, 1), itertools.count(), itertools.count(1_000)
+    while not fast.is_held:
+        spend(fast, 1, ids, times, 1)
+        await site.read()
+    assert site.status["is_over"]
+    assert site.status["waits_for"] == 2
+    had.die()
+    return site
+
+
+@in_loop
+async def test_who_brings_the_stream_that_is_waited_for_is_heard_also_when_nobody_is_read(tmp_path: Path) -> None:
+    site = await full_site(tmp_path, 2)
+    again = Client(site, 2)
+    assert not again.unread
+    assert await comes_up(site, again, 2, 1_000)
+
+
+@in_loop
+async def test_who_comes_with_other_streams_is_not_read_when_another_has_the_one_that_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    site = await full_site(tmp_path, 3)
+    holder, other = Client(site, 2), Client(site, 3)
+    assert not holder.is_held
+    assert other.is_held
+    assert await comes_up(site, holder, 2, 1_000)
+    assert not other.is_held
+
+
+@in_loop
+async def test_a_session_with_more_streams_than_credits_opens_them_all_at_a_full_log(tmp_path: Path) -> None:
+    streams = 40
+    site = await full_site(tmp_path, streams)
+    for number in list(site.gateway.state.sessions):
+        if 1 not in site.gateway.state.sessions[number].streams:
+            site.gateway.handle(SessionClosed(number))
+    again, to_open = Client(site), list(range(streams, 1, -1))
+    assert again.credits == GENEROUS["credits_min"]
+    for _ in range(streams):
+        while to_open and again.credits > again.spent:
+            again.spent += 1
+            again.hear(Notify(to_open.pop(0), "", 0))
+        site.gateway.handle(Ticked())
+    assert not to_open
+    assert await comes_up(site, again, 2, 1_000)
+
+
+@in_loop
+async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp_path: Path) -> None:
+    site = await full_site(tmp_path, 3)
+    start, ids = site.status["lag_bytes"], itertools.count(1)
+    for _ in range(200):
+        for number in list(site.gateway.state.sessions):
+            if 3 in site.gateway.state.sessions[number].streams:
+                site.gateway.handle(SessionClosed(number))
+        talk(Client(site, 3), 3, ids, itertools.count(1 << 41))
+        await site.read()
+    assert site.status["lag_bytes"] < start + GENEROUS["reserve_bytes_max"] + GENEROUS["credits_min"] * 200
+
+
+@in_loop
+async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_reserve(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})), **LIMITS)
+    waited_for, ids, times = Client(site, 1), itertools.count(), itertools.count()
+    site.gateway.config = replace(site.config, disk_free_bytes_min=1 << 62)
+    sent = talk(waited_for, 1, ids, times)
+    assert sent < LIMITS["credits_max"]
+    await site.epoch()
+    site.gateway.handle(Ticked())
+    assert site.status["is_disk_short"]
+    assert talk(waited_for, 1, ids, times) == 1, "what its NOTIFY took, and nothing else"
+    await site.epoch()
+    site.gateway.handle(Ticked())
+    assert talk(waited_for, 1, ids, times) == 0, "it waits, and keeps what it has"
+    site.gateway.config = site.config
+    site.gateway.look_at_disk()
+    site.gateway.handle(Ticked())
+    assert not site.status["is_disk_short"]
+    assert talk(waited_for, 1, ids, times) > 0
