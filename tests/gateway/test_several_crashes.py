@@ -20,6 +20,10 @@ from tests.gateway.gateways import Gateways
 
 PRODUCERS = 20
 STREAMS = 10
+KINDS = {"kill": 4, "leave": 2, "driver": 2, "join": 1}
+"""What happens, and how often."""
+FOURTH = 3
+"""The gateway that is not there at the beginning."""
 RATE = 150.0
 """Records a second, of each producer."""
 PATIENCE_S = 180.0
@@ -61,6 +65,25 @@ class Producers:
         return "\n".join(str(client.report()) for client in self.clients if client.report().state != "done")
 
 
+def is_let_go(gateways: Gateways, gateway: GatewayProcess, chance: random.Random) -> bool:
+    """Ask for it to leave, wait until it is gone, and start it again. False if it has not left: it leads, was away, or
+    was killed when it had just left."""
+    try:
+        with gateways[0].client(5.0) as client:
+            client.leave(gateway.directory.name)
+    except ProcessionError:
+        return False
+    if chance.random() < 0.3:
+        gateway.kill()
+        gateway.start()
+    gateways.until(lambda: has_left(gateways, gateway), f"{gateway.directory} to leave")
+    if gateway.process.poll() is None:
+        return False
+    assert gateway.process.returncode == 0, gateways.tell()
+    gateway.start()
+    return True
+
+
 def has_left(gateways: Gateways, gateway: GatewayProcess) -> bool:
     """Whether a gateway that was let go has gone. One that was killed when it had just left is back, and here."""
     standing = {one["name"]: one["standing"] for one in gateways.list()}
@@ -76,16 +99,19 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
     tmp_path: Path, seconds: float, seed: int
 ) -> None:
     chance = random.Random(seed)
+    missing = chance.sample(sorted(KINDS), len(KINDS))
+    """What has not happened yet: everything must, however slow the machine is."""
     with Gateways(tmp_path, 3, ack_interval_s=0.1, link_interval_s=0.1, link_timeout_s=2.0) as gateways:
         producers = Producers(gateways, seconds)
         taker = gateways.taker().begin()
         producers.thread.start()
         deadline = time.monotonic() + seconds
-        happened = []
-        while time.monotonic() < deadline:
+        happened: list[tuple[str, int]] = []
+        while missing or time.monotonic() < deadline:
+            assert time.monotonic() < deadline + PATIENCE_S, f"{missing} after {happened}\n{gateways.tell()}"
             time.sleep(chance.uniform(0.1, 0.8))
-            what, number = chance.choice(["kill", "kill", "leave", "driver"]), chance.randrange(3)
-            happened.append((what, number))
+            what = missing[0] if missing else chance.choices(list(KINDS), list(KINDS.values()))[0]
+            number = chance.randrange(len(gateways.all))
             gateway = gateways[number]
             if what == "driver":
                 taker.finish()
@@ -95,19 +121,16 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
                 gateway.kill()
                 time.sleep(chance.uniform(0.0, 0.5))
                 gateway.start()
-            elif number:
-                try:
-                    with gateways[0].client(5.0) as client:
-                        client.leave(gateway.directory.name)
-                except ProcessionError:
-                    continue  # it is away, or has not joined yet
-                if chance.random() < 0.3:
-                    gateway.kill()
-                    gateway.start()
-                gateways.until(lambda one=gateway: has_left(gateways, one), f"{gateway.directory} to leave")  # type: ignore[misc]
-                if gateway.process.poll() is not None:
-                    assert gateway.process.returncode == 0, gateways.tell()
-                    gateway.start()
+            elif what == "join":
+                if len(gateways.all) > FOURTH:
+                    continue  # it has joined, and is killed and let go as the others are
+                gateways.all.append(gateways.make(FOURTH))
+                gateways[FOURTH].start()
+                gateways.until(lambda: f"gateway-{FOURTH}" in gateways.connected(), "the fourth to join")
+            elif not is_let_go(gateways, gateway, chance):
+                continue
+            happened.append((what, number))
+            missing = [one for one in missing if one != what]
         before = -1
         while producers.thread.is_alive() and (now := producers.acknowledged) > before:
             before = now
@@ -121,4 +144,6 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
         for stream_id, found in ids.items():
             assert found == list(range(producers.records)), f"stream {stream_id} after {happened}"
         gateways.until(lambda: set(gateways.held().values()) == {0}, "all streams to be given up")
-        assert {what for what, _ in happened} >= {"kill"}
+        everybody = {f"gateway-{number}" for number in range(FOURTH + 1)}
+        gateways.until(lambda: set(gateways.connected()) == everybody, "all four to be linked")
+        assert {what for what, _ in happened} == set(KINDS)

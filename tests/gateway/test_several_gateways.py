@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from procession.errors import ConfigError
-from procession.wire.messages import Ack, Eos, Restart
+from procession.wire.messages import Ack, Eos, Notify, NotifyAck, Restart
 from tests.gateway.gateways import Gateways
-from tests.gateway.producer import Producer
+from tests.gateway.producer import TIMEOUT_S, Producer
 
 
 @pytest.fixture
@@ -59,14 +62,25 @@ def test_a_stream_moves_when_all_that_its_holder_took_is_committed_and_not_befor
         second.socket.close()
 
 
-def test_of_two_that_fight_for_a_stream_one_has_it(gateways: Gateways) -> None:
-    with gateways:
+def test_of_those_that_fight_for_streams_all_at_once_one_has_each(gateways: Gateways) -> None:
+    streams = range(100, 150)
+    with gateways, ThreadPoolExecutor(6) as threads:
         producers = [Producer(gateways[number % 3].listen) for number in range(6)]
         for producer in producers:
             producer.hello()
-        for turn in range(20):
-            granted = [producer.notify(100 + turn).success for producer in producers]
-            assert sum(granted) == 1
+        all_at_once = threading.Barrier(len(producers))
+
+        def ask(number: int) -> None:
+            # Each begins with another stream, so that none is the first everywhere.
+            own = [streams[(place + number * 8) % len(streams)] for place in range(len(streams))]
+            all_at_once.wait(TIMEOUT_S)
+            producers[number].send(*(Notify(stream_id, f"stream {stream_id}", 0) for stream_id in own))
+
+        list(threads.map(ask, range(len(producers))))
+        answers = [producer.expect(NotifyAck) for producer in producers for _ in streams]
+        assert Counter(answer.stream_id for answer in answers) == dict.fromkeys(streams, len(producers))
+        granted = Counter(answer.stream_id for answer in answers if answer.success)
+        assert granted == dict.fromkeys(streams, 1)
         for producer in producers:
             producer.socket.close()
         gateways.until(lambda: sum(gateways.held().values()) == 0, "all streams to be given up")
