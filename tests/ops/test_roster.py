@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,11 +41,15 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
-    one_more = subprocess.Popen([*COMMAND, "join", "--dir", str(pipeline)], stdout=subprocess.PIPE, text=True)
+    join = [*COMMAND, "join", "--dir", str(pipeline), "--metrics", "127.0.0.1:0"]
+    one_more = subprocess.Popen(join, stdout=subprocess.PIPE, text=True)
     try:
         until(lambda: connected(pipeline) == {"gateway-0": True, "gateway-1": True}, "it to join")
         shown = table(listed(pipeline / "gateway", b"")).splitlines()
         assert [line.split()[0] for line in shown] == ["name", shown[1].split()[0], "gateway-0", "gateway-1"]
+        metrics = json.loads((pipeline / "gateway-1" / "gateway.json").read_text())["metrics"]
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=PATIENCE_S) as answer:
+            assert b'procession_gateway_sessions{gateway="gateway-1"} 0.0' in answer.read()
         leave = [*COMMAND, "leave", "gateway-1", "--dir", str(pipeline)]
         done = subprocess.run(leave, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert (done.returncode, done.stdout) == (0, "gateway-1 has left\n"), done.stderr
@@ -65,4 +71,8 @@ def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:
         with pytest.raises(UsageError, match="not clear which pipeline"):
             leader_of(directory, address)
     with pytest.raises(ConfigError, match="not the directory of a pipeline"):
-        run_one_more(pipeline / "nothing", "", "127.0.0.1:0", load_settings(), print)
+        run_one_more(pipeline / "nothing", "", "127.0.0.1:0", None, load_settings(), print)
+    for listen, metrics in (("here", None), ("127.0.0.1:0", "there")):
+        with pytest.raises(UsageError, match="is not an address") as caught:
+            run_one_more(pipeline, "", listen, metrics, load_settings(), print)
+        assert caught.value.next_step

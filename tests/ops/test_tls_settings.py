@@ -9,9 +9,9 @@ import pytest
 from procession.errors import ConfigError
 from procession.ops.config import Settings
 from procession.ops.local import Local
-from procession.ops.part import Part
 from procession.plan.graph import Graph
 from tests.certificates import Authority
+from tests.ops.started import Started
 
 
 @pytest.fixture
@@ -43,19 +43,6 @@ def test_what_cannot_work_is_told_before_anything_is_started(authority: Authorit
     with pytest.raises(ConfigError) as caught:
         settings(authority, *names).check_tls()
     assert "tls" in caught.value.next_step
-
-
-class Started:
-    """Stands in for the supervisor: it only writes down who was to be started."""
-
-    def __init__(self) -> None:
-        self.words: dict[str, str] = {}
-
-    def start(self, part: Part) -> None:
-        self.words[part.name] = " ".join(part.argv)
-
-    def wait_ready(self, *_: str) -> bool:
-        return True
 
 
 def test_who_listens_shows_the_certificate_and_who_connects_trusts_and_shows_it_too(

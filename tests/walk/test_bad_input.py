@@ -78,6 +78,7 @@ WORDS = {
     "a cookie file that is not there": (["run", "app.py", "--cookie-file", "c"], "cannot be read: No such file"),
     "an epoch of no records": (["run", "app.py", "--epoch-records-max", "0"], "'epoch_records_max' is not right"),
     "a sink's address that is none": (["sink", "file", "out", "--listen", "here"], "'here' is not an address."),
+    "a control address that is none": (["run", "app.py", "--control", "7101"], "'7101' is not an address."),
     "an address of another machine": (
         ["gateway", "--dir", "g", "--listen", "192.0.2.1:7100"],
         "Cannot listen on 192.0.2.1:7100: Cannot assign requested address.",
@@ -88,7 +89,7 @@ WORDS = {
     ),
     "nothing to verify": (["verify", "input.txt", "."], "There is nothing to compare"),
 }
-MISUSES = {"an input named twice", "a sink's address that is none"}
+MISUSES = {"an input named twice", "a sink's address that is none", "a control address that is none"}
 
 
 @pytest.mark.parametrize("what", WORDS)
@@ -104,11 +105,12 @@ def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str
     "words",
     [
         ["run", "app.py", "--input", "input.txt", "--listen"],
+        ["run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--control"],
         ["gateway", "--dir", "g", "--listen"],
         ["gateway", "--dir", "g", "--listen", "127.0.0.1:0", "--control"],
         ["sink", "file", "out", "--listen"],
     ],
-    ids=["run", "gateway", "control", "sink"],
+    ids=["run", "run's control", "gateway", "control", "sink"],
 )
 def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None:
     done = run(*words, taken, cwd=app.parent)

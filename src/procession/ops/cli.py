@@ -28,6 +28,7 @@ from procession.ops.cli_sinks import sink_app
 from procession.ops.cli_sources import CookieFile, source_app
 from procession.ops.cli_streams import streams
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.ops.cli_verify import cat, verify
 from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.status import Status, status_of
@@ -49,6 +50,8 @@ app.command()(explain)
 app.command()(gateway)
 app.command()(simulate)
 app.command()(streams)
+app.command()(verify)
+app.command()(cat)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 # Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.
@@ -74,6 +77,14 @@ CreditsKind = Annotated[
 LatencyTarget = Annotated[
     float | None,
     typer.Option(show_default="1.0", help="With adaptive credits: seconds that a record should wait for its commit."),
+]
+Control = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default="this machine only",
+        help="Where the first gateway is asked, also by gateways that join from other machines.",
+    ),
 ]
 Metrics = Annotated[
     str | None,
@@ -150,6 +161,7 @@ def run(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    control: Control = None,
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
@@ -180,6 +192,7 @@ def run(
         credits_max=credits_max,
         credits=credits_kind,
         latency_target_s=latency_target_s,
+        control=control,
         metrics=metrics,
         state_keys_max=state_keys_max,
         runs=runs,
@@ -195,79 +208,11 @@ def run(
 
 
 @app.command()
-def verify(
-    sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="What was sent, a record a line.")],
-    directory: Annotated[
-        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
-    ],
-    instance: Annotated[
-        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
-    ] = None,
-    order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
-    key_field: Annotated[
-        int | None, typer.Option(min=1, help="With --order key: which field of a line, parted by blanks, is its key.")
-    ] = None,
-    prefix: Annotated[
-        bool, typer.Option("--prefix", help="The run goes on: what is missing at the end may still come.")
-    ] = False,
-    every: Annotated[
-        float | None, typer.Option(min=0.01, help="Look again every so many seconds, until it is violated.")
-    ] = None,
-    pipeline: Annotated[
-        Path | None, typer.Option("--dir", help="The pipeline's directory: what is visible must be decided there.")
-    ] = None,
-    acks: Annotated[
-        list[Path] | None, typer.Option(help="What a source noted down with its --acks (repeatable).")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1.
-
-    What the connections of one sink have written is judged as one output, unless a total order was promised."""
-    from procession.chaos.order import Order
-    from procession.chaos.order import key_field as key_at
-    from procession.ops.verify import Question, run_verify
-    from procession.ops.watch import run_watch
-
-    if order not in set(Order):
-        raise typer.BadParameter("choose one of total, key, stream, none", param_hint="--order")
-    question = Question(
-        inputs=sources,
-        directory=directory,
-        instance=instance,
-        order=Order(order),
-        key_of=key_at(key_field) if key_field else None,
-        is_complete=not (prefix or every),
-        checkpoint=pipeline / "checkpoint" if pipeline else None,
-        acks=acks or [],
-    )
-    status = run_watch(question, every, as_json=as_json) if every else run_verify(question, as_json=as_json)
-    raise typer.Exit(status)
-
-
-@app.command()
 def semantics() -> None:
     """Show what "once" can mean: the doubler of examples/ on 1, 2, 3, in five cases, judged by the verifier."""
     from procession.ops.semantics import five_cases
 
     print(five_cases())
-
-
-@app.command()
-def cat(
-    directory: Annotated[
-        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
-    ],
-    instance: Annotated[
-        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
-    ] = None,
-) -> None:
-    """Print what a file sink or a sink of epochs has committed, and nothing else, also while the pipeline runs."""
-    from procession.ops.committed import committed_output
-
-    for piece in committed_output(directory, instance):
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
 
 
 @app.command()

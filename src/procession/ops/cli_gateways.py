@@ -51,6 +51,9 @@ def join(
     directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
     name: Annotated[str, typer.Argument(metavar="[NAME]", show_default="the next number", help="As in a list.")] = "",
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:0",
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
+    ] = None,
     cookie_file: CookieFile = None,
 ) -> None:
     """Start one more gateway on this machine, and look after it until it leaves, or Ctrl-C. It joins with an epoch."""
@@ -58,12 +61,12 @@ def join(
     from procession.ops.roster import run_one_more
 
     settings = load_settings(cookie_file=cookie_file.resolve() if cookie_file else None)
-    run_one_more(directory.resolve(), name, listen, settings, print)
+    run_one_more(directory.resolve(), name, listen, metrics, settings, print)
 
 
 @gateways_app.command()
 def leave(
-    name: Annotated[str, typer.Argument(help="Which one, as in a list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, as in a list.")],
     directory: Pipeline = None,
     leader: Leader = None,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,

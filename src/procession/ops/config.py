@@ -45,6 +45,9 @@ class Settings(BaseSettings):
         16 * MIB, ge=1, description="what a producer of the draft may send without a stable point of reference"
     )
     sessions_max: int = Field(4096, ge=1, description="so many producers may be connected to a gateway")
+    control: str | None = Field(
+        None, description="where the first gateway is asked, HOST:PORT, if not by this machine only"
+    )
     metrics: str | None = Field(None, description="where Prometheus reads the gateway's metrics, HOST:PORT")
     metrics_streams_max: int = Field(10_000, ge=0, description="so many streams have metrics of their own")
     disk_free_bytes_min: int = Field(

@@ -28,6 +28,9 @@ SOURCE = "source"
 SPARE = ("--spare",)
 """Makes a driver one that waits for its turn."""
 
+HERE = "127.0.0.1:0"
+"""For this machine only, at any port."""
+
 COMMAND = (sys.executable, "-m", "procession")
 
 
@@ -41,7 +44,7 @@ class Local:
     directory: Path
     base: Path
     settings: Settings
-    listen: str = "127.0.0.1:0"
+    listen: str = HERE
     input_streams: frozenset[int] = frozenset()
     """The streams of the inputs that the pipeline is run with: its sources end with them."""
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -77,6 +80,11 @@ class Local:
     def address(self) -> str:
         """Where connectors send to, once the gateways are ready: to any of them."""
         return ",".join(self._addresses)
+
+    @property
+    def control(self) -> str:
+        """Where gateways of other machines join, once the first gateway is ready."""
+        return str(addresses(self.gateway_directory)["control"])
 
     @property
     def _addresses(self) -> list[str]:
@@ -138,7 +146,7 @@ class Local:
 
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # One address cannot be that of all: only the first listens where it is said.
-        listen = self.listen if part == GATEWAY else str(Address(parse_address(self.listen).host, 0))
+        listen = self.listen if part == GATEWAY else str(beside(self.listen))
         words = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
         return words + self._metrics(part)
 
@@ -150,7 +158,7 @@ class Local:
         return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
     def _sink(self, directory: Path) -> list[str]:
-        argv = ["sink", "file", str(directory), "--listen", "127.0.0.1:0"]
+        argv = ["sink", "file", str(directory), "--listen", HERE]
         for one in self.graph.participants:
             if one.sink.is_idempotent and self.sink_directories.get(one.sink.name) == directory:
                 argv += ["--idempotent", one.instance]
@@ -185,7 +193,9 @@ class Local:
 
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
     """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
-    argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", "127.0.0.1:0"]
+    asked = settings.control or HERE
+    control = parse_address(asked) if part == GATEWAY else beside(asked)
+    argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", str(control)]
     if part != GATEWAY:
         argv += ["--join", str(directory / GATEWAY), "--name", part, *_words(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
@@ -200,6 +210,11 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
     return argv + cookie_words(settings) + server_tls_words(settings)
+
+
+def beside(address: str) -> Address:
+    """Any other port of the same host."""
+    return Address(parse_address(address).host, 0)
 
 
 def cookie_words(settings: Settings) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from procession.address import parse_address
 from procession.errors import ConfigError, UsageError
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
@@ -68,8 +69,13 @@ def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: Cli
             time.sleep(LOOK_S)
 
 
-def run_one_more(directory: Path, name: str, listen: str, settings: Settings, say: Callable[[str], None]) -> None:
-    """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop."""
+def run_one_more(
+    directory: Path, name: str, listen: str, metrics: str | None, settings: Settings, say: Callable[[str], None]
+) -> None:
+    """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop. The setting
+    `metrics` says where the pipeline's own gateways tell theirs, so this one is told apart."""
+    for address in filter(None, (listen, metrics)):
+        parse_address(address)
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
     with ControlClient(directory / GATEWAY, settings.cookie, PATIENCE_S, tls=settings.client_tls) as client:
@@ -79,6 +85,7 @@ def run_one_more(directory: Path, name: str, listen: str, settings: Settings, sa
     part = name or next(free for free in numbered if free not in running)
     with Supervisor(directory / "logs", say=say) as supervisor:
         argv = (*COMMAND, *gateway_words(settings, directory, part, listen), *order)
+        argv += ("--metrics", metrics) if metrics else ()
         supervisor.start(Part(part, argv, is_ready=announced_in(directory / part / ADDRESS_FILE)))
         if supervisor.wait_ready():
             say(f"{part} takes records now; Ctrl-C stops it, `procession gateways leave {part}` lets it go")

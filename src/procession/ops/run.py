@@ -37,7 +37,8 @@ def run_app(
         if local.start():
             if inputs:
                 local.start_source(inputs)
-            display.say(f"ready: connectors send to {local.address}; Ctrl-C stops")
+            joining = f", gateways join at {local.control}" if settings.control else ""
+            display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not (inputs and supervisor.is_done(SOURCE)):
                 display.show(progress.look(), sum(supervisor.restarts.values()))
         progress.look()

@@ -1,0 +1,105 @@
+"""The gateways of a local pipeline: how many there may be, with which words they are started, and who may join them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from procession.errors import ConfigError, UsageError
+from procession.ops.cli import app
+from procession.ops.config import Settings, load_settings
+from procession.ops.local import Local, gateway_words
+from procession.ops.roster import listed
+from procession.ops.status import Status
+from procession.plan.graph import Graph
+from tests.ops.started import Started
+from tests.walk.cluster import read_json, wait_for
+from tests.walk.commands import running
+
+WRONG = {
+    "0": "greater than or equal to 1",
+    "-1": "greater than or equal to 1",
+    "65": "less than or equal to 64",
+    "x": "a valid integer",
+    "1.5": "a valid integer",
+    "": "a valid integer",
+}
+
+
+@pytest.mark.parametrize("number", WRONG)
+@pytest.mark.parametrize("words", [["run", "app.py"], ["demo"]], ids=["run", "demo"])
+def test_a_number_of_gateways_that_cannot_be_is_one_sentence_and_nothing_is_begun(
+    words: list[str], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*words, "--gateways", number], env={"TERM": "dumb", "COLUMNS": "200"})
+    assert done.exit_code == Status.USAGE
+    assert done.stderr.count("Invalid value for '--gateways': ") == 1, done.stderr
+    assert WRONG[number] in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [0, 65, "x"])
+def test_a_number_in_the_environment_or_the_file_is_checked_likewise(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROCESSION_GATEWAYS", str(value))
+    with pytest.raises(ConfigError, match="setting 'gateways' is not right: ") as caught:
+        load_settings()
+    assert "PROCESSION_GATEWAYS" in caught.value.next_step
+    monkeypatch.delenv("PROCESSION_GATEWAYS")
+    (tmp_path / "procession.toml").write_text(f"gateways = {json.dumps(value)}\n")
+    with pytest.raises(ConfigError, match="setting 'gateways' is not right: "):
+        load_settings()
+
+
+def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> dict[str, str]:
+    """Who was to be started, with which words."""
+    supervisor = Started()
+    settings = Settings.model_validate(chosen)
+    local = Local(supervisor, directory / "app.py", Graph("p", (), 1), directory, directory, settings, listen)  # type: ignore[arg-type]
+    local.start()
+    return supervisor.words
+
+
+def test_so_many_gateways_are_started_and_all_but_the_first_join_it(tmp_path: Path) -> None:
+    words = started(tmp_path, gateways=3)
+    assert list(words) == ["gateway", "gateway-1", "gateway-2", "driver"]
+    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --control 127.0.0.1:0 --lag"
+    assert first in words["gateway"], "its control port is for this machine only, if nobody says otherwise"
+    for name in ("gateway-1", "gateway-2"):
+        other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0 --control 127.0.0.1:0"
+        assert f"{other} --join {tmp_path}/gateway --name {name} --lag" in words[name]
+
+
+def test_where_the_first_gateway_is_asked_can_be_said_and_the_others_are_asked_at_the_same_host(tmp_path: Path) -> None:
+    words = started(tmp_path, "192.0.2.1:7100", gateways=2, control="192.0.2.1:7101", metrics="127.0.0.1:9100")
+    assert "--listen 192.0.2.1:7100 --control 192.0.2.1:7101 --lag" in words["gateway"]
+    assert "--metrics 127.0.0.1:9100" in words["gateway"]
+    assert "--listen 192.0.2.1:0 --control 192.0.2.1:0 --join" in words["gateway-1"]
+    assert "--metrics 127.0.0.1:9101" in words["gateway-1"]
+    with pytest.raises(UsageError, match="'here' is not an address"):
+        started(tmp_path, control="here")
+
+
+def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_path: Path) -> None:
+    """As from another machine: it knows nothing of the first one but this address, which is not the usual one."""
+    settings = Settings.model_validate({"control": "127.0.0.2:0"})
+    leader, other = tmp_path / "pipeline" / "gateway", tmp_path / "elsewhere"
+    with running(*gateway_words(settings, leader.parent, "gateway", "127.0.0.1:0"), cwd=tmp_path) as first:
+        wait_for((leader / "gateway.json").exists, "the first gateway", lambda: first.said)
+        control = read_json(leader / "gateway.json")["control"]
+        assert control.startswith("127.0.0.2:")
+        words = ["gateway", "--dir", other, "--listen", "127.0.0.3:0", "--control", "127.0.0.3:0", "--join", control]
+        with running(*words, cwd=tmp_path) as second:
+
+            def has_joined() -> bool:
+                return [one["is_connected"] for one in listed(control, b"")] == [True, True]
+
+            wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
+            assert listed(control, b"")[1]["control"].startswith("127.0.0.3:")
