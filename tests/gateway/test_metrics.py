@@ -97,6 +97,9 @@ def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their
         assert seen["procession_gateway_late_records_total", total] == 2
         assert seen["procession_stream_late_records_total", of_one] == 2
         assert seen["procession_stream_late_records_total", of_two] == 0
+        assert seen["procession_gateway_durable_sequence", total] == 6, "in the order of event time"
+        both = [*gateway.directory.glob("log/*.segment"), *gateway.directory.glob("ordered/*.segment")]
+        assert seen["procession_gateway_log_bytes", total] == sum(path.stat().st_size for path in both)
         rows = list(control.streams())
         assert [row["late"] for row in rows] == [2, 0]
         lines = list(table(rows))

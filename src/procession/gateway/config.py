@@ -34,7 +34,7 @@ class Limits:
     backlog_max: int = 16 * 1024 * 1024
     """So many records an adaptive window lets wait for their commit, at most."""
     sessions_max: int = 4096
-    """So many producers may be connected; `procession bench connections` says what an idle one costs."""
+    """So many producers may be connected; `procession bench producers` says what an idle one costs."""
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more than this is appended and not committed."""

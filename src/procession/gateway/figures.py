@@ -87,10 +87,11 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
     yield one("gauge", "lag_records", "Records in the log that are not committed.", state.flow.buffered)
     yield one("gauge", "lag_bytes", "Bytes in the log that are not committed.", state.flow.lag.bytes)
     yield one("gauge", "lag_bytes_max", "Producers wait while more is not committed.", state.limits.lag_bytes_max)
-    yield one("gauge", "log_bytes", "Bytes of the log on disk.", gateway.log.size_bytes)
+    ordered_bytes = gateway.ordering.log.size_bytes if gateway.ordering is not None else 0
+    yield one("gauge", "log_bytes", "Bytes of the log on disk.", gateway.log.size_bytes + ordered_bytes)
     yield one("counter", "fetched_records", "Records that were fetched over Arrow Flight.", gateway.fetched_rows())
     yield one("gauge", "next_sequence", "The sequence that the next record gets.", state.next_sequence)
-    yield one("gauge", "durable_sequence", "Records below are on disk.", gateway.log.durable_end)
+    yield one("gauge", "durable_sequence", "Records below are on disk.", gateway.offered.durable_end)
     yield one("gauge", "committed_sequence", "Records below are committed.", state.snapshot.end_sequence)
     yield one("gauge", "epoch", "The last epoch that is committed.", state.snapshot.epoch)
     yield one("gauge", "fence", "The number of the driver that counts.", state.snapshot.fence)

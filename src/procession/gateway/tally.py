@@ -29,7 +29,7 @@ STEPS_MAX = 16
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("handshake", ("no HELLO in time",)),
     ("cookie", ("cookie",)),
-    ("version", ("version", "the draft's extension", "the draft is spoken")),
+    ("version", ("version", "the draft's extension", "the draft is spoken", "the draft is not spoken")),
     ("credits", ("credits overspent",)),
     ("sessions", (" sessions",)),
     ("streams", (" streams",)),
@@ -38,7 +38,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("unread", ("does not read",)),
     ("frame", ("frame", "a boolean of", "not UTF-8", "unknown message flags", "a boundary without", "fault")),
     ("reference", ("point of reference", "ephemeral", "event time")),
-    ("order", (" from the ", " on stream ", "is not for a gateway")),
+    ("order", (" from the ", " on stream ", "is not for a gateway", "is not declared", " has ended")),
 )
 """Why a session was closed: a kind, and words that are in such a reason. The first that fits; else it is `other`."""
 
