@@ -115,7 +115,7 @@ class Chronicle:
     def _mix(self) -> str:
         """How much was done, and what."""
         figures = self.figures()
-        kills = [f"{one['kills']} of a {kind}" for kind, one in figures["recoveries"].items()]
+        kills = [f"{kind} {one['kills']}" for kind, one in figures["recoveries"].items()]
         faults = sum(self.faults_put.values())
         return (
             f"{figures['events_per_hour']:,} kill-and-restart events an hour ({', '.join(kills) or 'none'}),"
