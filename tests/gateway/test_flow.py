@@ -10,7 +10,7 @@ import pytest
 from procession.gateway.config import Limits
 from procession.gateway.events import Action, Send, SessionClosed, SessionOpened, Ticked
 from procession.wire.messages import Ack, Ok
-from tests.gateway.test_gateway_state import A, B, Bench, sent
+from tests.gateway.bench import A, B, Bench, sent
 from tests.sdk.gateways import living_gateway
 
 ADAPTIVE = Limits(credits="adaptive", credits_max=100, credits_min=10, backlog_max=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,118 +9,32 @@ from hypothesis import strategies as st
 from procession.errors import FencedError, StorageError
 from procession.gateway.config import Limits
 from procession.gateway.events import (
-    Action,
-    Append,
-    Appended,
     Close,
     Committed,
-    Event,
     FenceRaised,
     Received,
     Send,
     SessionClosed,
     SessionOpened,
     SnapshotWritten,
-    Ticked,
     Trim,
     WriteSnapshot,
 )
 from procession.gateway.snapshot import Position, Snapshot
-from procession.gateway.state import GatewayState
-from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD
+from procession.storage.segment import KIND_EOS
 from procession.wire.connection import Violation
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
     Eos,
     Error,
-    Frame,
     Hello,
     Messages,
     Notify,
     NotifyAck,
     Ok,
 )
-
-A, B = 1, 2
-HELLO = Hello("0.0.1", b"", "program", "instance")
-
-
-class Bench:
-    """A gateway's state with a log in memory, which appends at once and takes every snapshot."""
-
-    def __init__(self, limits: Limits | None = None, *, appends: bool = True) -> None:
-        self.limits = limits or Limits(credits_max=100)
-        self.state = GatewayState(self.limits)
-        self.appends = appends
-        self.rows: list[dict[str, object]] = []
-
-    def restart(self) -> None:
-        """Kill the gateway: the snapshot and the log are all that is left."""
-        snapshot = self.state.snapshot
-        tail = (
-            [pa.RecordBatch.from_pylist(self.rows[snapshot.end_sequence :], schema=INGRESS_SCHEMA)] if self.rows else []
-        )
-        self.state = GatewayState(self.limits, snapshot, tail, len(self.rows), lag_bytes=0)
-
-    def do(self, event: Event) -> list[Action]:
-        done: list[Action] = []
-        for action in self.state.handle(event):
-            done.append(action)
-            if isinstance(action, Append):
-                assert action.first_sequence == len(self.rows)
-                self.rows += action.batch.to_pylist()
-                if self.appends:
-                    done += self.do(Appended(len(self.rows)))
-            elif isinstance(action, WriteSnapshot):
-                done += self.do(SnapshotWritten(action.snapshot))
-        self.check()
-        return done
-
-    def check(self) -> None:
-        for stream in self.state.registry:
-            assert stream.committed is None or (stream.seen is not None and stream.committed <= stream.seen)
-        assert self.state.next_sequence == len(self.rows)
-        assert self.state.snapshot.end_sequence <= self.state.next_sequence
-
-    def hello(self, session: int) -> list[Frame]:
-        self.do(SessionOpened(session))
-        return sent(self.do(Received(session, HELLO)), session)
-
-    def notify(self, session: int, stream_id: int, point: int = 0) -> NotifyAck:
-        frames = sent(self.do(Received(session, Notify(stream_id, f"stream {stream_id}", point))), session)
-        answer = frames[0]
-        assert isinstance(answer, NotifyAck)
-        return answer
-
-    def open(self, session: int, stream_id: int) -> None:
-        self.hello(session)
-        assert self.notify(session, stream_id).success
-
-    def message(self, session: int, stream_id: int, *message_ids: int) -> list[Action]:
-        return self.do(Received(session, messages(stream_id, *message_ids)))
-
-    def commit(self, epoch: int, end: int | None = None, fence: int = 1, **positions: int) -> list[Action]:
-        named = {int(name[1:]): message_id for name, message_id in positions.items()}
-        return self.do(Committed(fence, epoch, len(self.rows) if end is None else end, named))
-
-    @property
-    def ids(self) -> list[object]:
-        return [row["message_id"] for row in self.rows if row["kind"] == KIND_RECORD]
-
-
-def messages(stream_id: int, *message_ids: int) -> Messages:
-    count = len(message_ids)
-    payloads = [b"%d" % message_id for message_id in message_ids]
-    return Messages.of([stream_id] * count, list(message_ids), [0] * count, [b""] * count, payloads)
-
-
-def sent(actions: list[Action], session: int) -> list[Frame]:
-    return [action.frame for action in actions if isinstance(action, Send) and action.session == session]
-
-
-def reasons(actions: list[Action]) -> list[str | None]:
-    return [action.reason for action in actions if isinstance(action, Close)]
+from tests.gateway.bench import A, B, Bench, reasons, sent
 
 
 @pytest.fixture
@@ -411,64 +324,6 @@ def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_
     assert bench.ids == [1, 2, 3, 50, 4]
     bench.commit(1, s7=4, s8=50)
     assert bench.notify(A, 8) == NotifyAck(True, 8, 50)
-
-
-# Credits
-
-
-def test_credits_come_back_when_records_are_in_the_log_and_not_before() -> None:
-    bench = Bench(appends=False)
-    bench.open(A, 7)
-    assert sent(bench.message(A, 7, *range(60)), A) == []
-    assert sent(bench.do(Appended(60)), A) == [Ack(61, ())]
-
-
-def test_credits_spent_on_duplicates_and_refused_streams_come_back_too(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, *range(60))
-    bench.do(SessionClosed(A))
-    bench.open(B, 7)
-    assert sent(bench.message(B, 7, *range(60)), B) == [Ack(61, ())]
-    bench.open(3, 8)
-    for _ in range(23):
-        bench.notify(3, 7)
-    assert sent(bench.do(Received(3, Notify(7, "s", 0))), 3)[-1] == Ack(25, ())
-
-
-def test_every_idle_session_gets_an_ack_each_tick_and_a_busy_one_gets_none_extra(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.do(SessionOpened(B))
-    assert bench.do(Ticked()) == [Send(A, Ack(1, ()))], "B has not said HELLO"
-    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
-    assert sent(bench.message(A, 7, *range(30)), A) == [Ack(30, ())]
-    assert bench.do(Ticked()) == [], "A had its ACK in this interval"
-    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
-
-
-def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> None:
-    bench = Bench(Limits(credits_max=8, lag_bytes_max=100))
-    bench.open(A, 7)
-    taken = 1
-    for number in range(50):
-        if taken >= 8:
-            break
-        actions = bench.do(Received(A, Messages.of([7], [number], [0], [b""], [b"x" * 50])))
-        taken += 1 - sum(frame.credits for frame in sent(actions, A) if isinstance(frame, Ack))
-    assert taken == 8, "the producer ran dry"
-    assert len(bench.rows) < 15
-    assert bench.do(Ticked()) == []
-    assert bench.do(Ticked()) == [Send(A, Ack(0, ()))]
-    owed = bench.state.sessions[A].owed
-    assert sent(bench.commit(0, s7=len(bench.rows) - 1), A) == [Ack(owed, ((7, len(bench.rows) - 1),))]
-    assert bench.state.flow.lag.bytes == 0
-
-
-def test_sessions_without_news_also_get_what_was_withheld_when_the_lag_is_gone() -> None:
-    bench = Bench(Limits(credits_max=8, lag_bytes_max=0))
-    bench.open(A, 7)
-    bench.open(B, 8)
-    bench.message(A, 7, 1)
-    assert sent(bench.commit(0, s7=1), B) == [Ack(1, ())]
 
 
 # The whole, against a slow and obvious reference

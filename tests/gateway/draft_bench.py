@@ -1,0 +1,61 @@
+"""A gateway's decisions about sessions of the draft, without a socket or a disk, for tests."""
+
+from __future__ import annotations
+
+from procession.gateway.events import Action, Received, SessionOpened
+from procession.storage.segment import (
+    KIND_EPHEMERAL,
+    KIND_RECORD,
+    KIND_UNSTABLE,
+    REFERENCE_KINDS,
+)
+from procession.wire.draft_messages import (
+    DraftMessage,
+    DraftMessages,
+    Extension,
+)
+from procession.wire.messages import Hello, Notify
+from tests.gateway.bench import Bench, reasons, sent
+
+A, B, C = 1, 2, 3
+ALL = frozenset(Extension)
+
+
+class DraftBench(Bench):
+    def hello(self, session: int, version: str = "draft") -> list[object]:  # type: ignore[override]
+        self.do(SessionOpened(session))
+        return list(sent(self.do(Received(session, Hello(version, b"", "p", "i"))), session))
+
+    def open(self, session: int, *stream_ids: int, version: str = "draft") -> None:  # type: ignore[override]
+        self.hello(session, version)
+        for stream_id in stream_ids:
+            assert reasons(self.do(Received(session, Notify(stream_id, "s", 0)))) == []
+
+    def take(self, session: int, *messages: DraftMessage) -> list[Action]:
+        return self.do(Received(session, DraftMessages(messages)))
+
+    def commit_to(self, epoch: int, end: int | None = None) -> list[Action]:
+        """Commit what a chain would say of the rows below `end`."""
+        end = len(self.rows) if end is None else end
+        references = {row["stream_id"]: row["message_id"] for row in self.rows[:end] if row["kind"] in REFERENCE_KINDS}
+        return self.commit(epoch, end, **{f"s{stream_id}": at for stream_id, at in references.items()})  # type: ignore[arg-type]
+
+    @property
+    def written(self) -> list[tuple[object, object, object]]:
+        return [(row["kind"], row["message_id"], row["payload"]) for row in self.rows]
+
+    @property
+    def payloads(self) -> list[object]:
+        return [row["payload"] for row in self.rows if row["kind"] in (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)]
+
+
+def stable(message_id: int, payload: bytes | None = b"x", stream_id: int = 7, *, is_last: bool = False) -> DraftMessage:
+    return DraftMessage(stream_id, message_id, payload, is_last=is_last)
+
+
+def unstable(message_id: int, payload: bytes | None = b"u", stream_id: int = 7) -> DraftMessage:
+    return DraftMessage(stream_id, message_id, payload, is_unstable=True)
+
+
+def ephemeral(payload: bytes | None = b"e", stream_id: int = 9, *, is_last: bool = False) -> DraftMessage:
+    return DraftMessage(stream_id, None, payload, is_last=is_last)
