@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from procession.merge.eventorder import Declared
 from procession.ops.progress import Progress
 from procession.ops.run import sentence
+from procession.wire.messages import Eos
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
 
 DONE = {"committed": 1_200, "records_in": 1_300, "epochs": 12, "late": 0, "late_rule": None}
 
@@ -42,3 +46,27 @@ def test_progress_reads_what_came_late_from_the_log_of_epochs(tmp_path: Path) ->
     with log.open("a") as file:
         file.write(json.dumps(line | {"epoch": 4, "late": 7}) + "\n")
     assert Progress.from_now(tmp_path).late == 7
+
+
+@pytest.mark.parametrize("declared", [None, Declared(frozenset({1, 2}))], ids=["arrival", "event time"])
+def test_records_in_are_those_in_the_log_without_the_ends_of_streams(tmp_path: Path, declared: Declared | None) -> None:
+    gateway = GatewayProcess(tmp_path / "gateway", {"declared": declared}).start()
+    try:
+        with Producer(gateway.listen) as producer:
+            producer.hello()
+            producer.notify(1)
+            producer.messages(1, range(3))
+            producer.send(Eos(1))
+            progress = Progress.from_now(tmp_path)
+            seen: list[int] = []
+            while not seen or seen[-1] < 3:
+                seen.append(progress.look().records_in)
+            with gateway.client() as control:
+                while control.status()["next_sequence"] < 4:
+                    pass
+            assert [progress.look().records_in, *seen[-1:]] == [3, 3]
+            line = {"epoch": 0, "records_in": 3, "last": 4, "latency_ms": []}
+            (tmp_path / "epochs.jsonl").write_text(json.dumps(line) + "\n")
+            assert progress.look().records_in == 3
+    finally:
+        gateway.kill()

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
+import re
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from procession.commit.checkpoint import CURRENT
+from procession.commit.rounds import Rounds
+from procession.commit.sparklog import SparkLog
+from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER, GATEWAY
 from procession.ops.part import Part
+from procession.ops.status import Status
+from procession.ops.streams import ask
 
-from .cluster import Cluster
+from .cluster import PATIENCE_S, Cluster, committed, read_json, wait_for
+from .commands import Running, running, told
 
 APP = """
 from procession import Pipeline
@@ -30,6 +44,7 @@ pipeline = Pipeline(
 lines = pipeline.source("lines", streams=[3, 5, 9]).rebalance().map(bytes.upper)
 lines.sink("plain", to="file:plain")
 """
+STRICT = APP.replace('late="dead-letter", dead_letter="file:letters"', 'late="fail"')
 PRODUCER = """
 import json, random, sys, time
 from pathlib import Path
@@ -64,21 +79,24 @@ HERE = Path(__file__)
 Record = tuple[int, int, str]
 
 
-def made(lateness_s: int) -> dict[int, list[Record]]:
-    """The inputs: the same in every run. A few records are behind their stream, by more or less than is allowed."""
+def made(lateness_s: int, punctual: int = 0) -> dict[int, list[Record]]:
+    """The inputs: the same in every run. A few records are behind their stream, by more or less than is allowed, but
+    none of the first so many."""
     chance, streams = random.Random(7), {}
     for stream_id in STREAMS:
         now, records = 0, []
         for number in range(RECORDS):
             now += chance.randrange(3)
-            behind = chance.choice((0,) * 8 + (1, lateness_s + 3))
+            behind = chance.choice((0,) * 8 + (1, lateness_s + 3)) * (number >= punctual)
             records.append((number * 2, (now - behind) * SECOND, f"stream {stream_id} record {number}"))
         streams[stream_id] = records
     return streams
 
 
-def sorted_slowly(streams: dict[int, list[Record]], lateness_s: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """The output, and who are late: (stream id, message id) in their order."""
+def sorted_slowly(
+    streams: dict[int, list[Record]], lateness_s: int, *, until_late: bool = False
+) -> tuple[bytes, list[tuple[int, int]]]:
+    """The output, or that before the first late record; and who are late: (stream id, message id) in their order."""
     placed = []
     for stream_id, records in streams.items():
         largest = None
@@ -88,8 +106,45 @@ def sorted_slowly(streams: dict[int, list[Record]], lateness_s: int) -> tuple[by
             placed.append((watermark if is_late else time, stream_id, message_id, is_late, payload))
             largest = time if largest is None else max(largest, time)
     placed.sort()
+    if until_late:
+        placed = list(takewhile(lambda one: not one[3], placed))
     output = b"".join(one[4].upper().encode() + b"\n" for one in placed if not one[3])
     return output, [(one[1], one[2]) for one in placed if one[3]]
+
+
+def producer(
+    directory: Path, inputs: dict[int, list[Record]], stream_id: int, homes: str, seed: int, gate: Path = HERE
+) -> tuple[str, ...]:
+    """The command of a producer, which waits half-way until the gate exists; it begins with any of its homes."""
+    path = directory / f"input-{stream_id}.json"
+    path.write_text(json.dumps(inputs[stream_id]))
+    shuffled = homes.split(",")
+    random.Random(seed).shuffle(shuffled)
+    return sys.executable, "-c", PRODUCER, ",".join(shuffled), str(path), str(stream_id), str(seed), str(gate)
+
+
+@contextmanager
+def producers(
+    pipeline: Running, directory: Path, inputs: dict[int, list[Record]], gate: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A producer for each stream, as soon as the pipeline says where to."""
+    found: list[str] = []
+
+    def is_ready() -> bool:
+        found[:] = re.findall(r"connectors send to (\S+);", pipeline.said)
+        return bool(found) or pipeline.process.poll() is not None
+
+    wait_for(is_ready, "the pipeline to be ready", lambda: pipeline.said)
+    assert found, pipeline.said
+    commands = [producer(directory, inputs, stream_id, found[0], 30 + stream_id, gate) for stream_id in STREAMS]
+    with (directory / "producers.log").open("ab") as log:
+        started = [subprocess.Popen(command, stderr=log) for command in commands]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 class World:
@@ -104,12 +159,7 @@ class World:
 
     def produce(self, stream_id: int, seed: int, gate: Path = HERE) -> str:
         """Start a producer, which waits half-way until the gate exists."""
-        path = self.cluster.directory / f"input-{stream_id}.json"
-        path.write_text(json.dumps(self.inputs[stream_id]))
-        homes = self.cluster.local.address.split(",")
-        random.Random(seed).shuffle(homes)
-        argv = (sys.executable, "-c", PRODUCER, ",".join(homes), str(path), str(stream_id), str(seed))
-        argv += (str(gate),)
+        argv = producer(self.cluster.directory, self.inputs, stream_id, self.cluster.local.address, seed, gate)
         self.cluster.supervisor.start(Part(f"source-{stream_id}", argv))
         return f"source-{stream_id}"
 
@@ -169,19 +219,53 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
         world.check()
 
 
-def test_another_number_of_gateways_gives_the_same_bytes_also_when_one_is_killed(tmp_path: Path) -> None:
-    world = World(tmp_path, lateness_s=2, gateways=3)
-    with world.cluster as cluster:
-        assert cluster.local.start()
-        gate = tmp_path / "gate"
-        sources = [world.produce(stream_id, 30 + stream_id, gate) for stream_id in STREAMS]
-        cluster.until(lambda: cluster.committed("plain") != b"", "the first output")
-        world.kill(cluster.local.gateway_parts[1])
+def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_counted_also_when_one_is_killed(
+    tmp_path: Path,
+) -> None:
+    """One story in two runs: the first one is to fail on late records, which loses nothing; the second drops them, and
+    gives the bytes that any number of gateways gives."""
+    inputs = made(lateness_s=2, punctual=100)
+    output, late = sorted_slowly(inputs, lateness_s=2)
+    before_the_first = sorted_slowly(inputs, lateness_s=2, until_late=True)[0]
+    app, pipeline = tmp_path / "app.py", tmp_path / ".procession" / "merged"
+    instance = tmp_path / "plain" / "merged-plain-0"
+    words = ["run", "app.py", "--gateways", "3", "--listen", "127.0.0.1:0", "--epoch-records-max", "100"]
+    words += ["--epoch-interval-s", "0.02"]
+
+    app.write_text(STRICT.replace("LATENESS", "2"))
+    gate = tmp_path / "gate"
+    with running(*words, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate):
+        assert run.wait() == Status.ACT, run.said
+    sentence = told(run.said)
+    named = re.fullmatch(
+        r"Message (\d+) of stream (\d+) \(stream \2\) is late: its event time -?\d+ is behind .* watermark\.", sentence
+    )
+    assert named is not None, sentence
+    assert (int(named[2]), int(named[1])) in late
+    assert 'late="drop"' in run.said
+    assert before_the_first.startswith(committed(instance)), "nothing of the epoch of a late record is committed"
+    assert committed(instance), "what came before is"
+
+    app.write_text(STRICT.replace("LATENESS", "2").replace('"fail"', '"drop"'))
+    with running(*words, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate) as sources:
+        wait_for(lambda: len(committed(instance)) > len(before_the_first), "the first output", lambda: run.said)
+        os.kill(read_json(pipeline / "gateway-1" / ADDRESS_FILE)["pid"], signal.SIGKILL)
         gate.touch()
-        world.until_done(sources)
-        world.check()
-        log = cluster.log()
-        assert len(cluster.rounds().read(log.committed).offsets) > 1, "more than one gateway took part"
+        for source in sources:
+            assert source.wait(PATIENCE_S) == 0, run.said
+        rows = ask(pipeline / "gateway", cookie=b"", timeout_s=PATIENCE_S)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == Status.DONE, run.said
+    assert 0 < sum(row["late"] for row in rows) <= len(late), "each gateway counts from its start on"
+    end = rf"([\d,]+) of \1 records committed in .* epochs; {len(late)} of them came late, and were dropped$"
+    assert re.search(end, run.said), run.said
+    assert committed(instance) == output
+    copy = pipeline / "checkpoint" / f"{int((pipeline / 'checkpoint' / CURRENT).read_text()):010d}"
+    record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
+    assert record is not None
+    assert record.counters["late"] == len(late)
+    assert record.positions == {stream_id: records[-1][0] for stream_id, records in inputs.items()}
+    assert len(record.offsets) > 1, "more than one gateway took part"
 
 
 @pytest.mark.slow

@@ -224,6 +224,7 @@ class Ordering:
         return {
             "order_by": "event_time",
             "ordered_end": self.log.next_sequence,
+            "heard_end": order.heard_end,
             "waiting_records": len(order.waiting),
             "waiting_bytes": order.waiting.size_bytes,
             "late_records": order.late.total(),

@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -73,11 +74,12 @@ class Progress:
                 status = client.status()
                 # Ends of streams have sequence numbers too; what is committed is counted without them.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
-                self._waiting[name] = status["next_sequence"] - ends
+                self._waiting[name] = _rows(status) - ends
             except ProcessionError:
                 client.close()
         waiting = max(0, sum(self._waiting.values()) - self._end)
-        self.records_in = max(self.records_in, self.committed + waiting)
+        # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
+        self.records_in = self.committed + waiting
         now = time.monotonic()
         self._recent.append((now, self.committed))
         while now - self._recent[0][0] > WINDOW_S:
@@ -129,6 +131,15 @@ class Display:
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_S
             self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+
+
+def _rows(status: Mapping[str, Any]) -> int:
+    """Where a gateway's log ends. By event time it is the ordered one, with what waits for its place in it, and what
+    came last: in the other are words about streams that came from elsewhere, too, and what has gone elsewhere."""
+    end = int(status["next_sequence"])
+    if "ordered_end" in status:
+        return end - int(status["heard_end"]) + int(status["waiting_records"]) + int(status["ordered_end"])
+    return end
 
 
 def _cells(progress: Progress, restarts: int) -> dict[str, str]:
