@@ -1,22 +1,24 @@
 """The outputs of a chaos run: what the sinks have committed, held against the inputs all the time.
 
 The one rule: every committed byte is read once, as soon as it is committed, and belongs to the next record of its
-stream; all sinks have the same bytes, salt included; and nothing is visible that was not decided. Before it the sinks'
-files; after it the harness, which asks several times a second, and at each drain whether all is there.
+stream; all sinks have the same bytes, salt included; and nothing is visible that was not decided. What was never held
+against a decision or an acknowledgement is not called clean. Before it the sinks' files; after it the harness, which
+asks several times a second, and at each drain whether all is there.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from procession.chaos.decision import Decisions, is_decided
+from procession.chaos.decision import Decisions, is_decided, is_named
 from procession.chaos.prefix import PrefixCheck
 from procession.chaos.records import SALT_BYTES, unsalted
-from procession.chaos.verifier import Verdict, compare
+from procession.chaos.verifier import Outcome, Verdict, compare
+from procession.connectors.file import stream_id_of
 from procession.sdk.txnlog import TxnTail
 
 READ_BYTES = 1024 * 1024
@@ -42,6 +44,8 @@ class Output:
         self.data = instance.with_suffix(".data")
         self.end = 0
         """Up to here it is committed, and was looked at."""
+        self.named = 0
+        """So many of its transactions were found in a round record."""
         self.checks: dict[str, PrefixCheck] = {}
         self._tail = TxnTail(instance.with_suffix(".txnlog"))
 
@@ -50,6 +54,7 @@ class Output:
         new = list(self._tail.look())
         decisions = decide(new) if new and decide else None
         for transaction in new:
+            self.named += decisions is not None and is_named(transaction.txn_id, decisions)
             if decisions is not None and not is_decided(*transaction, decisions):
                 yield f"{self.name}: {transaction.txn_id} is visible, but nobody decided to commit it"
             if transaction.start != self.end:
@@ -106,10 +111,22 @@ class Outputs:
         self._decide = decide
         self.streams: dict[str, Stream] = {}
         self.outputs = {name: Output(name, instance) for name, instance in instances.items()}
+        self.acknowledged: Mapping[int, int] = {}
+        """The last message id of each stream that its producer was told is committed."""
+        self._names: dict[int, str] = {}
         self._same = 0
 
     def expect(self, stream: Stream) -> None:
         self.streams[stream.tag] = stream
+        self._names[stream_id_of(stream.path)] = stream.tag
+
+    def name_of(self, stream_id: int) -> str:
+        return f"stream {self._names.get(stream_id, stream_id)}"
+
+    @property
+    def named(self) -> int:
+        """Visible transactions whose decision was seen, of the sink that has the fewest."""
+        return min(output.named for output in self.outputs.values())
 
     def look(self) -> list[str]:
         """What is wrong in what was committed since the last look."""
@@ -148,7 +165,23 @@ class Outputs:
     def compare_all(self) -> dict[str, Verdict]:
         """The complete comparison, anew from the first byte: all inputs against each output."""
         inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
-        return {name: compare(inputs, partial(_unsalted_pieces, output)) for name, output in self.outputs.items()}
+        heard = [self.acknowledged.get(stream_id_of(stream.path)) for stream in self.streams.values()]
+        verdicts = {
+            name: compare(inputs, partial(_unsalted_pieces, output), acknowledged=heard)
+            for name, output in self.outputs.items()
+        }
+        if not (why := self._unproven()):
+            return verdicts
+        unknown = {name: replace(verdict, outcome=Outcome.UNKNOWN, why=why) for name, verdict in verdicts.items()}
+        return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
+
+    def _unproven(self) -> str:
+        """What was never looked at, although it was to be held against a decision."""
+        if self._decide is None:
+            return ""
+        if not self.named:
+            return "No round record named any of the visible transactions."
+        return "" if self.acknowledged else "No producer noted down what it was told."
 
 
 def read(path: Path, start: int, end: int) -> bytes:

@@ -148,9 +148,7 @@ class Vigil:
     # Progress
 
     def _probe(self, now: float) -> None:
-        self._check_outputs()
-        self.statuses = self.cluster.statuses()
-        self._check_acknowledged()
+        self.check()
         self._see_off(now)
         for line in self.cluster.new_epochs():
             self.epoch, self.fence = max(self.epoch, line["epoch"]), line["fence"]
@@ -170,6 +168,12 @@ class Vigil:
         self.chronicle.seconds = now - self.hands.began
         self.show(self.chronicle)
 
+    def check(self) -> None:
+        """Everything that can be right or wrong at any time."""
+        self._check_outputs()
+        self.statuses = self.cluster.statuses()
+        self._check_acknowledged()
+
     def _check_outputs(self) -> None:
         wrong = self.outputs.look()
         self.chronicle.committed = self.outputs.committed
@@ -177,10 +181,20 @@ class Vigil:
             raise Failed("violation", "; ".join(wrong[:3]))
 
     def _check_acknowledged(self) -> None:
-        """I4: what producers are told is committed. Decisions are read last, so they can only be further."""
+        """I4: what producers were told is committed, by their own word and by their gateway's. Decisions are read last,
+        so they can only be further."""
+        heard = self.outputs.acknowledged = self.cluster.acknowledged()
         positions = self.cluster.decided_positions()
         if positions is None:
             return
+        for stream_id, told in heard.items():
+            decided = positions.get(stream_id)
+            if decided is None or told > decided:
+                raise Failed(
+                    "violation",
+                    f"the producer of {self.outputs.name_of(stream_id)} was told that it is committed up to {told},"
+                    f" but it is up to {decided}",
+                )
         for stream in self._streams():
             told, decided = stream["committed"], positions.get(int(stream["id"]))
             if told is not None and (decided is None or int(told) > decided):

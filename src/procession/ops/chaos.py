@@ -33,6 +33,7 @@ from procession.chaos.scenario import (
     GATEWAYS,
     LEFT,
     RIGHT,
+    SOURCES,
     THIRD,
     TO_GATEWAY,
     TO_LEFT,
@@ -53,6 +54,7 @@ from procession.ops.local import COMMAND, SPARE
 from procession.ops.part import Part
 from procession.ops.stage import Stage
 from procession.ops.toil import Toiling
+from procession.sdk.acklog import AckTail
 
 STORY_BYTES_MAX = 4000
 EPOCH_INTERVAL_S = 0.1
@@ -71,6 +73,7 @@ class ChaosCluster:
         self.behaviour = directory / "behaviour"
         self._app = directory / "app.py"
         self._epochs = EpochTail(directory / "epochs.jsonl")
+        self._acks = AckTail([self._ack_log(name) for name in SOURCES])
         self._gatehouse = Gatehouse(directory, self.stage)
         leader = self._gatehouse.announcement(GATEWAY)
         doors = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), (*GATEWAYS, THIRD), strict=True)
@@ -158,9 +161,13 @@ class ChaosCluster:
 
     def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
         to = ",".join(str(self.proxies.address(f"source-{gateway}")) for gateway in gateways)
-        argv = [*COMMAND, "source", "file", str(path), "--to", to]
+        argv = [*COMMAND, "source", "file", str(path), "--to", to, "--acks", str(self._ack_log(name))]
         argv += ["--rate", str(rate)] if rate else []
         return Part(name, tuple(argv), self._clocks.environment(name))
+
+    def _ack_log(self, name: str) -> Path:
+        """Where a producer writes what it was told; it holds the streams of all the files that it has sent."""
+        return self.directory / f"{name}.acks"
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
@@ -260,6 +267,10 @@ class ChaosCluster:
             record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
             return None if record is None else record.positions
         return None
+
+    def acknowledged(self) -> dict[int, int]:
+        """The last message id of each stream that its producer was told is committed: its own word for it."""
+        return self._acks.look()
 
     def new_epochs(self) -> list[dict[str, Any]]:
         return list(self._epochs.new())
