@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +15,7 @@ from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
 from procession.chaos.decision import Decisions
 from procession.chaos.fairclock import Toil
-from procession.chaos.hands import Hands
+from procession.chaos.hands import Excuse, Hands
 from procession.chaos.outputs import Outputs, Stream
 from procession.chaos.records import records, tag
 from procession.chaos.verdict import Outcome
@@ -187,3 +189,29 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
     for verdict in world.outputs.compare_all().values():
         assert verdict.outcome is Outcome.UNKNOWN
         assert why in verdict.why
+
+
+@pytest.mark.parametrize("status", [0, 1, -signal.SIGKILL])
+def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: World, status: int) -> None:
+    world.fake.stage.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
+    with pytest.raises(Failed, match="and nothing was done to it that explains this") as info:
+        world.vigil.look()
+    assert info.value.kind == "death"
+
+
+def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World) -> None:
+    spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
+    world.hands.excuses["driver"] = Excuse((-signal.SIGKILL,))
+    world.fake.stage.deaths.append(spare)
+    world.vigil.look()
+    assert not world.chronicle.recoveries.events, "the driver itself lives"
+    world.hands.excuses.clear()
+    world.fake.stage.deaths.append(spare)
+    with pytest.raises(Failed, match="the spare of driver was gone with signal 9"):
+        world.vigil.look()
+
+
+def test_a_part_that_was_not_ready_in_time_is_told_of_in_a_note(world: World) -> None:
+    world.fake.stage.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
+    world.vigil.look()
+    assert world.chronicle.notes == ["driver was not ready, and was started again"]

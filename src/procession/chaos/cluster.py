@@ -17,17 +17,21 @@ from procession.chaos.fairclock import Toil
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A part's process has ended: how, when, and whether we had signalled it."""
+    """A part's process has ended: how, when, and whether it is the end that we asked for."""
 
     part: str
     status: int
     at: float
     is_ours: bool
     words: str
+    is_spare: bool = False
+    """It was not the part itself, but the process that waits to take over from it."""
+    is_late: bool = False
+    """It was not ready in time, and was cleared away."""
 
     def __str__(self) -> str:
         how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
-        return f"{self.part} ended with {how}"
+        return f"the spare of {self.part} was gone with {how}" if self.is_spare else f"{self.part} ended with {how}"
 
 
 class Stage(Protocol):

@@ -122,11 +122,16 @@ class Vigil:
         deaths, self.cluster.stage.deaths = self.cluster.stage.deaths, []
         for death in deaths:
             if not self.hands.is_excused(death):
-                raise Failed("death", f"{death}, and nothing was done to it. Its last words: {death.words or 'none'}")
+                why = "and nothing was done to it that explains this"
+                raise Failed("death", f"{death}, {why}. Its last words: {death.words or 'none'}")
             self._note(death)
 
     def _note(self, death: Death) -> None:
         self.chronicle.event(death.at - self.hands.began, death.part, str(death))
+        if death.is_spare:
+            return  # the part itself lives
+        if death.is_late:
+            self.chronicle.notes.append(f"{death.part} {death.words}, and was started again")
         recoveries = self.chronicle.recoveries
         if not death.is_ours:
             recoveries.hit(death.part, death.at)

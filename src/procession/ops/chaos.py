@@ -153,6 +153,7 @@ class ChaosCluster:
         """A producer of that file, which sends to the first of these gateways that takes it; it ends when all of the
         file is committed."""
         self.stage.forget(name)
+        self.stage.finite.add(name)
         self.stage.start(self._source(name, path, rate, gateways))
 
     def move_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
@@ -172,6 +173,7 @@ class ChaosCluster:
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
         self.stage.forget(name)
+        self.stage.finite.add(name)
         self.stage.start(Part(name, (*argv, "--to", str(self.proxies.address(TO_GATEWAY)))))
 
     # Doing
@@ -244,6 +246,7 @@ class ChaosCluster:
         return self._gatehouse.has_joined(name)
 
     def let_go(self, name: str) -> bool:
+        self.stage.finite.add(name)  # whether or not this is heard: an earlier word may have been
         return self._gatehouse.let_go(name)
 
     def toil(self) -> Toil:

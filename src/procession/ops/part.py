@@ -152,6 +152,10 @@ class Child:
     def spare_pid(self) -> int | None:
         return self._spare.popen.pid if self._spare else None
 
+    def spare_status(self) -> int | None:
+        """The status with which the spare has ended; None while it waits, or if there is none."""
+        return self._spare.popen.poll() if self._spare else None
+
     @property
     def spare_due(self) -> float:
         """When a spare is to be started; never, if none is missing."""

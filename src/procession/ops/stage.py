@@ -1,7 +1,8 @@
 """The stage: a supervisor for chaos runs, on which parts die all the time.
 
 The one rule: it has endless patience, tells of every death, and starts everything again, but for what it was told to
-keep away. Before it `ops/chaos`; after it the parts.
+keep away and what may come to an end. A death is ours only if it is the one that we asked for: SIGKILL brings signal 9,
+SIGTERM an orderly end. Before it `ops/chaos`; after it the parts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from pathlib import Path
 
 from procession.chaos.cluster import Death
 from procession.ops.part import Child, Part, State
+from procession.ops.status import Status
 from procession.ops.supervise import Supervisor
 
 RESTART_DELAY_S = 0.02
+TRACE = "Traceback (most recent call last)"
+ORDERLY = frozenset({Status.DONE})
+ORDERLY_UNDONE = frozenset({Status.DONE, Status.UNCLEAN, -signal.SIGTERM})
+"""How a part with an end of its own may end when it is asked to before; one that has not begun yet does not hear it."""
 
 
 class Stage(Supervisor):
@@ -26,17 +32,37 @@ class Stage(Supervisor):
         self.held: set[str] = set()
         self.ending: set[str] = set()
         """Parts that are asked to end: a clean status is no reason to leave them ended."""
+        self.finite: set[str] = set()
+        """Parts that have an end of their own, with status 0: producers, and gateways that are let go."""
 
     def _bury(self, child: Child, status: int, now: float) -> None:
         name = child.part.name
         words = child.log.last_words()
         child.clear()
-        is_done = status == 0 and name not in self.ending
+        is_done = status == Status.DONE and name in self.finite and name not in self.ending
         child.state = State.ENDED if is_done or name in self.held else State.WAITING
         child.due = now + RESTART_DELAY_S
-        if not is_done:
-            self.deaths.append(Death(name, status, now, child.is_killed_by_us or name in self.ending, words))
+        if not is_done or child.is_killed_by_us:
+            self.deaths.append(Death(name, status, now, is_done or self._is_ours(child, status, words), words))
         self.ending.discard(name)
+
+    def _is_ours(self, child: Child, status: int, words: str) -> bool:
+        if child.is_killed_by_us and status == -signal.SIGKILL:
+            return True
+        orderly = ORDERLY_UNDONE if child.part.name in self.finite else ORDERLY
+        return child.part.name in self.ending and status in orderly and TRACE not in words
+
+    def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
+        """It was not ready in time, and is cleared away. Whether that was too long is for the vigil's deadlines."""
+        child.state, child.due = State.WAITING, now + RESTART_DELAY_S
+        self.deaths.append(Death(child.part.name, -signal.SIGKILL, now, True, how, is_late=True))
+
+    def _look_after(self, child: Child) -> None:
+        if (status := child.spare_status()) is not None:
+            words = child.log.last_words()
+            child.dismiss_spare()
+            self.deaths.append(Death(child.part.name, status, time.monotonic(), False, words, is_spare=True))
+        super()._look_after(child)
 
     def hold(self, name: str) -> None:
         """Kill it, and do not start it again."""
@@ -70,8 +96,8 @@ class Stage(Supervisor):
         if child is not None:
             child.dismiss_spare()
             child.clear()
-        self.held.discard(name)
-        self.ending.discard(name)
+        for names in (self.held, self.ending, self.finite):
+            names.discard(name)
 
     def has(self, name: str) -> bool:
         return name in self._children
