@@ -13,6 +13,7 @@ from procession.chaos import wayward
 from procession.chaos.catalogue import BY_NAME, CATALOGUE
 from procession.chaos.hands import Hands
 from procession.chaos.proxy import Fault
+from procession.chaos.rehearsal import objection
 from procession.chaos.rogue import MANNERS, Rogue
 from procession.chaos.scenario import (
     GATEWAYS,
@@ -53,6 +54,7 @@ def test_a_run_that_was_written_down_is_read_back_the_same(scenario: Scenario) -
 def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
     points = set(re.findall(r'faults\.point\("([^"]+)"\)', "".join(path.read_text() for path in SOURCE.rglob("*.py"))))
     assert steps(scenario)
+    assert not objection([Run(scenario.name, steps(scenario))])
     for step in steps(scenario):
         match step.do:
             case Do.NETWORK:

@@ -5,113 +5,35 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
-from procession.chaos.decision import Decisions
-from procession.chaos.fairclock import Toil
 from procession.chaos.hands import Excuse, Hands
 from procession.chaos.outputs import Outputs, Stream
 from procession.chaos.records import records, tag
 from procession.chaos.verdict import Outcome
 from procession.chaos.vigil import Failed, Vigil
-from procession.commit.rounds import Part, Round
-from procession.commit.transaction import Transaction
 from procession.connectors.file import stream_id_of
-from procession.storage.journal import encode
+
+from .fake_cluster import FakeCluster
 
 COUNT = 40
-CHECKPOINT = "0123456789ab"
-
-
-class FakeStage:
-    def __init__(self) -> None:
-        self.deaths: list[Death] = []
-        self.held: set[str] = set()
-
-    def watch(self, timeout_s: float) -> bool:
-        return True
-
-    def has(self, name: str) -> bool:
-        return True
-
-    def is_done(self, name: str) -> bool:
-        return False
-
-    def pid(self, name: str) -> int | None:
-        return 1
-
-
-class FakeCluster:
-    """Two sinks that commit one transaction each, a round record, a producer and a gateway; a test changes one."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.stage = FakeStage()
-        self.stream = Stream(tag(0), directory / f"{tag(0)}.txt", COUNT)
-        self.stream.path.write_bytes(b"".join(line + b"\n" for line in records(tag(0), COUNT)))
-        self.id = stream_id_of(self.stream.path)
-        self.heard: dict[int, int] = {}
-        self.told: int | None = None
-        self.positions: dict[int, int] | None = {}
-        self.committed = 0
-        self.parts: dict[str, Part] = {}
-
-    def commit(self, records_: int = COUNT) -> None:
-        """The first records are visible at both sinks, and were decided."""
-        lines = self.stream.path.read_bytes().splitlines()[:records_]
-        data = b"".join(line + b" 00000000\n" for line in lines)
-        for side, instance in self.instances().items():
-            txn = str(Transaction(0, 1, 0, CHECKPOINT, "chaos", side))
-            self.parts[side] = Part(txn, 0, len(data))
-            instance.with_suffix(".data").write_bytes(data)
-            voted = {"op": "phase1", "txn": txn, "start": 0, "end": len(data), "vote": True}
-            instance.with_suffix(".txnlog").write_bytes(
-                encode(voted) + encode({"op": "phase2", "txn": txn, "commit": True})
-            )
-
-    def instances(self) -> dict[str, Path]:
-        return {side: self.directory / side for side in ("left", "right")}
-
-    def decisions(self, visible: object) -> Decisions:
-        rounds = {0: Round(0, 1, "", 0, 0, self.parts)} if self.parts else {}
-        return Decisions(CHECKPOINT, self.committed, rounds)
-
-    def statuses(self) -> dict[str, dict[str, Any]]:
-        stream = {"id": self.id, "name": "s0000.txt", "committed": self.told, "seen": self.told}
-        return {"gateway": {"streams": [stream], "records_in": 1}}
-
-    def acknowledged(self) -> Mapping[int, int]:
-        return self.heard
-
-    def decided_positions(self) -> Mapping[int, int] | None:
-        return self.positions
-
-    def new_epochs(self) -> list[dict[str, Any]]:
-        return []
-
-    def toil(self) -> Toil:
-        return Toil()
-
-    def fence(self) -> int:
-        return 1
-
-    def gateways(self) -> list[str]:
-        return []
 
 
 class World:
     def __init__(self, directory: Path) -> None:
         self.fake = FakeCluster(directory)
+        self.path = directory / f"{tag(0)}.txt"
+        self.path.write_bytes(b"".join(line + b"\n" for line in records(tag(0), COUNT)))
+        self.id = stream_id_of(self.path)
         cluster = cast(Cluster, self.fake)
         self.chronicle = Chronicle(0)
         self.outputs = Outputs(self.fake.instances(), self.fake.decisions)
-        self.outputs.expect(self.fake.stream)
+        self.outputs.expect(Stream(tag(0), self.path, COUNT))
         self.hands = Hands(cluster, self.chronicle, random.Random(0))
         self.vigil = Vigil(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
         self.vigil.is_awaiting = False
@@ -123,18 +45,16 @@ def world(tmp_path: Path) -> World:
 
 
 def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
-    world.fake.commit()
-    world.fake.heard = {world.fake.id: 51}
-    world.fake.told = 51
-    world.fake.positions = {world.fake.id: 51}
+    world.fake.commit(world.path)
+    world.fake.acknowledge(world.path, 51)
     world.vigil.look()
     assert {one.outcome for one in world.outputs.compare_all().values()} == {Outcome.CLEAN}
 
 
 @pytest.mark.parametrize("decided", [None, 51])
 def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: World, decided: int | None) -> None:
-    world.fake.heard = {world.fake.id: 102}
-    world.fake.positions = {} if decided is None else {world.fake.id: decided}
+    world.fake.heard = {world.id: 102}
+    world.fake.positions = {} if decided is None else {world.id: decided}
     with pytest.raises(
         Failed, match="the producer of stream s0000 was told that it is committed up to 102, but"
     ) as info:
@@ -143,32 +63,31 @@ def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: Worl
 
 
 def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -> None:
-    world.fake.told = 102
-    world.fake.positions = {world.fake.id: 51}
+    world.fake.gateway_says = [{"id": world.id, "name": "s0000.txt", "committed": 102, "seen": 102}]
+    world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match=r"s0000\.txt is acknowledged up to 102, but committed up to 51"):
         world.vigil.look()
 
 
 def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
-    world.fake.heard = {world.fake.id: 102}
+    world.fake.heard = {world.id: 102}
     world.fake.positions = None
     world.vigil.look()
-    world.fake.positions = {world.fake.id: 51}
+    world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match="was told"):
         world.vigil.check()
 
 
 def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
-    world.fake.commit()
+    world.fake.commit(world.path)
     world.fake.committed = -1
     with pytest.raises(Failed, match="is visible, but nobody decided to commit it"):
         world.vigil.look()
 
 
 def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None:
-    world.fake.commit(COUNT - 2)
-    world.fake.heard = {world.fake.id: 51 * (COUNT - 2)}
-    world.fake.positions = dict(world.fake.heard)
+    world.fake.commit(world.path, COUNT - 2)
+    world.fake.acknowledge(world.path, 51 * (COUNT - 2))
     world.vigil.look()
     for verdict in world.outputs.compare_all().values():
         assert (verdict.outcome, verdict.lost, verdict.acknowledged_lost) == (Outcome.VIOLATED, 2, 1)
@@ -181,10 +100,11 @@ def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None
 def test_what_was_never_held_against_a_decision_is_not_clean(
     world: World, heard: bool, is_named: bool, why: str
 ) -> None:
-    world.fake.commit()
-    world.fake.positions = {world.fake.id: 51}
-    world.fake.heard = dict(world.fake.positions) if heard else {}
-    world.fake.parts = world.fake.parts if is_named else {}
+    world.fake.commit(world.path)
+    if heard:
+        world.fake.acknowledge(world.path, 51)
+    if not is_named:
+        world.fake.rounds.clear()
     world.vigil.look()
     for verdict in world.outputs.compare_all().values():
         assert verdict.outcome is Outcome.UNKNOWN

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from procession.chaos.catalogue import BY_NAME
-from procession.ops.cli_chaos import _drawn
+from procession.errors import ConfigError
+from procession.ops.cli_chaos import _drawn, _recorded
 
 CHAOS = (sys.executable, "-m", "procession", "chaos")
 
@@ -32,6 +34,26 @@ def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
     assert told.lower() in run.stderr.lower()
     assert "Traceback" not in run.stderr
     assert not run.stdout
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ({"seed": 1, "runs": []}, "it holds no run"),
+        (
+            {"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "kill", "on": "gateway-9"}]}]},
+            "'gateway-9' is none of",
+        ),
+        ({"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "dance"}]}]}, "is not a schedule"),
+        ({"seed": 1, "runs": ["one"]}, "is not a schedule"),
+        ([], "is not a schedule"),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, schedule: object, told: str) -> None:
+    path = tmp_path / "schedule.json"
+    path.write_text(json.dumps(schedule))
+    with pytest.raises(ConfigError, match=told):
+        _recorded(path)
 
 
 def test_the_list_names_every_scenario() -> None:

@@ -15,6 +15,8 @@ from procession.chaos.scenario import Run
 from procession.chaos.verdict import Outcome, Verdict
 
 RECENT_MAX = 12
+UNJUDGED = "unknown"
+"""A failure of this kind says nothing about the pipeline: it kept us from judging it."""
 STORY_CHARS_MAX = 60_000
 
 
@@ -38,12 +40,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run is not clean: a violation, a stall, or a death that had no reason. `story` is what all parts said."""
+    """Why a run is not clean: a violation, a stall, or a death that had no reason; or why it cannot be told (kind
+    `UNJUDGED`). `story` is what all parts said."""
 
     kind: str
     sentence: str
     scenario: str
     story: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}{f' in {self.scenario}' if self.scenario else ''}: {self.sentence}"
 
 
 @dataclass
@@ -73,24 +79,40 @@ class Chronicle:
     def outcome(self) -> Outcome:
         """Clean only if everything was seen to be there at the end, and nothing was wrong on the way."""
         found = [verdict.outcome for verdict in self.verdicts.values()]
-        if self.failures or Outcome.VIOLATED in found:
+        if self.has_failed or Outcome.VIOLATED in found:
             return Outcome.VIOLATED
-        if self.was_stopped or not found or Outcome.UNKNOWN in found:
+        if self.failures or self.was_stopped or not found or Outcome.UNKNOWN in found:
             return Outcome.UNKNOWN
         return Outcome.CLEAN
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything was wrong on the way."""
+        return any(failure.kind != UNJUDGED for failure in self.failures)
+
+    @property
+    def scenario(self) -> str:
+        """The one that is run."""
+        return self.spans[-1].scenario if self.spans else ""
+
     def event(self, now_s: float, on: str, what: str) -> None:
-        scenario = self.spans[-1].scenario if self.spans else ""
-        self.events.append(Event(round(now_s, 3), scenario, on, what))
+        self.events.append(Event(round(now_s, 3), self.scenario, on, what))
 
     @property
     def recent(self) -> list[Event]:
         return self.events[-RECENT_MAX:]
 
-    def counts(self) -> dict[str, int]:
-        """The worst that any sink shows, of each kind."""
-        names = ("lost", "doubled", "disordered", "corrupt")
-        return {name: max((getattr(one, name) for one in self.verdicts.values()), default=0) for name in names}
+    @property
+    def was_compared(self) -> bool:
+        """Whether all inputs were held against all outputs; what was not counted is not 0."""
+        return bool(self.verdicts) and all(one.outcome is not Outcome.UNKNOWN for one in self.verdicts.values())
+
+    def counts(self) -> dict[str, int | None]:
+        """The worst that any sink shows, of each kind; None if they were not compared."""
+        names = ("lost", "doubled", "disordered", "corrupt", "acknowledged_lost")
+        if not self.was_compared:
+            return dict.fromkeys(names)
+        return {name: max(getattr(one, name) for one in self.verdicts.values()) for name in names}
 
     def figures(self) -> dict[str, Any]:
         hours = self.seconds / 3600
@@ -123,18 +145,25 @@ class Chronicle:
             f" {self.epochs:,} epochs"
         )
 
+    def _counted(self) -> str:
+        counts = self.counts()
+        if not self.was_compared:
+            return "not compared to the end"
+        told = f"{counts['lost']:,} lost, {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
+        told += f", {counts['corrupt']:,} corrupt" if counts["corrupt"] else ""
+        return told + (
+            f", {counts['acknowledged_lost']:,} acknowledged but lost" if counts["acknowledged_lost"] else ""
+        )
+
     def sentence(self) -> str:
         """The verdict in words."""
-        counts = self.counts()
-        told = (
-            f"{self.recoveries.events:,} crashes, {self.committed:,} records: {counts['lost']:,} lost,"
-            f" {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
-        )
+        told = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
         lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
         for kind, one in self.recoveries.figures().items():
             times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
             lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")
         if self.was_stopped:
             lines.append("  it was stopped: what was under way was not compared")
-        lines += [f"  {failure.kind} in {failure.scenario}: {failure.sentence}" for failure in self.failures]
+        lines += [f"  {failure}" for failure in self.failures]
+        lines += [f"  unknown at {name}: {one.why}" for name, one in self.verdicts.items() if one.why]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

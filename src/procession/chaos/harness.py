@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exc
 
-from procession.chaos.chronicle import Chronicle, Span
+from procession.chaos.chronicle import UNJUDGED, Chronicle, Failure, Span
 from procession.chaos.cluster import Cluster
 from procession.chaos.forgetting import Forgetting
 from procession.chaos.hands import NEEDS_LIFE, WAITS_FOR_DEATH, Hands
@@ -22,6 +23,7 @@ from procession.chaos.records import records, tag
 from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, Do, Run, Step
 from procession.chaos.verdict import Outcome
 from procession.chaos.vigil import Failed, Stopped, Vigil
+from procession.errors import StorageError
 
 STRIKE_S = 20.0
 """How long an armed fault waits for its occasion; one that never comes is noted, not failed."""
@@ -73,6 +75,12 @@ class Harness:
             self.chronicle.failures.append(self._vigil.failure(error))
         except Stopped:
             self.chronicle.was_stopped = True
+        except StorageError as error:
+            # A file of theirs that a look found damaged.
+            self.chronicle.failures.append(self._vigil.failure(Failed("violation", error.sentence)))
+        except Exception as error:  # whatever it is, what was seen so far is reported
+            why = f"the harness itself failed: {type(error).__name__}: {error}"
+            self.chronicle.failures.append(Failure(UNJUDGED, why, self.chronicle.scenario, format_exc()))
         finally:
             self._hands.undo_all()
         return self.chronicle
@@ -207,7 +215,9 @@ class Harness:
         self._vigil.until(lambda: all(stage.is_done(name) for name in everybody), "the producers to end")
         self._vigil.until(lambda: self._vigil.is_empty, "the gateways to be empty")
         self._vigil.is_awaiting = False
-        self._vigil.until(lambda: not self._outputs.missing(), "all records at all sinks", self._vigil.deadline_s)
+        if not self._vigil.comes(lambda: not self._outputs.missing(), self._vigil.deadline_s):
+            self._compare()  # every producer was told that it is safe, and a sink does not show it
+            self.chronicle.verdicts = {}  # it came after all, and what is to come was not compared
         for name in everybody:
             stage.forget(name)
         self._rogues.clear()
@@ -215,10 +225,13 @@ class Harness:
     # The end
 
     def _compare(self) -> None:
+        """What is wrong is a violation; what cannot be told stays in the verdicts, and makes the run unknown."""
         self._vigil.look()
-        if missing := self._outputs.missing():
-            raise Failed("violation", f"lost: {missing[0]}")
+        self._vigil.check()
         self.chronicle.verdicts = self._outputs.compare_all()
+        if missing := self._outputs.missing():
+            sentences = (f"{name}: {verdict.sentence()}" for name, verdict in self.chronicle.verdicts.items())
+            raise Failed("violation", f"lost: {missing[0]}. {'; '.join(sentences)}")
         for name, verdict in self.chronicle.verdicts.items():
-            if verdict.outcome is not Outcome.CLEAN:
-                raise Failed("violation", f"{name}: {verdict.sentence()} {verdict.why}")
+            if verdict.outcome is Outcome.VIOLATED:
+                raise Failed("violation", f"{name}: {verdict.sentence()}")

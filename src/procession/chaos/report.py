@@ -39,7 +39,7 @@ def page(chronicle: Chronicle) -> str:
         f'<h1 class="{outcome}">{escape(first)}</h1>',
         f"<p>{len(chronicle.runs)} scenarios were run, one after another, on one living cluster: two gateways, a"
         " driver, two sinks, four producers. Every committed byte was held against the input as soon as it was"
-        " committed, and all of them again at the end.</p>",
+        f" committed{', and all of them again at the end' if chronicle.was_compared else ''}.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
         *_failures(chronicle),
         "<h2>Timeline</h2>",
@@ -60,7 +60,8 @@ def page(chronicle: Chronicle) -> str:
 
 def _failures(chronicle: Chronicle) -> Iterable[str]:
     for failure in chronicle.failures:
-        yield f'<h2 class="violated">{escape(failure.kind)} in {escape(failure.scenario)}</h2>'
+        where = f" in {failure.scenario}" if failure.scenario else ""
+        yield f'<h2 class="{chronicle.outcome}">{escape(failure.kind + where)}</h2>'
         yield f"<p>{escape(failure.sentence)}</p><pre>{escape(failure.story)}</pre>"
 
 

@@ -76,8 +76,14 @@ class Screen:
             "records/s": f"{rate:,.0f}",
             "epochs": f"{chronicle.epochs:,}",
             "down": ", ".join(chronicle.recoveries.down) or "-",
-            "verdict": "violated" if chronicle.failures else "clean so far",
+            "verdict": _verdict(chronicle),
         }
+
+
+def _verdict(chronicle: Chronicle) -> str:
+    if chronicle.has_failed:
+        return "violated"
+    return "clean so far" if chronicle.committed else "nothing to judge yet"
 
 
 def _picture(chronicle: Chronicle, cells: dict[str, str]) -> Group:

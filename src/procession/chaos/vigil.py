@@ -100,12 +100,18 @@ class Vigil:
 
     def until(self, holds: Callable[[], bool], what: str, patience_s: float | None = None) -> None:
         """Look until it holds. The deadline for progress is always there; `patience_s` is for this alone."""
-        limit = time.monotonic() + (patience_s or 10 * self.deadline_s)
+        if not self.comes(holds, patience_s or 10 * self.deadline_s):
+            raise Failed("stall", f"waited in vain for {what}")
+
+    def comes(self, holds: Callable[[], bool], patience_s: float) -> bool:
+        """Look until it holds; False if it does not within so many seconds that the parts really had."""
+        began = time.monotonic()
         self.look()
         while not holds():
-            if time.monotonic() > limit:
-                raise Failed("stall", f"waited in vain for {what}")
+            if self._clock.between(began, time.monotonic()) > patience_s:
+                return False
             self.look()
+        return True
 
     def is_back(self, part: str) -> bool:
         return part not in self.chronicle.recoveries.down
@@ -294,5 +300,4 @@ class Vigil:
             raise Failed("stall", f"{what}, for {waited_s:.0f} s{busy}")
 
     def failure(self, error: Failed) -> Failure:
-        scenario = self.chronicle.spans[-1].scenario if self.chronicle.spans else ""
-        return Failure(error.kind, error.sentence, scenario, self.cluster.story())
+        return Failure(error.kind, error.sentence, self.chronicle.scenario, self.cluster.story())

@@ -99,7 +99,8 @@ def chaos(
         screen.say(f"everything is kept in {work}")
     print(json.dumps(chronicle.figures()) if as_json else chronicle.sentence())
     if not as_json:
-        print(f"again: procession chaos --replay {place / SCHEDULE}; the report: {place / REPORT}")
+        again = f"again: procession chaos --replay {place / SCHEDULE}; " if chronicle.runs else ""
+        print(f"{again}the report: {place / REPORT}")
     if chronicle.outcome != "clean":
         is_stopped = chronicle.was_stopped and chronicle.outcome != "violated"
         raise typer.Exit(Status.INTERRUPTED if is_stopped else Status.UNCLEAN)
@@ -149,12 +150,19 @@ def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]
 
 
 def _recorded(path: Path) -> tuple[int, list[Run]]:
+    from procession.chaos.rehearsal import objection
     from procession.chaos.scenario import Run
 
     try:
         told = json.loads(path.read_text())
-        return int(told["seed"]), [Run.from_dict(one) for one in told["runs"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        seed, runs = int(told["seed"]), [Run.from_dict(one) for one in told["runs"]]
+        why_not = objection(runs)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a schedule: {error}", next_step="give the schedule.json of a report"
         ) from error
+    if why_not:
+        raise ConfigError(
+            f"{path} is not a schedule that can be run: {why_not}", next_step="give the schedule.json of a report"
+        )
+    return seed, runs
