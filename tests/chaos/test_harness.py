@@ -81,18 +81,27 @@ def test_every_record_once_in_order_whatever_is_done(world: World, name: str) ->
 NOTHING = Run("none", (Step(Do.NOTHING, delay_s=600.0),))
 
 
-def test_a_death_that_nobody_brought_about_is_a_failure(world: World) -> None:
+@pytest.mark.parametrize(
+    ("part", "number", "told"),
+    [
+        pytest.param(LEFT, signal.SIGTERM, "sink-left ended with status 0", marks=pytest.mark.slow),
+        (GATEWAY, signal.SIGKILL, "gateway ended with signal 9"),
+    ],
+)
+def test_a_death_that_nobody_brought_about_is_a_failure(
+    world: World, part: str, number: signal.Signals, told: str
+) -> None:
     def murder(chronicle: Chronicle) -> None:
-        pid = world.cluster.stage.pid(GATEWAY)
+        pid = world.cluster.stage.pid(part)
         if chronicle.spans and pid is not None and not victims:
             victims.append(pid)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     victims: list[int] = []
     chronicle = world.harness(show=murder).run([NOTHING])
     assert chronicle.outcome is Outcome.VIOLATED
     assert chronicle.failures[0].kind == "death"
-    assert chronicle.failures[0].sentence.startswith("gateway ended with signal 9, and nothing was done to it")
+    assert chronicle.failures[0].sentence.startswith(f"{told}, and nothing was done to it")
     world.send_nothing_more()
 
 

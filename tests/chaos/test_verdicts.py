@@ -37,6 +37,8 @@ def test_a_run_that_was_seen_through_is_clean(fake: FakeCluster) -> None:
     chronicle = harness(fake).run([QUIET])
     assert chronicle.outcome is Outcome.CLEAN, chronicle.sentence()
     assert AGAIN in page(chronicle)
+    figures = chronicle.figures()
+    assert figures["decided_transactions"] == figures["acknowledged_streams"] == len(list(fake.directory.glob("*.txt")))
 
 
 def test_a_lost_tail_is_a_violation_that_names_it_and_says_that_it_was_acknowledged(fake: FakeCluster) -> None:

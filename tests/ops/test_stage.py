@@ -18,6 +18,7 @@ from .test_supervise import FOREVER, part, telling, wait_for_end, watch_until
 
 ENDS = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(STATUS))\n"
 RAISES = "import signal\ndef end(*_): raise ValueError\nsignal.signal(signal.SIGTERM, end)\n"
+SAYS_TRACE = "print('Traceback (most recent call last)', flush=True)\n"
 OTHER = part("other", FOREVER)
 """Somebody must be there: a stage whose parts are all done has nothing to watch."""
 
@@ -62,6 +63,7 @@ def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: Stage) -> 
     ("code", "is_finite", "is_ours"),
     [
         (ENDS.replace("STATUS", "0"), False, True),
+        (ENDS.replace("STATUS", "0") + SAYS_TRACE, False, True),
         (ENDS.replace("STATUS", "1"), False, False),
         ("", False, False),
         (ENDS.replace("STATUS", "0"), True, True),

@@ -69,6 +69,10 @@ class Chronicle:
     notes: list[str] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     committed: int = 0
+    decided: int = 0
+    """Visible transactions that were found in a round record, at the sink with the fewest."""
+    acknowledged: int = 0
+    """Streams whose producer has noted down what it was told; rogues do not."""
     epochs: int = 0
     pauses: int = 0
     faults_put: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -127,6 +131,8 @@ class Chronicle:
             "pauses": self.pauses,
             "other_faults": dict(self.faults_put),
             "records": self.committed,
+            "decided_transactions": self.decided,
+            "acknowledged_streams": self.acknowledged,
             "epochs": self.epochs,
             **self.counts(),
             "recoveries": self.recoveries.figures(),

@@ -184,6 +184,7 @@ class Vigil:
         self._check_outputs()
         self.statuses = self.cluster.statuses()
         self._check_acknowledged()
+        self.chronicle.decided, self.chronicle.acknowledged = self.outputs.named, len(self.outputs.acknowledged)
 
     def _check_outputs(self) -> None:
         wrong = self.outputs.look()

@@ -18,8 +18,7 @@ from procession.ops.supervise import Supervisor
 
 RESTART_DELAY_S = 0.02
 TRACE = "Traceback (most recent call last)"
-ORDERLY = frozenset({Status.DONE})
-ORDERLY_UNDONE = frozenset({Status.DONE, Status.UNCLEAN, -signal.SIGTERM})
+UNDONE = frozenset({Status.UNCLEAN, -signal.SIGTERM})
 """How a part with an end of its own may end when it is asked to before; one that has not begun yet does not hear it."""
 
 
@@ -49,8 +48,11 @@ class Stage(Supervisor):
     def _is_ours(self, child: Child, status: int, words: str) -> bool:
         if child.is_killed_by_us and status == -signal.SIGKILL:
             return True
-        orderly = ORDERLY_UNDONE if child.part.name in self.finite else ORDERLY
-        return child.part.name in self.ending and status in orderly and TRACE not in words
+        if child.part.name not in self.ending:
+            return False
+        # With status 0 a trace is somebody else's: Spark's workers write theirs into the driver's log when it ends.
+        is_undone = child.part.name in self.finite and status in UNDONE and TRACE not in words
+        return status == Status.DONE or is_undone
 
     def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
         """It was not ready in time, and is cleared away. Whether that was too long is for the vigil's deadlines."""
