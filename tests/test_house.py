@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -93,6 +93,10 @@ REGISTRY_HOSTS = re.compile(
     r"\b(?:pypi\.(?:org|python\.org)|files\.pythonhosted\.org|deb\.debian\.org|archive\.ubuntu\.com|repo1?\.maven\.org"
     r"|registry\.npmjs\.org|crates\.io|proxy\.golang\.org|astral\.sh)\b"
 )
+SYNCS_ITSELF: dict[str, str] = {
+    "storage.durable": "the one sync is there",
+    "bench.loop": "it measures the disk, and nothing is built on what it writes",
+}
 TEXT_SUFFIXES = frozenset({".py", ".toml", ".md", ".txt", ".cfg", ".ini", ".yml", ".yaml", ".sh", ".json", ""})
 FOLDERS_OF_OURS = ("src", "tests", "examples", "docs", "scripts", ".ci")
 
@@ -246,6 +250,22 @@ def test_only_the_spark_room_and_its_measure_import_pyspark() -> None:
 
 def test_every_module_is_one_noun_of_readable_length_with_a_docstring() -> None:
     assert habit_breaches(MODULES) == []
+
+
+def sync_breaches(modules: list[Module]) -> list[str]:
+    """Who syncs by itself: such a sync cannot be made to fail, so nobody knows what comes of it."""
+    return [
+        f"{module.name} calls os.{node.attr}, not storage.durable.sync"
+        for module in modules
+        if module.name not in SYNCS_ITSELF
+        for node in ast.walk(module.tree())
+        if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync")
+    ]
+
+
+def test_every_sync_goes_through_the_one_that_can_be_made_to_fail() -> None:
+    assert sync_breaches(MODULES) == []
+    assert {module.name for module in MODULES if sync_breaches([replace(module, name="x")])} == set(SYNCS_ITSELF)
 
 
 def test_no_text_names_one_machine_or_a_registry() -> None:

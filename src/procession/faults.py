@@ -4,8 +4,8 @@ The one rule: off unless the environment names a point or a file, and then it co
 `name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
 file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
 that it happens once, and can be seen to have happened. A file that says `disk:full` or `disk:sync` stays, and every
-write, or every sync, fails as long as it is there; `disk:torn` ends the process in the middle of its next write. It
-imports nothing of ours.
+write, or every sync, fails as long as it is there, or from the k-th on (`disk:sync@k`); `disk:torn` ends the process in
+the middle of its next write. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,8 @@ def _armed(text: str) -> dict[str, int]:
 
 
 _DISK = {"full": errno.ENOSPC, "sync": errno.EIO}
+_occasions: Counter[str] = Counter()
+"""How often a bad disk was asked, since the file says that it is bad."""
 _points = _armed(os.environ.get(VARIABLE, ""))
 _file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
 
@@ -69,8 +72,11 @@ def disk(what: str) -> None:
     if _file is None:
         return
     try:
-        said = _file.read_text().strip()
+        said, _, first = _file.read_text().strip().partition("@")
     except FileNotFoundError:
+        _occasions.clear()
         return
     if said == f"disk:{what}":
-        raise OSError(_DISK[what], os.strerror(_DISK[what]))
+        _occasions[what] += 1
+        if _occasions[what] >= int(first or 1):
+            raise OSError(_DISK[what], os.strerror(_DISK[what]))

@@ -112,7 +112,7 @@ def test_a_journal_is_a_list_however_often_it_is_opened(
         journal = Journal(path)
         journal.open()
         for entry in session:
-            journal.append(entry, sync=False)
+            journal.append(entry, is_synced=False)
         journal.close()
         expected += session
     assert list(read_journal(path)) == expected

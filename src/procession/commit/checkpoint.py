@@ -23,7 +23,7 @@ from procession.commit.places import Places
 from procession.commit.rounds import Round, Rounds
 from procession.commit.sparklog import SparkLog, is_whole
 from procession.errors import ConfigError, PlanError, StorageError
-from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
+from procession.storage.durable import fsync_dir, storage_error, sync, write_all, write_durably
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
@@ -222,12 +222,15 @@ def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    # Spark purges its oldest files while we copy; only the newest matter.
-    with suppress(FileNotFoundError):
+    try:
         data = source.read_bytes()
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             write_all(descriptor, data, 0)
-            os.fsync(descriptor)
+            sync(descriptor)
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        pass  # Spark purges its oldest files while we copy; only the newest matter
+    except OSError as error:
+        raise storage_error(target, "write", error) from error

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.durable import fsync_dir, storage_error, sync
 
 POLL_S = 0.002
 """How often the directory is looked at while a decision is awaited. The listener of queries lags by 130 ms."""
@@ -85,7 +85,7 @@ class SparkLog:
         try:
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                os.fsync(descriptor)
+                sync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -111,9 +111,12 @@ def is_whole(path: Path) -> bool:
 def _sync_once(directory: Path, part: str) -> None:
     """The folder `part` itself, and the file in which Spark keeps its query's name: both are made only once."""
     metadata = directory / "metadata"
-    if metadata.exists():
-        with metadata.open("rb") as file:
-            os.fsync(file.fileno())
+    try:
+        if metadata.exists():
+            with metadata.open("rb") as file:
+                sync(file.fileno())
+    except OSError as error:
+        raise storage_error(metadata, "sync", error) from error
     fsync_dir(directory)
 
 

@@ -11,13 +11,12 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from procession import faults
 from procession.errors import StorageError
 from procession.sdk.home import LISTEN, Tell, run_sink
 from procession.sdk.output import OpenOutput, Output
 from procession.sdk.payloads import Payloads
 from procession.sdk.txnlog import Transaction
-from procession.storage.durable import fsync_dir, storage_error, write_all
+from procession.storage.durable import fsync_dir, storage_error, sync, write_all
 from procession.tls import ServerTls
 
 
@@ -51,8 +50,7 @@ class FileOutput(Output):
 
     def prepare(self, transaction: Transaction) -> None:
         try:
-            faults.disk("sync")
-            os.fdatasync(self._descriptor)
+            sync(self._descriptor, is_data_only=True)
         except OSError as error:
             raise storage_error(self.path, "sync", error) from error
 

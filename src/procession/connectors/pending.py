@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from procession import faults
 from procession.errors import StorageError
 from procession.sdk.payloads import Payloads
 from procession.sdk.txnlog import Transaction
-from procession.storage.durable import fsync_dir, storage_error, write_all
+from procession.storage.durable import fsync_dir, storage_error, sync, write_all
 
 READ_BYTES = 1024 * 1024
 
@@ -71,8 +70,7 @@ class Pending:
         if self._descriptor is None:
             self._descriptor = self._made()
         try:
-            faults.disk("sync")
-            os.fsync(self._descriptor)
+            sync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, "sync", error) from error
         fsync_dir(self.path.parent)

@@ -112,7 +112,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
 
         spark = _open_spark(config, app)
         rehearse(spark)
-        write_durably(config.directory / SPARE_READY, json.dumps({"pid": os.getpid()}).encode())
+        _announce_spare(config.directory / SPARE_READY)
         if not turn.readline():
             return
     checkpoint = Checkpoint.claim(
@@ -123,6 +123,13 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         check=partial(check_last, app.plan),
     )
     Driver(config, app, checkpoint, say, spark).run()
+
+
+def _announce_spare(path: Path) -> None:
+    """Say who waits. Not durably: after a crash nobody asks, and a disk that a test makes bad is the driver's."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps({"pid": os.getpid()}))
+    draft.rename(path)
 
 
 def check_last(plan: Plan, last: Round) -> None:

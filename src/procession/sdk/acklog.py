@@ -24,7 +24,7 @@ class AckLog:
         self._journal.open()
 
     def heard(self, stream_id: int, message_id: int, now: float) -> None:
-        self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, sync=False)
+        self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, is_synced=False)
 
     def close(self) -> None:
         self._journal.close()

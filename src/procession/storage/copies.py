@@ -7,14 +7,13 @@ after it the tasks, which read the copy that the round record names.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.durable import fsync_dir, storage_error, sync
 
 DRAFT = ".draft"
 
@@ -40,7 +39,7 @@ class Copies:
             with open(path, "rb") as source, open(draft, "wb") as target:
                 shutil.copyfileobj(source, target)
                 target.flush()
-                os.fsync(target.fileno())
+                sync(target.fileno())
             if _name(path) != name:
                 draft.unlink()
                 return None

@@ -53,12 +53,22 @@ def write_all(descriptor: int, data: bytes | memoryview, position: int, *more: b
             rest[0] = rest[0][written:]
 
 
+def sync(descriptor: int, *, is_data_only: bool = False) -> None:
+    """Put what was written to a file on disk; with `is_data_only`, of its size and times only what reading needs.
+    Raises the plain OSError. Every sync of ours goes through here, so that every one can be made to fail."""
+    faults.disk("sync")
+    if is_data_only:
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
 def fsync_dir(path: Path) -> None:
     """Make the names in a directory durable: a new or renamed file exists for sure only after this."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
+            sync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -72,8 +82,7 @@ def write_durably(path: Path, data: bytes) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             write_all(descriptor, data, 0)
-            faults.disk("sync")
-            os.fsync(descriptor)
+            sync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(draft, path)

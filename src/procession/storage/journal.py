@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from procession import faults
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error, write_all, write_durably
+from procession.storage.durable import fsync_dir, storage_error, sync, write_all, write_durably
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
@@ -49,13 +48,13 @@ class Journal:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._descriptor, self._end)
-            os.fsync(self._descriptor)
+            sync(self._descriptor)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
         fsync_dir(self.path.parent)  # whoever made the file may have been killed before its name was on disk
 
-    def append(self, entry: Entry, *, sync: bool = True) -> None:
-        """Write one entry at the end; with `sync`, it and all before it are on disk on return."""
+    def append(self, entry: Entry, *, is_synced: bool = True) -> None:
+        """Write one entry at the end; with `is_synced`, it and all before it are on disk on return."""
         line = encode(entry)
         if self._descriptor is None:
             raise StorageError(
@@ -65,9 +64,8 @@ class Journal:
             )
         try:
             write_all(self._descriptor, line, self._end)
-            if sync:
-                faults.disk("sync")
-                os.fdatasync(self._descriptor)
+            if is_synced:
+                sync(self._descriptor, is_data_only=True)
         except OSError as error:
             # What is on disk now is not known, and a second fsync would not tell either.
             self.close()

@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession import faults
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_all, write_durably
+from procession.storage.durable import fsync_dir, lock_directory, storage_error, sync, write_all, write_durably
 from procession.storage.segment import (
     HEADER_BYTES,
     INGRESS,
@@ -185,8 +184,7 @@ class IngressLog:
             end, path = self.next_sequence, self._path(self._segments[-1])
             if end > self.durable_end:
                 try:
-                    faults.disk("sync")
-                    os.fdatasync(self._descriptor)
+                    sync(self._descriptor, is_data_only=True)
                 except OSError as error:
                     # After a failed fsync the kernel may have dropped the pages: only recovery knows what is there.
                     self._failure = storage_error(path, "sync", error)
@@ -284,7 +282,7 @@ class IngressLog:
         try:
             descriptor = os.open(path, os.O_RDWR)
             os.ftruncate(descriptor, self._segments[-1].position_end)
-            os.fsync(descriptor)
+            sync(descriptor)
         except OSError as error:
             raise storage_error(path, "open", error) from error
         return descriptor

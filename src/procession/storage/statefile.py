@@ -7,7 +7,6 @@ without a state. Before it `storage/states`, which lays files over one another; 
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import StorageError
-from procession.storage.durable import storage_error
+from procession.storage.durable import storage_error, sync
 
 SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
 
@@ -138,7 +137,7 @@ def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
                         writer.write_batch(piece)
                         count += piece.num_rows
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     except OSError as error:
         raise storage_error(path, "write", error) from error
     return count
