@@ -24,6 +24,8 @@ LOOK_S = 0.02
 PROBE_S = 0.05
 SAMPLE_S = 1.0
 ASLEEP_S = 10.0
+PATIENCE = 10
+"""So many deadlines anything else may take, while there is progress."""
 LEAVE_AGAIN_S = 1.0
 """A gateway that is to leave and is killed meanwhile may come back as if it had never been told: it is told again."""
 
@@ -98,9 +100,9 @@ class Vigil:
             self._next_probe = now + PROBE_S
             self._probe(now)
 
-    def until(self, holds: Callable[[], bool], what: str, patience_s: float | None = None) -> None:
-        """Look until it holds. The deadline for progress is always there; `patience_s` is for this alone."""
-        if not self.comes(holds, patience_s or 10 * self.deadline_s):
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Look until it holds; the deadline for progress is there all the time."""
+        if not self.comes(holds, PATIENCE * self.deadline_s):
             raise Failed("stall", f"waited in vain for {what}")
 
     def comes(self, holds: Callable[[], bool], patience_s: float) -> bool:
