@@ -77,7 +77,10 @@ VALUES = frozenset(
     | {"sdk.txnlog.Ledger", "sdk.txnlog.Transaction", "sdk.txnlog.TxnLog"}
     | {"storage.journal.Entry", "storage.journal.Journal", "storage.journal.encode"}
     | {"storage.segment.batch_at", "storage.segment.encode_entry", "storage.segment.entry_at"}
-    | {"storage.segment.is_intact", "storage.states.Version"}
+    | {"storage.segment.is_intact", "storage.statefile.StateFile", "storage.statefile.write_pieces"}
+    | {"storage.states.Codec", "storage.states.Files", "storage.states.States", "storage.states.Version"}
+    | {"storage.states.file_prefix", "storage.statefile.Fresh", "storage.statefile.Sorted"}
+    | {"storage.statefile.merged_pieces"}
     | {"gateway.members.Member", "gateway.members.Members", "gateway.members.Standing"}
     | {"gateway.members.members_of", "gateway.members.others_than"}
 )

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,11 +62,12 @@ class Fresh:
 
 
 class StateFile:
-    """A file, mapped. Batches are cut between hashes, so a hash is in one of them only."""
+    """A file, mapped; or its bytes, if somebody has them. Batches are cut between hashes, so a hash is in one of them
+    only."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
         try:
-            self._file = pa.memory_map(str(path))
+            self._file = pa.memory_map(str(path)) if data is None else pa.BufferReader(data)
             reader = pa.ipc.open_file(self._file)
             self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         except (OSError, pa.ArrowInvalid) as error:
@@ -128,18 +129,24 @@ class StateFile:
 
 def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
     """Write a file that is not there yet, durably but for its name; gives the number of its keys."""
-    count = 0
     try:
         with open(path, "xb") as file:
-            with pa.ipc.new_file(file, SCHEMA) as writer:
-                for piece in pieces:
-                    if piece.num_rows:
-                        writer.write_batch(piece)
-                        count += piece.num_rows
+            count = write_pieces(file, pieces)
             file.flush()
             sync(file.fileno())
     except OSError as error:
         raise storage_error(path, "write", error) from error
+    return count
+
+
+def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
+    """The bytes of a file; gives the number of its keys."""
+    count = 0
+    with pa.ipc.new_file(file, SCHEMA) as writer:
+        for piece in pieces:
+            if piece.num_rows:
+                writer.write_batch(piece)
+                count += piece.num_rows
     return count
 
 

@@ -68,7 +68,7 @@ class States:
         self._directory = directory
         self._codec = codec
         self.keys_max = keys_max
-        self._opened = [StateFile(directory / name) for name, _ in files]
+        self._opened = [self._open(name) for name, _ in files]
         self.files = files
         self.known: dict[bytes, Any] = {}
         self._touched: set[bytes] = set()
@@ -114,7 +114,7 @@ class States:
         """Write what was touched; gives the version that there is now. Durable when this returns."""
         self._write()
         if self._written:
-            fsync_dir(self._directory)
+            self._sync_names()
         if len(self.known) > self.keys_max:
             self.known.clear()
         return self.files
@@ -123,10 +123,10 @@ class States:
         """Begin with what other tasks have left of the keys that are now this task's: there was another number of
         tasks."""
         for files in layers:
-            found: list[Sorted] = [StateFile(self._directory / name) for name, _ in reversed(files)]
+            found: list[Sorted] = [self._open(name) for name, _ in reversed(files)]
             # Tasks share no key, so it does not matter which of them lies above.
             if found:
-                self._lay(merged_pieces(found, is_oldest=True, share=share))
+                self._lay(found, is_oldest=True, share=share)
 
     def _fetch(self, missing: list[bytes]) -> None:
         hashes = hashes_of(missing)
@@ -148,24 +148,41 @@ class States:
         # In one order, whatever the order of a set is: the same work makes the same file.
         keys = sorted(self._touched)
         known, encode = self.known, self._codec.encode
-        layers: list[Sorted] = [Fresh(keys, [encode(known[key]) if key in known else None for key in keys])]
+        layers = [self._fresh(keys, [encode(known[key]) if key in known else None for key in keys])]
         total = len(keys)
         while self.files and self.files[-1][1] <= MERGE_RATIO * total:
             total += self.files[-1][1]
             layers.append(self._opened.pop())
             self.files = self.files[:-1]
-        self._lay(merged_pieces(layers, is_oldest=not self.files))
+        self._lay(layers, is_oldest=not self.files)
         self._touched.clear()
 
-    def _lay(self, pieces: Any) -> None:
+    def _lay(self, layers: Sequence[Sorted], *, is_oldest: bool, share: tuple[int, int, int] | None = None) -> None:
         name = f"{self._prefix}-{self._written}{SUFFIX}"
-        count = write_file(self._directory / name, pieces)
+        count = self._put(name, layers, is_oldest, share)
         self._written += 1
         if count:
             self.files = (*self.files, (name, count))
-            self._opened.append(StateFile(self._directory / name))
+            self._opened.append(self._open(name))
         else:
-            (self._directory / name).unlink()
+            self._remove(name)
+
+    # The disk, and nothing else: the simulator has another, and remembers what it has merged.
+
+    def _open(self, name: str) -> StateFile:
+        return StateFile(self._directory / name)
+
+    def _fresh(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> Sorted:
+        return Fresh(keys, states)
+
+    def _put(self, name: str, layers: Sequence[Sorted], is_oldest: bool, share: tuple[int, int, int] | None) -> int:
+        return write_file(self._directory / name, merged_pieces(layers, is_oldest=is_oldest, share=share))
+
+    def _remove(self, name: str) -> None:
+        (self._directory / name).unlink()
+
+    def _sync_names(self) -> None:
+        fsync_dir(self._directory)
 
 
 class StateStore:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from procession.chaos.sim.files import Files
+from procession.chaos.sim.files import Files, gone
 from procession.chaos.sim.oracle import CHECKPOINT, read_round
 from procession.chaos.sim.process import Steps
 from procession.commit.breach import fenced
@@ -53,6 +53,11 @@ class Checkpoint:
         if current != self.fence:
             raise fenced(self.fence, current)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether nobody has taken over."""
+        return self.current() == self.fence
+
     def claim(self) -> Steps:
         """Take over. The caller holds the lock of the directory until `CURRENT` is replaced."""
         files = self._files
@@ -90,6 +95,8 @@ class Checkpoint:
 
     def _copy_files(self, source: str, target: str, up_to: int | None = None) -> Steps:
         files = self._files
+        if not files.exists(target.rpartition("/")[0]):
+            raise gone(target)  # a successor has cleared our draft away
         files.make_directory(target)
         names = {int(name): name for name in files.names(source) if name.isdigit()}
         yield
@@ -186,6 +193,13 @@ class Checkpoint:
             self._files.make_directory(f"{self.directory}/rounds")
             self._files.sync_directory(self.directory)
         yield from write_durably(self._files, f"{self.directory}/rounds", f"{record.epoch:020d}", record.to_json())
+
+    def round(self, epoch: int) -> Round:
+        """As `Rounds._must`: what names that with which the next epoch begins."""
+        data = self._files.read(f"{self.directory}/rounds/{epoch:020d}")
+        if not data:
+            raise StorageError(f"there is no round record of epoch {epoch}", next_step="restore the checkpoint")
+        return read_round(data)
 
     def rounds(self) -> dict[int, Round]:
         folder = f"{self.directory}/rounds"

@@ -21,6 +21,7 @@ from procession.chaos.sim.network import End
 from procession.chaos.sim.plan import DRIVER, GATEWAY, SinkPlan
 from procession.chaos.sim.process import Process, Steps
 from procession.chaos.sim.site import Machine, Site
+from procession.chaos.sim.states import drop_states, make_and_sweep
 from procession.commit import events as ev
 from procession.commit.coordinator import Coordinator, Phase
 from procession.commit.rounds import Round
@@ -34,6 +35,7 @@ from procession.errors import (
 )
 from procession.gateway.cluster import LEADER
 from procession.gateway.events import Committed, FenceRaised
+from procession.storage.states import Version
 
 if TYPE_CHECKING:
     from procession.chaos.sim.spark import Spark
@@ -53,6 +55,8 @@ class Epoch:
     positions: Mapping[int, int]
     ends: Mapping[str, int]
     """Where it ends in the log of each gateway."""
+    states: Mapping[str, Version]
+    """The files that its tasks have left."""
 
 
 def _is_passing(error: ProcessionError) -> bool:
@@ -65,7 +69,8 @@ class Driver(Process):
         self, site: Site, machine: Machine, sinks: Mapping[str, SinkPlan], start_spark: Callable[[Driver], Spark]
     ) -> None:
         super().__init__(site, DRIVER, machine)
-        self.checkpoint = Checkpoint(Files(self, machine.disk))
+        self._files = Files(self, machine.disk)
+        self.checkpoint = Checkpoint(self._files)
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
         self.leaves_zombie = False
@@ -134,6 +139,7 @@ class Driver(Process):
         except StorageError:
             self.checkpoint.check_fence()
             raise
+        self.checkpoint.check_fence()
         self.site.oracle.look()
         checkpoint = self.checkpoint
         self.site.tell(
@@ -143,13 +149,15 @@ class Driver(Process):
             checkpoint.offered,
             checkpoint.committed,
         )
+        rounds = checkpoint.rounds()
+        yield from make_and_sweep(self._files, rounds.get(checkpoint.committed), checkpoint.fence)
         self._coordinator = Coordinator(
             pipeline=PIPELINE,
             checkpoint=CHECKPOINT_ID,
             fence=checkpoint.fence,
             fingerprint=FINGERPRINT,
             sinks=list(self._links),
-            rounds=checkpoint.rounds(),
+            rounds=rounds,
             committed=checkpoint.committed,
         )
         for link in self._links.values():
@@ -221,7 +229,9 @@ class Driver(Process):
         positions = {**(last.positions if last is not None else {}), **epoch.positions}
         lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
         yield from self.handle(
-            ev.EpochReady(epoch.number, lengths, epoch.first, epoch.last, positions, ends=epoch.ends)
+            ev.EpochReady(
+                epoch.number, lengths, epoch.first, epoch.last, positions, ends=epoch.ends, states=epoch.states
+            )
         )
 
     def handle(self, event: Any) -> Steps:
@@ -251,6 +261,7 @@ class Driver(Process):
                 if self.spark is not None:
                     self.spark.soon(self.spark.finished, epoch)
             case ev.Acknowledge(record):
+                drop_states(self._files, self._coordinator.rounds, record)
                 self._acknowledge(record)
                 self._epoch = None
                 self._is_idle = True

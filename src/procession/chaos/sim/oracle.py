@@ -13,16 +13,14 @@ from functools import lru_cache
 
 from procession.chaos.sim.breach import Breach
 from procession.chaos.sim.disk import Directory, Disk, File
+from procession.chaos.sim.sequential import Fold, Record, Sequential
 from procession.commit.rounds import Round
 from procession.commit.transaction import Transaction
 from procession.wire.messages import NOTHING_COMMITTED
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT, STATES = "checkpoint", "state"
 MEMORY = 16_384
 """So many names and records are remembered, over all runs: runs are small, and much alike."""
-
-Record = tuple[int, int]
-"""Stream id and message id."""
 
 parse = lru_cache(MEMORY)(Transaction.parse)
 read_round = lru_cache(MEMORY)(Round.from_json)
@@ -38,6 +36,7 @@ class Oracle:
         self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False
     ) -> None:
         self.expected = expected
+        self._first = next(iter(expected), "")
         self.is_blind = is_blind
         self.decided: dict[int, Round] = {}
         self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
@@ -55,6 +54,11 @@ class Oracle:
         self._contents: dict[tuple[str, str], bytes] = {}
         self._refused: set[tuple[str, str]] = set()
         self._sequences: dict[tuple[str, int], Record] = {}
+        self._states: dict[str, bytes] = {}
+        """Every state file that was written."""
+        self._sequential, self._fold = Sequential(expected), Fold()
+        self._lines = dict.fromkeys(expected, 0)
+        """How many each sink has shown."""
 
     @property
     def is_complete(self) -> bool:
@@ -95,6 +99,36 @@ class Oracle:
         self.decided[epoch] = record = read_round(data)
         for stream, message_id in record.positions.items():
             self._committed[stream] = max(message_id, self._committed.get(stream, -1))
+        self._sequential.take(self.decided, self._sequences)
+
+    # States
+
+    def state_written(self, epoch: int, name: str, data: bytes) -> None:
+        if name in self._states:
+            raise Breach("I9", f"epoch {epoch} writes state file {name}, which there was already")
+        self._states[name] = data
+
+    def state_read(self, epoch: int, name: str, data: bytes | None) -> None:
+        """A task of a driver that is in charge begins this epoch with what a file says that it did not write itself."""
+        if self.is_blind:
+            return
+        if epoch - 1 not in self.decided:
+            self.look()
+        record = self.decided.get(epoch - 1)
+        if record is None or not any(name in version.names for version in record.states.values()):
+            raise Breach("I9", f"epoch {epoch} reads state file {name}, which rounds/{epoch - 1} does not name")
+        if data != self._states[name]:
+            raise Breach("I9", f"epoch {epoch} reads state file {name}, and it is {'gone' if data is None else 'torn'}")
+
+    def commit_written(self, epoch: int, record: Round) -> None:
+        """`commits/N` is there, in the copy of the driver that is in charge."""
+        if self.is_blind:
+            return
+        for name in (name for version in record.states.values() for name in version.names):
+            if self._disk.durable_file(f"{STATES}/{name}") != self._states[name]:
+                raise Breach("I9", f"commits/{epoch} is there, but its state file {name} is not durable")
+
+    # Phase 1 and 2
 
     def about_to_commit(self, sink: str, txn: str, who: str) -> None:
         """Phase 2 (commit) is sent, or taken."""
@@ -153,7 +187,7 @@ class Oracle:
             )
 
     def _shown(self, sink: str, line: bytes) -> None:
-        name, _, made_by = line.decode().partition("#")
+        name, _, made = line.decode().partition("@")
         stream_text, _, id_text = name.partition(":")
         stream, message_id = int(stream_text), int(id_text)
         ids, reached = self.expected[sink][stream], self._reached[sink][stream]
@@ -163,9 +197,24 @@ class Oracle:
             raise Breach("I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}")
         self._reached[sink][stream] += 1
         self._missing -= 1
-        if self._made_by.setdefault((stream, message_id), made_by) != made_by:
+        if self._made_by.setdefault((stream, message_id), made) != made:
             raise Breach(
                 "I2", f"record {message_id} of stream {stream} is from different runs of its epoch at two sinks"
+            )
+        self._compare(sink, (stream, message_id), int(made.partition("#")[0]))
+        self._lines[sink] += 1
+
+    def _compare(self, sink: str, record: Record, count: int) -> None:
+        """Hold a line against the sequential run."""
+        due = self._sequential.due(sink, self._lines[sink])
+        if self.is_blind:
+            # Only the first sink gets every record, and the others the same lines.
+            due = (record, self._fold.take(record) if sink == self._first else count)
+        if due != (record, count):
+            raise Breach(
+                "I11",
+                f"line {self._lines[sink]} of {sink} is record {record[1]} of stream {record[0]}, counted {count};"
+                f" a loop over the log would have had {due}",
             )
 
     # Producers and the gateway

@@ -66,9 +66,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
-STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 100, "sink": 60, "producer": 20}
+STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 130, "sink": 60, "producer": 20}
 """About how many steps a part takes in a quiet run of five records, or a little more."""
-EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 24, "sink": 20}
+EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 32, "sink": 20}
 """The same, of edges: what was forgotten shows if it dies there."""
 EDGE_SHARE = 0.35
 """So many faults of parts that have a disk strike at an edge, and not anywhere."""
@@ -111,6 +111,9 @@ SMALL_SHARE = 0.75
 """So many of the worlds are small. What goes wrong mostly goes wrong between a few things, so small worlds find it in a
 fraction of the time; the rest need many records, many epochs or many faults, and for those there are large ones."""
 
+
+TASKS = ((1,), (2,), (3,), (2, 3), (3, 1, 2))
+"""A driver that is started again may have another number of tasks: then each of them takes over what is now its own."""
 
 SEVERAL_SHARE = 0.25
 """So many of the worlds have several gateways: these cost more."""
@@ -165,6 +168,8 @@ class Plan:
     loss: float = 0.0
     gateways: int = 1
     """The first leads the others."""
+    tasks: tuple[int, ...] = (1,)
+    """How many tasks count by key: of the first driver, the second and so on, and round again."""
 
     @property
     def gateway_parts(self) -> tuple[str, ...]:
@@ -184,6 +189,7 @@ class Plan:
         fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
         fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
         fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
+        fields["tasks"] = tuple(fields.get("tasks", (1,)))
         return cls(**fields)
 
     def with_faults(self, faults: tuple[Fault, ...]) -> Plan:
@@ -217,7 +223,9 @@ def make_plan(seed: int, chance: Chance) -> Plan:
         is_one_machine=chance.random() < 0.3,
         loss=chance.choice((0.0, 0.0, 0.05)),
     )
-    return _with_several(plan, chance, size) if chance.random() < SEVERAL_SHARE else plan
+    if chance.random() < SEVERAL_SHARE:
+        plan = _with_several(plan, chance, size)
+    return replace(plan, tasks=chance.choice(TASKS))
 
 
 def _with_several(plan: Plan, chance: Chance, size: Size) -> Plan:

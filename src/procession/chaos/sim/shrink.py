@@ -68,6 +68,12 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for number, sink in enumerate(plan.sinks):
         if sink != SinkPlan():
             yield replace(plan, sinks=(*plan.sinks[:number], SinkPlan(), *plan.sinks[number + 1 :]))
-    for simpler_plan in (replace(plan, loss=0.0), replace(plan, is_one_machine=False), replace(plan, credits_max=16)):
+    for simpler_plan in (
+        replace(plan, loss=0.0),
+        replace(plan, is_one_machine=False),
+        replace(plan, credits_max=16),
+        replace(plan, tasks=(1,)),
+        replace(plan, tasks=plan.tasks[:1]),
+    ):
         if simpler_plan != plan:
             yield simpler_plan

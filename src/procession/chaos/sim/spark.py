@@ -2,14 +2,14 @@
 
 The one rule, as DESIGN §3 has it: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced; after a start
 the range of an `offsets/N` without `commits/N` is run again exactly. It outlives its Python half, and then still writes
-what it was about to write. The application is not deterministic: each run of a task marks its records with a number of
-its own, so that a sink which shows one run and another which shows a second one are told apart. Before it: `gateway`
-and its log. After it: `driver`.
+what it was about to write. The application (`tasks`) counts records by key, and is not deterministic in one thing: each
+run of an epoch marks its records with a number of its own, so that a sink which shows one run and another which shows a
+second one are told apart. Before it: `gateway` and its log. After it: `driver`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from procession.chaos.sim.checkpoint import Checkpoint
@@ -22,10 +22,13 @@ from procession.chaos.sim.plan import SPARK
 from procession.chaos.sim.process import Process, Steps
 from procession.chaos.sim.requests import Offer
 from procession.chaos.sim.site import Machine, Site
+from procession.chaos.sim.states import KIND, STAGE, SimKeeping
+from procession.chaos.sim.tasks import Route, Row, dealt, payloads, run_task
 from procession.errors import ProcessionError
 from procession.gateway.cluster import LEADER
 from procession.storage.pieces import numbered_from
 from procession.storage.segment import KIND_RECORD
+from procession.storage.states import Version
 
 if TYPE_CHECKING:
     from procession.chaos.sim.driver import Driver
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
 TRIGGER_S = 0.02
 TRIGGER_MAX_S = 0.3
 """Spark asks at a steady rate; asking less often while nothing comes only saves the simulation steps."""
-
-Route = Callable[[int], bool]
-"""Whether a sink gets the record with this message id."""
 
 
 class Spark(Process):
@@ -47,13 +47,17 @@ class Spark(Process):
         gateways: Mapping[str, Machine],
         routes: Mapping[str, Route],
         epoch_records_max: int,
+        tasks: int,
     ) -> None:
         super().__init__(site, SPARK, machine)
         self.driver = driver
         self._machines = {name_of(part): home for part, home in gateways.items()}
         self._logs = {name: Files(self, home.disk) for name, home in self._machines.items()}
         self._desks = Desks(self)
-        self._checkpoint = Checkpoint(Files(self, machine.disk), driver.checkpoint.fence)
+        files = Files(self, machine.disk)
+        self._checkpoint = Checkpoint(files, driver.checkpoint.fence)
+        self._keeping = SimKeeping(files, self._checkpoint, site.oracle)
+        self._tasks = tasks
         self._routes = routes
         self._epoch_records_max = epoch_records_max
         self._number = 0
@@ -144,26 +148,27 @@ class Spark(Process):
             self.later(TRIGGER_S, self._run_tasks)  # Spark tries a failed task again
             return
         self.site.runs += 1
-        made_by = str(self.site.runs)
-        rows = [
-            (name, sequence, *row)
-            for name, start, end in ranges
-            for sequence, row in enumerate(read_rows(self._logs[name], log_folder(part_of(name)), start, end), start)
-        ]
+        attempt = self.site.runs
         first, last = numbered_from(self._starts), numbered_from(self._ends)
-        payloads: dict[str, list[bytes]] = {sink: [] for sink in self._routes}
+        logs = [read_rows(self._logs[name], log_folder(part_of(name)), start, end) for name, start, end in ranges]
+        rows: list[Row] = []
         positions: dict[int, int] = {}
-        for name, sequence, kind, stream, message_id, payload in rows:
-            if kind != KIND_RECORD:
-                continue
-            self.site.oracle.read(name, sequence, (stream, message_id))
-            positions[stream] = message_id
-            line = b"%s#%s\n" % (payload, made_by.encode())
-            for sink, route in self._routes.items():
-                if route(message_id):
-                    payloads[sink].append(line)
+        number = first
+        for (name, start, _), log in zip(ranges, logs, strict=True):
+            for sequence, (kind, stream, message_id, payload) in enumerate(log, start):
+                if kind == KIND_RECORD:
+                    self.site.oracle.read(name, sequence, (stream, message_id))
+                    positions[stream] = message_id
+                    rows.append((number, message_id, payload))
+                number += 1
         yield
-        epoch = Epoch(self._number, first, last, payloads, positions, self._ends)
+        made = []
+        for task, own in enumerate(dealt(rows, self._tasks)):
+            made.append(run_task(self._keeping, task, self._tasks, self._number, attempt, own))
+            yield
+        lines = payloads([path for path, _ in made], self._routes)
+        states = {STAGE: Version(tuple(files for _, files in made), KIND)}
+        epoch = Epoch(self._number, first, last, lines, positions, self._ends, states)
         self._is_waiting = True
         if self.driver.is_alive:
             self.driver.soon(self.driver.run_epoch, epoch)
@@ -182,6 +187,8 @@ class Spark(Process):
 
     def _commit(self, epoch: int) -> Steps:
         yield from self._checkpoint.write_commit(epoch)
+        if self._checkpoint.is_current:
+            self.site.oracle.commit_written(epoch, self._checkpoint.round(epoch))
         driver = self.driver
         if driver.is_alive:
             driver.later(0.005 * self.site.chance.random(), driver.commit_seen, epoch)

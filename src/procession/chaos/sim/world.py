@@ -20,7 +20,8 @@ from procession.chaos.sim.process import Process
 from procession.chaos.sim.producer import Producer
 from procession.chaos.sim.sink import Sink
 from procession.chaos.sim.site import Machine, Site
-from procession.chaos.sim.spark import Route, Spark
+from procession.chaos.sim.spark import Spark
+from procession.chaos.sim.tasks import Route
 from procession.errors import FencedError
 from procession.gateway.config import Limits
 
@@ -173,7 +174,8 @@ class World:
 
     def _start_spark(self, driver: Driver) -> Spark:
         machine = self._machines[DRIVER]
-        spark = Spark(self.site, machine, driver, self._gateways, self._routes, self.plan.epoch_records_max)
+        tasks = self.plan.tasks[(driver.checkpoint.fence - 1) % len(self.plan.tasks)]
+        spark = Spark(self.site, machine, driver, self._gateways, self._routes, self.plan.epoch_records_max, tasks)
         spark.start()
         return spark
 
