@@ -173,6 +173,25 @@ def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy
     assert outcomes == {last - 1, last}, "both decisions must be possible, and no other"
 
 
+def test_i10_a_driver_that_is_replaced_while_it_copies_hears_of_it_before_it_clears_anything_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy may have less than its successor's: an orphaned JVM has committed one epoch more in between."""
+    old = grown(claim(tmp_path), 0, is_open=True)
+    copy_last, successors = Checkpoint._copy_last, []
+
+    def slow(self: Checkpoint) -> None:
+        copy_last(self)
+        if self.fence == 2:
+            write_commit(old, 1)
+            successors.append(claim(tmp_path))
+
+    monkeypatch.setattr(Checkpoint, "_copy_last", slow)
+    with pytest.raises(FencedError, match="driver 2 was replaced by driver 3"):
+        claim(tmp_path)
+    successors[0].check_fence()
+
+
 def test_of_claims_at_once_the_last_one_has_everything_and_the_others_are_fenced(tmp_path: Path) -> None:
     for turn in range(5):
         root = tmp_path / str(turn)

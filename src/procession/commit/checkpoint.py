@@ -96,6 +96,9 @@ class Checkpoint:
             if isinstance(error, OSError):
                 raise storage_error(checkpoint.directory, "copy the checkpoint to", error) from error
             raise
+        # Who was replaced before its copy was whole may have copied less than its successor: what it takes for never
+        # committed, and would clear away, the other may need. Who is replaced from here on is who is copied.
+        checkpoint.check_fence()
         return checkpoint
 
     def _copy_last(self) -> None:
