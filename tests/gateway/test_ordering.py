@@ -14,10 +14,8 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.gateway.core import Gateway
-from procession.gateway.events import (
-    SessionClosed,
-    Ticked,
-)
+from procession.gateway.events import Granted, SessionClosed, Ticked
+from procession.merge.clocks import Clock
 from procession.merge.eventorder import NO_REFERENCE, Declared
 from procession.storage.segment import KIND_EOS, KIND_LATE, KIND_RECORD
 from procession.wire.messages import Notify, NotifyAck
@@ -231,3 +229,38 @@ def test_whatever_the_timing_and_the_crashes_the_rows_are_the_same(tmp_path: Pat
     assert len(runs[0]) == sum(map(len, made.values())) + len(made)
     assert any(kind == KIND_LATE for kind, _, _ in runs[0])
     assert all(run == runs[0] for run in runs)
+
+
+MOVED_RECORDS = [(0, 247), (1, 247), (2, 207), (3, 247), (4, 208)]
+
+
+class Successor(Site):
+    """The stream was at another gateway up to id 4; there only id 2 was taken, and the others were given up."""
+
+    def ask(self, stream_id: int) -> None:
+        self.gateway.handle(Granted(stream_id, None, Clock(247, False, 4)))
+
+
+@pytest.mark.parametrize("is_floor_raised", [False, True], ids=["", "the log begins behind its coming"])
+def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_a_restart(
+    tmp_path: Path, is_floor_raised: bool
+) -> None:
+    async def run() -> None:
+        site = Successor(tmp_path, Declared(frozenset({1}), lateness_ns=40))
+        first = Client(site, 1)
+        if is_floor_raised:
+            await site.epoch()
+            assert site.gateway.state.snapshot.point is not None
+            assert site.gateway.state.snapshot.point.floor == 1
+        first.records(1, MOVED_RECORDS[0])
+        await site.read()  # it is on disk
+        site.kill()
+        again = Client(site, 1)
+        again.records(1, *MOVED_RECORDS)  # nothing is acknowledged: it sends all again
+        again.end(1)
+        await site.epoch()
+        came = sorted(one for kind, _, one in site.rows if kind == KIND_RECORD)
+        assert came == [0, 1, 3, 4], "all but id 2, which was taken at the first gateway"
+        assert again.acked == {1: 4}
+
+    asyncio.run(run())

@@ -73,7 +73,7 @@ class Ordering:
         self.order = EventOrder(declared, point, safe | _references(rows))
         self.order.clocks.tell(found.clocks)
         self._hear_again()
-        self.recovered = self._recover(config, found.end_sequence, rows)
+        self.recovered = self._recover(config, found, rows)
         self._heard_at: dict[int, float] = {}
         self._taken_at: float | None = None
         self._stalled: int | None = None
@@ -94,9 +94,9 @@ class Ordering:
         for batch in self._arrivals.read(min(self.order.heard_end, end), end):
             self.order.hear(_heard(batch), is_again=True)
 
-    def _recover(self, config: GatewayConfig, committed_end: int, rows: list[pa.RecordBatch]) -> Recovered:
+    def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
         tail, shares = Tail(), Shares(config.limits, len(self.declared.streams))
-        start = committed_end
+        start = found.end_sequence
         for batch in rows:
             for row in np.flatnonzero(batch.column("kind").to_numpy() == KIND_EOS).tolist():
                 tail.eos_sequences[batch.column("stream_id")[row].as_py()] = start + row
@@ -107,9 +107,12 @@ class Ordering:
         for stream_id, size_bytes in _sizes(rows, waiting).items():
             seen = self.order.clocks.known[stream_id].seen
             assert seen is not None, "a record was heard"
-            tail.seen[stream_id] = seen
             # One step: it is committed as a whole.
             shares.receive(stream_id, seen, size_bytes)
+            # Not what was seen elsewhere: some of that may have been given up there, and comes again.
+            came = [at.committed] if (at := found.streams.get(stream_id)) is not None else []
+            came += [last] if (last := self.order.received.get(stream_id)) is not None else []
+            tail.seen[stream_id] = max(came, default=None)
         clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
         return Recovered(tail, shares, self.order.point, clocks, end)
 

@@ -105,8 +105,8 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 class Tail:
     """What the uncommitted end of a log says of each stream."""
 
-    seen: dict[int, int] = field(default_factory=dict)
-    """Stream id to the last message id."""
+    seen: dict[int, int | None] = field(default_factory=dict)
+    """Stream id to the last message id; None: what there is of it came before it went elsewhere and was back."""
     eos_sequences: dict[int, int] = field(default_factory=dict)
     """Stream id to the sequence of its end."""
     groups_end: int = 0

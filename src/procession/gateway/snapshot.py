@@ -93,11 +93,17 @@ def load(directory: Path) -> Snapshot:
 
 
 def _written(point: Point) -> dict[str, Any]:
-    given = sorted(point.given)
-    return {"floor": point.floor, "clocks": written_clocks(point.clocks), "cut": point.cut, "given": given}
+    return {
+        "floor": point.floor,
+        "clocks": written_clocks(point.clocks),
+        "cut": point.cut,
+        "given": sorted(point.given),
+        "received": {str(stream_id): last_id for stream_id, last_id in point.received.items()},
+    }
 
 
 def _read(document: dict[str, Any]) -> Point:
     cut = None if document["cut"] is None else Key(*map(int, document["cut"]))
     given = frozenset(map(int, document.get("given", ())))
-    return Point(int(document["floor"]), read_clocks(document["clocks"]), cut, given)
+    received = {int(one): None if at is None else int(at) for one, at in document["received"].items()}
+    return Point(int(document["floor"]), read_clocks(document["clocks"]), cut, given, received)

@@ -51,6 +51,9 @@ class Point(NamedTuple):
     """The last row that was taken: those up to it in the order are taken, too."""
     given: frozenset[int] = frozenset()
     """Streams that were given up, and have not come back: what was heard of them last is nobody's."""
+    received: Mapping[int, int | None] = {}
+    """The last id of each stream that came here since the stream did; None: none. What a clock has seen may have come
+    elsewhere, and may have been given up there."""
 
 
 class Heard(NamedTuple):
@@ -84,6 +87,7 @@ class _Chunk:
     waiting: int
     clocks: dict[int, Clock]
     """Of the streams that have rows in it, after it."""
+    received: dict[int, int | None]
 
 
 @dataclass(slots=True)
@@ -111,12 +115,16 @@ class EventOrder:
         self._floor = point.floor
         self._given = set(point.given)
         self._floor_clocks = dict(point.clocks)
+        self._floor_received = dict(point.received)
+        self.received = dict(point.received)
+        """The last id of each stream that came here since the stream did; None: none."""
         self._chunks: deque[_Chunk] = deque()
         self._leads = {stream_id: _Lead(at) for stream_id, at in (safe or {}).items()}
 
     @property
     def point(self) -> Point:
-        return Point(self._floor, dict(self._floor_clocks), self._cut, frozenset(self._given))
+        given, received = frozenset(self._given), dict(self._floor_received)
+        return Point(self._floor, dict(self._floor_clocks), self._cut, given, received)
 
     def hear(self, rows: Heard, *, is_again: bool = False) -> None:
         """The next rows of the arrival log; `is_again`: a restarted gateway hears them, and may have taken some."""
@@ -145,7 +153,9 @@ class EventOrder:
         stack = stack.picked(~is_left_out)
         self.heard_end += count
         changed = {int(one): self.clocks.known[int(one)] for one in np.unique(rows.stream_ids)}
-        self._chunks.append(_Chunk(self.heard_end, len(stack), changed))
+        received = _received(rows)
+        self.received |= received
+        self._chunks.append(_Chunk(self.heard_end, len(stack), changed, received))
         self.waiting.add(stack)
         self._raise_floor()
 
@@ -207,6 +217,7 @@ class EventOrder:
             chunk = self._chunks.popleft()
             self._floor = chunk.end
             self._floor_clocks |= chunk.clocks
+            self._floor_received |= chunk.received
 
     def _references(self, rows: Stack) -> Ids:
         """Without an allowed lateness a stream's rows are taken in the order of their ids, and each says its own."""
@@ -221,6 +232,17 @@ class EventOrder:
             lead = self._leads.setdefault(stream_id, _Lead())
             references[own] = _led(lead, rows.message_ids[own], least)
         return references
+
+
+def _received(rows: Heard) -> dict[int, int | None]:
+    """Of streams that have come, gone or sent records in these rows: the last id since the stream came; None: none."""
+    are_moves = rows.are_given | rows.are_moved
+    places = np.flatnonzero(~(rows.are_ends | rows.are_ticks | are_moves))[::-1]
+    streams, firsts = np.unique(rows.stream_ids[places], return_index=True)
+    lasts = dict(zip(streams.tolist(), places[firsts].tolist(), strict=True))
+    moves = {int(rows.stream_ids[row]): row for row in np.flatnonzero(are_moves).tolist()}
+    received: dict[int, int | None] = {one: int(rows.message_ids[row]) for one, row in lasts.items()}
+    return received | {one: None for one, row in moves.items() if lasts.get(one, -1) < row}
 
 
 def _led(lead: _Lead, ids: Ids, least: int) -> Ids:
