@@ -9,12 +9,14 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from procession.errors import ConfigError
 from procession.gateway.core import Gateway
 from procession.gateway.events import Granted, SessionClosed, Ticked
+from procession.gateway.figures import stream_rows
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import NO_REFERENCE, Declared
 from procession.storage.segment import KIND_EOS, KIND_LATE, KIND_RECORD
@@ -264,3 +266,52 @@ def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_
         assert again.acked == {1: 4}
 
     asyncio.run(run())
+
+
+def lags(site: Site) -> dict[int, int]:
+    return {row["id"]: row["lag"] for row in stream_rows(site.gateway, 0, 10)["streams"]}
+
+
+@in_loop
+async def test_each_stream_is_as_far_behind_as_its_own_records_are_not_committed_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    ahead, behind = Client(site, 1), Client(site, 2)
+    ahead.records(1, *((number, 1_000 + number) for number in range(10)))
+    behind.records(2, *((number, number) for number in range(7)))
+    assert lags(site) == {1: 10, 2: 7}
+    await site.epoch()
+    assert lags(site) == {1: 10, 2: 0}
+    site.kill()
+    assert lags(site) == {1: 10, 2: 0}
+
+
+class Lender(Site):
+    """The leader knows how far streams came that were given up, and grants them again."""
+
+    def start(self) -> None:
+        self.known: dict[int, tuple[int | None, Any]] = {}
+        super().start()
+
+    def ask(self, stream_id: int) -> None:
+        self.gateway.handle(Granted(stream_id, *self.known.get(stream_id, (None, None))))
+
+    def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
+        self.known[stream_id] = committed, clock
+        super().relinquish(stream_id, committed, clock)
+
+
+@in_loop
+async def test_words_about_streams_do_not_fill_a_window_that_adapts(tmp_path: Path) -> None:
+    site = Lender(tmp_path, Declared(frozenset({1})), credits="adaptive", credits_max=50, credits_min=5, backlog_max=60)
+    for number in range(100):
+        client = Client(site, 1)
+        client.records(1, (number, number))
+        await site.epoch()
+        client.die()
+        await site.epoch()
+    assert site.gateway.state.next_sequence > 150, "each time that it comes again there is a row about it"
+    assert site.status["buffered"] == 0, "all records are committed"
+    site.kill()
+    assert site.status["buffered"] == 0

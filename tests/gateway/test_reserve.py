@@ -9,7 +9,7 @@ from pathlib import Path
 
 from procession.gateway.events import SessionClosed, Ticked
 from procession.merge.eventorder import Declared
-from procession.wire.messages import Notify
+from procession.wire.messages import Notify, NotifyAck
 from tests.gateway.ordered_site import Client, Site, in_loop
 
 LIMITS = {
@@ -126,6 +126,15 @@ async def test_what_others_send_on_old_credits_is_not_taken_from_the_reserve(tmp
     assert await comes_up(site, slow, 2, 1_000)
 
 
+async def fill(site: Site, times: itertools.count[int]) -> None:
+    """So much comes of stream 1 that nobody is read."""
+    fast, ids = Client(site, 1), itertools.count()
+    while not fast.is_held:
+        spend(fast, 1, ids, times, 1)
+        await site.epoch()
+    assert site.status["is_over"]
+
+
 async def full_site(directory: Path, streams: int) -> Site:
     """So much has come of stream 1 that nobody is read; the merge waits for stream 2."""
     site = Site(directory, Declared(frozenset(range(1, streams + 1))), **GENEROUS | {"overrun_bytes_max": 2_000})
@@ -133,11 +142,7 @@ async def full_site(directory: Path, streams: int) -> Site:
         Client(site, stream_id).records(stream_id, (0, 1 << 40))
     had = Client(site, 2)
     had.records(2, (0, -1))
-    fast, ids, times = Client(site, 1), itertools.count(), itertools.count(1_000)
-    while not fast.is_held:
-        spend(fast, 1, ids, times, 1)
-        await site.read()
-    assert site.status["is_over"]
+    await fill(site, itertools.count(1_000))
     assert site.status["waits_for"] == 2
     had.die()
     return site
@@ -149,6 +154,42 @@ async def test_who_brings_the_stream_that_is_waited_for_is_heard_also_when_nobod
     again = Client(site, 2)
     assert not again.unread
     assert await comes_up(site, again, 2, 1_000)
+
+
+@in_loop
+async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_at_a_full_log(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})), **GENEROUS | {"overrun_bytes_max": 2_000})
+    had = Client(site, 2)
+    had.records(2, (0, -1))
+    again = Client(site, 2)
+    assert NotifyAck(False, 2, 0) in again.frames
+    await fill(site, itertools.count(1_000))
+    had.die()
+    site.gateway.handle(Ticked())
+    again.hear(Notify(2, "", 0))
+    assert not again.unread
+    assert await comes_up(site, again, 2, 1_000)
+
+
+@in_loop
+async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used_its_reserve_up(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
+    two, three = Client(site, 2), Client(site, 3)
+    two.records(2, (0, 100))
+    three.records(3, (0, 0))
+    await fill(site, itertools.count(10_000))
+    assert site.status["waits_for"] == 3
+    ids, times = itertools.count(1), itertools.count(200)
+    while talk(three, 3, ids, times):  # the driver does not come meanwhile
+        site.gateway.handle(Ticked())
+    two.die()
+    three.die()
+    await site.epoch()
+    assert site.status["waits_for"] == 2
+    both = Client(site, 3)
+    both.hear(Notify(2, "", 0))
+    assert not both.unread
+    assert await comes_up(site, both, 2, 100)
 
 
 @in_loop
@@ -191,7 +232,7 @@ async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp
                 site.gateway.handle(SessionClosed(number))
         talk(Client(site, 3), 3, ids, itertools.count(1 << 41))
         await site.read()
-    assert site.status["lag_bytes"] < start + GENEROUS["reserve_bytes_max"] + GENEROUS["credits_min"] * 200
+    assert site.status["lag_bytes"] < start + 2 * GENEROUS["reserve_bytes_max"] + GENEROUS["credits_min"] * 200
 
 
 @in_loop

@@ -88,7 +88,7 @@ class Gateway:
         self.identity = identity(config.directory)
         self.name = LEADER if config.join is None else config.name
         """Among the gateways of the pipeline; one that joins may get it from the leader."""
-        self.tally = Tally(config.limits.streams_max)
+        self.tally = Tally(config.limits.streams_max, is_by_id=config.declared is not None)
         self.ordering: Ordering | None = None
         self.state: GatewayState
         is_leading = config.join is None
@@ -100,6 +100,8 @@ class Gateway:
             )
         else:
             self.ordering = Ordering(config, config.declared, found, self.log)
+            for stream_ids, message_ids in self.ordering.recovered.uncommitted:
+                self.tally.found(stream_ids, message_ids)
             self.state = OrderedState(
                 config.limits,
                 config.declared,
@@ -318,7 +320,8 @@ class Gateway:
         faults.point("gateway:after-order")
         closing = () if self.state.claims is None else self.state.claims.closing
         waiting = ordering.waiting_of(closing, is_alone=is_alone)
-        self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, waiting, clocks))
+        skipped = ordering.skipped
+        self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
             log.warning("!", order="waits for a stream", waiting=len(ordering.order.waiting), **self._named(stalled))
 

@@ -86,7 +86,9 @@ class Ordered:
     waits_for: int | None
     """The stream without which no more can be taken, if any rows wait."""
     heard_end: int
-    """Arrivals below it are in the ordered log, or wait."""
+    """Arrivals below it are in the ordered log, or wait, but for those that are skipped."""
+    skipped: int
+    """Words about streams, and records that were taken elsewhere."""
     waiting: Mapping[int, bool]
     """Of the streams that are closing, those of which something waits; and whether it waits for its own stream."""
     clocks: Mapping[int, Clock]

@@ -33,6 +33,8 @@ class Flow:
         self.committed_end = committed_end
         self.end_sequence = end_sequence
         """Rows up to here were received, if not yet appended."""
+        self.skipped = 0
+        """So many of them are for nobody but the gateway, and never committed."""
         self._unappended: deque[Unappended] = deque()
         self.is_disk_short = False
         """The disk has too little room left: nobody may send more."""
@@ -47,7 +49,7 @@ class Flow:
     @property
     def buffered(self) -> int:
         """Rows that were received and are not committed."""
-        return self.end_sequence - self.committed_end
+        return self.end_sequence - self.skipped - self.committed_end
 
     def receive(self, now: float, rows: Unappended) -> None:
         self.end_sequence = rows.end_sequence

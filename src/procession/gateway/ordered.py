@@ -18,14 +18,14 @@ from procession.errors import RemoteProtocolError
 from procession.gateway.config import Limits
 from procession.gateway.events import Action, Event, Idled, Ordered
 from procession.gateway.rows import Tail, batch_of, given_row, moved_row, row_sizes, tick_row
-from procession.gateway.shares import Shares
+from procession.gateway.shares import NOBODY, Shares
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.merge.clocks import Clock, watermark_of
 from procession.merge.eventorder import Declared, Point
 from procession.storage.segment import KIND_RECORD
 from procession.wire import draft
-from procession.wire.messages import Hello, Messages, Notify
+from procession.wire.messages import Hello, Ids, Messages, Notify
 
 UNPLACED = 2**63
 """The sequence of an end whose place is not settled: behind all others."""
@@ -39,6 +39,10 @@ class Recovered(NamedTuple):
     point: Point
     clocks: Mapping[int, Clock]
     ordered_end: int
+    skipped: int
+    """Arrivals that are neither in order nor wait: words about streams, and records that were taken elsewhere."""
+    uncommitted: list[tuple[Ids, Ids]]
+    """Records that are in order, or wait: their streams and ids."""
 
 
 class OrderedState(GatewayState):
@@ -58,6 +62,7 @@ class OrderedState(GatewayState):
         self.clocks = found.clocks
         self.shares = found.shares
         self.flow.lag = found.shares
+        self.flow.skipped = found.skipped
         self.ordered_end = found.ordered_end
         self.ended = {stream_id for stream_id, clock in self.clocks.items() if clock.is_ended}
         self.ended |= found.tail.eos_sequences.keys()
@@ -82,6 +87,7 @@ class OrderedState(GatewayState):
 
     def _ordered(self, ordered: Ordered) -> list[Action]:
         self.point, self.clocks, self.ordered_end = ordered.point, ordered.clocks, ordered.end
+        self.flow.skipped = ordered.skipped
         for stream_id, sequence in ordered.ends.items():
             if stream_id in self.registry and self.registry[stream_id].eos_sequence is not None:
                 self.registry[stream_id].eos_sequence = sequence
@@ -182,26 +188,35 @@ class OrderedState(GatewayState):
         streams = batch.column("stream_id").to_numpy()
         sizes = np.where(batch.column("kind").to_numpy() == KIND_RECORD, row_sizes(batch), 0)
         ids = batch.column("message_id").to_numpy()
-        is_spared = session in self.sessions and self._is_spared(session)
+        account = self._account(session) if session in self.sessions else None
+        if session in self.sessions:
+            self.sessions[session].has_sent |= bool(sizes.any())
         for stream_id in np.unique(streams).tolist() if sizes.any() else ():
             own = np.flatnonzero((streams == stream_id) & (sizes > 0))
             if len(own):
-                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()), is_spared=is_spared)
+                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()), account)
         return super()._append(session, batch, frames)
 
     def holds(self, session: int) -> bool:
         return super().holds(session) and (self.flow.is_disk_full or not self._is_spared(session))
 
     def _is_spared(self, session: int) -> bool:
-        """Whether this session goes on when others wait, as long as it has some of the reserve left: it has the stream
-        that the merge waits for. If nobody has, whoever holds no more credits than a new session gets may be about to
-        ask for it."""
-        waits_for, one = self.shares.waits_for, self.sessions[session]
-        if waits_for is None or not self.shares.has_reserve(one.streams):
-            return False
-        is_had = waits_for in self.registry and self.registry[waits_for].session is not None
-        is_new = self.limits.credits_max - one.owed <= self.limits.credits_min
-        return waits_for in one.streams if is_had else is_new
+        """Whether this session goes on when others wait: there is some of the reserve left on its account. Whoever has
+        sent nothing yet has more: it may only be about to say which streams are its own."""
+        account = self._account(session)
+        is_new = account == NOBODY and not self.sessions[session].has_sent
+        times = 2 if is_new else 1
+        return account is not None and self.shares.reserved.get(account, 0) < times * self.shares.reserve_bytes
+
+    def _account(self, session: int) -> int | None:
+        """On whose account a session may go on: that of the stream that the merge waits for, if it has it. If nobody
+        has, anybody may be about to ask for it."""
+        waits_for = self.shares.waits_for
+        if waits_for is None:
+            return None
+        if waits_for not in self.registry or self.registry[waits_for].session is None:
+            return NOBODY
+        return waits_for if waits_for in self.sessions[session].streams else None
 
     def _allowed(self, session: int) -> int:
         if self.flow.is_disk_short:

@@ -21,7 +21,7 @@ from procession.gateway.ordered import UNPLACED, Recovered
 from procession.gateway.rows import Tail, row_sizes
 from procession.gateway.shares import Shares
 from procession.gateway.snapshot import Snapshot
-from procession.merge.clocks import Bound, watermark_of
+from procession.merge.clocks import Bound, Flags, Ids, watermark_of
 from procession.merge.eventorder import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
 from procession.merge.waiting import Key, Stack
 from procession.merge.weave import Places
@@ -114,7 +114,12 @@ class Ordering:
             came += [last] if (last := self.order.received.get(stream_id)) is not None else []
             tail.seen[stream_id] = max(came, default=None)
         clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
-        return Recovered(tail, shares, self.order.point, clocks, end)
+        return Recovered(tail, shares, self.order.point, clocks, end, self.skipped, _uncommitted(rows, waiting))
+
+    @property
+    def skipped(self) -> int:
+        """Arrivals that are neither in order nor wait."""
+        return self.order.heard_end - len(self.order.waiting) - self.log.next_sequence
 
     # One step
 
@@ -269,12 +274,24 @@ def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
     return found
 
 
+def _are_records(batch: pa.RecordBatch) -> Flags:
+    return np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))
+
+
+def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[tuple[Ids, Ids]]:
+    """Streams and ids of the records that are in order already, or wait."""
+    records = [batch.filter(pa.array(_are_records(batch))) for batch in rows]
+    found = [(batch.column("stream_id").to_numpy(), batch.column("message_id").to_numpy()) for batch in records]
+    is_record = ~(waiting.are_ends | waiting.are_ticks)
+    return [*found, (waiting.stream_ids[is_record], waiting.message_ids[is_record])]
+
+
 def _sizes(rows: list[pa.RecordBatch], waiting: Stack) -> dict[int, int]:
     """The bytes of each stream's records that are not committed: in order already, or waiting."""
     sizes: dict[int, int] = {}
     records = []
     for batch in rows:
-        is_own = np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))
+        is_own = _are_records(batch)
         records.append((batch.column("stream_id").to_numpy()[is_own], row_sizes(batch)[is_own]))
     is_record = ~(waiting.are_ends | waiting.are_ticks)
     records.append((waiting.stream_ids[is_record], waiting.sizes[is_record]))

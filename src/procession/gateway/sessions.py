@@ -47,6 +47,8 @@ class Session:
     """Since the last tick."""
     streams: set[int] = field(default_factory=set)
     """Those that it has open, where streams have limits of their own."""
+    has_sent: bool = False
+    """Records, there."""
     groups: Groups | None = None
     """What it has sent in the draft; None if it speaks version 3."""
     stutter: int = 0

@@ -1,9 +1,9 @@
 """Shares: how many bytes of each stream are received and not committed, and who may send more for all that. Pure.
 
 The one rule: whoever has the stream that a merge waits for is never held up by what others have sent. It gets a few
-credits at a time from a reserve of its own, and only what it took of that itself is counted against it; the others wait
-while all together, or one of their own streams, are over their limit. Before it: `ordered`, which counts; beside it
-`lag`, where there is no merge.
+credits at a time from a reserve, on an account of that stream, and what was taken on other accounts does not count; the
+others wait while all together, or one of their own streams, are over their limit. Before it: `ordered`, which counts;
+beside it `lag`, where there is no merge.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import NamedTuple
 from procession.gateway.config import Limits
 from procession.gateway.lag import STEP_BYTES, Lag
 
+NOBODY = -1
+"""The account of those who may go on because nobody has the stream that the merge waits for."""
+
 
 class Step(NamedTuple):
     """Records of one stream that came together, up to this message id."""
 
     last_id: int
     size_bytes: int
-    reserved_bytes: int
-    """So much of it was taken from the reserve."""
+    account: int | None
+    """They were taken from the reserve, on the account of this stream."""
 
 
 class Shares(Lag):
@@ -40,7 +43,7 @@ class Shares(Lag):
         self.waits_for: int | None = None
         """The stream that the merge waits for."""
         self.reserved: dict[int, int] = {}
-        """Stream id to its bytes that were taken from the reserve, if there are any."""
+        """Account to the bytes that were taken on it from the reserve, if there are any."""
         self._received: dict[int, deque[Step]] = {}
 
     def add(self, end_sequence: int, size_bytes: int) -> None:
@@ -49,16 +52,14 @@ class Shares(Lag):
     def commit(self, end_sequence: int) -> None:
         """A sequence says nothing here: streams are committed by their message ids."""
 
-    def receive(self, stream_id: int, last_id: int, size_bytes: int, *, is_spared: bool = False) -> None:
-        """Records came, from one who may go on when the others may not, or from one of the others."""
-        is_reserved = is_spared and self.bytes > self._limits.lag_bytes_max
-        step = Step(last_id, size_bytes, size_bytes if is_reserved else 0)
-        self._count(stream_id, step.size_bytes, step.reserved_bytes)
+    def receive(self, stream_id: int, last_id: int, size_bytes: int, account: int | None = None) -> None:
+        """Records came; on this account, if they are more than may come of all streams."""
+        account = account if self.bytes > self._limits.lag_bytes_max else None
+        self._count(stream_id, size_bytes, account)
         steps = self._received.setdefault(stream_id, deque())
-        if steps and steps[-1].size_bytes < STEP_BYTES // 16:
-            last = steps.pop()
-            step = Step(last_id, last.size_bytes + step.size_bytes, last.reserved_bytes + step.reserved_bytes)
-        steps.append(step)
+        if steps and steps[-1].size_bytes < STEP_BYTES // 16 and steps[-1].account == account:
+            size_bytes += steps.pop().size_bytes
+        steps.append(Step(last_id, size_bytes, account))
 
     def settle(self, positions: Iterable[tuple[int, int]]) -> None:
         """Of each stream, all up to this message id is committed."""
@@ -66,29 +67,26 @@ class Shares(Lag):
             steps = self._received.get(stream_id)
             while steps and steps[0].last_id <= committed:
                 step = steps.popleft()
-                self._count(stream_id, -step.size_bytes, -step.reserved_bytes)
+                self._count(stream_id, -step.size_bytes, step.account)
 
-    def _count(self, stream_id: int, size_bytes: int, reserved_bytes: int) -> None:
+    def _count(self, stream_id: int, size_bytes: int, account: int | None) -> None:
         self.bytes += size_bytes
         self.of[stream_id] = self.of.get(stream_id, 0) + size_bytes
         if self.of[stream_id] > self.share_bytes:
             self.over.add(stream_id)
         else:
             self.over.discard(stream_id)
-        if reserved_bytes:
-            self.reserved[stream_id] = self.reserved.get(stream_id, 0) + reserved_bytes
-            if not self.reserved[stream_id]:
-                del self.reserved[stream_id]
-
-    def has_reserve(self, streams: Set[int]) -> bool:
-        """Whether a session with these streams has taken less from the reserve than there is for it."""
-        taken = sum(size_bytes for stream_id, size_bytes in self.reserved.items() if stream_id in streams)
-        return taken < self.reserve_bytes
+        if account is not None:
+            self.reserved[account] = self.reserved.get(account, 0) + size_bytes
+            if not self.reserved[account]:
+                del self.reserved[account]
 
     def allowed(self, streams: Set[int], granted: int) -> int:
         """So many credits a session with these streams may hold, if it were granted so many without a merge."""
         if granted and not (self.over and not self.over.isdisjoint(streams)):
             return granted
         limits = self._limits
-        is_within = self.bytes <= limits.lag_bytes_max or self.has_reserve(streams)
-        return min(limits.credits_min, limits.credits_max) if self.waits_for in streams and is_within else 0
+        if self.waits_for is None or self.waits_for not in streams:
+            return 0
+        is_within = self.bytes <= limits.lag_bytes_max or self.reserved.get(self.waits_for, 0) < self.reserve_bytes
+        return min(limits.credits_min, limits.credits_max) if is_within else 0

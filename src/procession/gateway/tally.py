@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from procession.gateway.events import Action, Append, Event, OfOrder, Received, Send, SnapshotWritten
 from procession.gateway.registry import Registry
+from procession.gateway.snapshot import Snapshot
+from procession.storage.segment import KIND_RECORD
 from procession.wire.draft_messages import AckCounts, DraftMessage, DraftMessages
 from procession.wire.messages import Ack, Eos, Error, Hello, Ids, Messages, Notify, NotifyAck, Ok
 
@@ -52,7 +55,8 @@ def kind_of(reason: str) -> str:
 
 
 class Behind:
-    """How many rows are in the log and not committed. Never below the truth."""
+    """How many rows are in the log and not committed. Never below the truth. Where they end is a sequence or a message
+    id; the next one is above it."""
 
     __slots__ = ("_steps", "rows")
 
@@ -60,17 +64,17 @@ class Behind:
         self.rows = 0
         self._steps: deque[tuple[int, int]] = deque()
 
-    def add(self, end_sequence: int, rows: int) -> None:
-        """Rows below `end_sequence` came."""
+    def add(self, end: int, rows: int) -> None:
+        """Rows up to this end came."""
         self.rows += rows
-        self._steps.append((end_sequence, rows))
+        self._steps.append((end, rows))
         if len(self._steps) > STEPS_MAX:
             steps = [*self._steps] if len(self._steps) % 2 == 0 else [(0, 0), *self._steps]
             pairs = zip(steps[::2], steps[1::2], strict=True)
             self._steps = deque((end, first + second) for (_, first), (end, second) in pairs)
 
-    def commit(self, end_sequence: int) -> None:
-        while self._steps and self._steps[0][0] <= end_sequence:
+    def commit(self, end: int) -> None:
+        while self._steps and self._steps[0][0] <= end:
             self.rows -= self._steps.popleft()[1]
 
 
@@ -106,9 +110,11 @@ NOTHING = Counted()
 
 
 class Tally:
-    def __init__(self, streams_max: int) -> None:
-        """Streams that the registry has forgotten are forgotten here when there are more than `streams_max`."""
+    def __init__(self, streams_max: int, *, is_by_id: bool = False) -> None:
+        """Streams that the registry has forgotten are forgotten here when there are more than `streams_max`. By event
+        time streams are committed one before the other, so each is counted by its own ids."""
         self._streams_max = streams_max
+        self._is_by_id = is_by_id
         self._streams: dict[int, Counted] = {}
         self._late: set[int] = set()
         """Streams that are behind."""
@@ -130,6 +136,13 @@ class Tally:
             first += batch.num_rows
             yield batch
 
+    def found(self, stream_ids: Ids, message_ids: Ids) -> None:
+        """Records that a restarted gateway finds, where streams are counted by their ids."""
+        for stream_id in np.unique(stream_ids).tolist():
+            own = np.sort(message_ids[stream_ids == stream_id])
+            self._of(stream_id).behind.add(int(own[-1]), len(own))
+            self._late.add(stream_id)
+
     def failed(self, reason: str) -> None:
         """A session is closed, for this reason."""
         self.errors[kind_of(reason)] += 1
@@ -141,7 +154,7 @@ class Tally:
         if isinstance(event, Received):
             self._received(event, now)
         elif isinstance(event, SnapshotWritten):
-            self._committed(event.snapshot.end_sequence)
+            self._committed(event.snapshot)
         for action in actions:
             if isinstance(action, Append):
                 self._append(action.first_sequence, action.batch)
@@ -170,6 +183,10 @@ class Tally:
                 self.errors[PEER] += 1
 
     def _append(self, first: int, batch: pa.RecordBatch) -> None:
+        if self._is_by_id:
+            records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
+            self.found(records.column("stream_id").to_numpy(), records.column("message_id").to_numpy())
+            return
         end = first + batch.num_rows
         ids = batch.column("stream_id").to_numpy()
         for stream_id, rows, _ in _by_stream(ids, np.zeros(1, np.int64)):
@@ -185,10 +202,13 @@ class Tally:
                 if stream_id in registry:
                     self._of(stream_id).refused += 1
 
-    def _committed(self, end_sequence: int) -> None:
+    def _committed(self, snapshot: Snapshot) -> None:
         for stream_id in list(self._late):
             behind = self._of(stream_id).behind
-            behind.commit(end_sequence)
+            if not self._is_by_id:
+                behind.commit(snapshot.end_sequence)
+            elif stream_id in snapshot.streams:
+                behind.commit(snapshot.streams[stream_id].committed)
             if not behind.rows:
                 self._late.discard(stream_id)
 
