@@ -87,6 +87,12 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
     yield one("gauge", "lag_records", "Records in the log that are not committed.", state.flow.buffered)
     yield one("gauge", "lag_bytes", "Bytes in the log that are not committed.", state.flow.lag.bytes)
     yield one("gauge", "lag_bytes_max", "Producers wait while more is not committed.", state.limits.lag_bytes_max)
+    yield one("gauge", "over", "1 while so much has come that producers are not read.", state.flow.is_over)
+    yield one("gauge", "disk_short", "1 while the disk has too little room.", state.flow.is_disk_short)
+    if gateway.ordering is not None:
+        waiting = gateway.ordering.order.waiting
+        yield one("gauge", "waiting_records", "Records whose place in the order is not settled.", len(waiting))
+        yield one("gauge", "waiting_bytes", "Bytes of them.", waiting.size_bytes)
     ordered_bytes = gateway.ordering.log.size_bytes if gateway.ordering is not None else 0
     yield one("gauge", "log_bytes", "Bytes of the log on disk.", gateway.log.size_bytes + ordered_bytes)
     yield one("counter", "fetched_records", "Records that were fetched over Arrow Flight.", gateway.fetched_rows())

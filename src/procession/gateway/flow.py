@@ -94,8 +94,10 @@ class Flow:
 
     def first(self, sessions: int) -> int:
         """So many credits a new session begins with: the text's fixed number, or its share; also while the others wait
-        for a commit it gets the least that there is, to say what it has."""
-        return self.allowed(sessions) or min(self._limits.credits_min, self._limits.credits_max)
+        for a commit it gets the least that there is, to say what it has; and one when nobody is read, so that who comes
+        again and again leaves next to nothing."""
+        least = 1 if self.is_over else self._limits.credits_min
+        return self.allowed(sessions) or min(least, self._limits.credits_max)
 
     def payable(self, owed: int, allowed: int) -> int:
         """What may be paid of what a session is owed: it holds no more credits than it is allowed."""

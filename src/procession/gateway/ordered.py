@@ -201,12 +201,11 @@ class OrderedState(GatewayState):
         return super().holds(session) and (self.flow.is_disk_full or not self._is_spared(session))
 
     def _is_spared(self, session: int) -> bool:
-        """Whether this session goes on when others wait: there is some of the reserve left on its account. Whoever has
-        sent nothing yet has more: it may only be about to say which streams are its own."""
+        """Whether this session goes on when others wait: there is some of the reserve left on its account; or it has
+        sent nothing yet, and may be about to say that it has the stream which nobody has."""
         account = self._account(session)
         is_new = account == NOBODY and not self.sessions[session].has_sent
-        times = 2 if is_new else 1
-        return account is not None and self.shares.reserved.get(account, 0) < times * self.shares.reserve_bytes
+        return is_new or (account is not None and self.shares.reserved.get(account, 0) < self.shares.reserve_bytes)
 
     def _account(self, session: int) -> int | None:
         """On whose account a session may go on: that of the stream that the merge waits for, if it has it. If nobody
