@@ -35,6 +35,11 @@ SHORT = ("crash-sink-in-a-round", "network-truncates", "producer-repeats")
 """What every test run does. A driver takes long to come back: those that kill it are left to `make test-all`."""
 
 
+OF_THE_MACHINE = ("the harness itself stood still", "was left out")
+"""Notes that say nothing about the run: a machine that was busy, or has no C compiler. All others are about something
+that was to be done and met nobody."""
+
+
 def scenarios() -> list[ParameterSet]:
     """Every scenario there is; the short selection first, so that a test run starts one cluster and ends soon."""
     names = [*SHORT, *(name for name in BY_NAME if name not in SHORT)]
@@ -42,9 +47,11 @@ def scenarios() -> list[ParameterSet]:
 
 
 def brief(name: str) -> Run:
-    """The first steps of a scenario, none of them long."""
+    """The first steps of a scenario, none of them long; of faults of the network one on each link instead."""
     steps = schedule(BY_NAME[name], random.Random(SEED))
-    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in steps[:STEPS_MAX]))
+    on_links = {step.on: step for step in steps if step.do is Do.NETWORK}
+    chosen = tuple(on_links.values()) if len(on_links) > 2 else steps[:STEPS_MAX]
+    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in chosen))
 
 
 class World:
@@ -73,6 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
     chronicle = world.harness().run([brief(name)])
     assert chronicle.outcome is Outcome.CLEAN, f"{chronicle.sentence()}\n{[one.story for one in chronicle.failures]}"
+    assert not [note for note in chronicle.notes if not any(words in note for words in OF_THE_MACHINE)]
     assert chronicle.committed > 0
     assert not chronicle.recoveries.down
     assert [verdict.outcome for verdict in chronicle.verdicts.values()] == [Outcome.CLEAN] * 2

@@ -66,7 +66,7 @@ class World:
                 return client, server
 
     def put(self, fault: str, seconds: float = PATIENCE_S) -> None:
-        self.proxies.put(LINK, fault, seconds)
+        self.proxies.put(LINK, fault, seconds, PATIENCE_S)
         # The loop takes one thing after the other: an answer to this says that the fault is on.
         socket.create_connection(self.proxies.address(LINK), timeout=PATIENCE_S).close()
         time.sleep(0.05)
@@ -130,7 +130,7 @@ def test_without_a_fault_every_byte_goes_both_ways_and_so_do_the_ends(world: Wor
 
 def test_cut_resets_what_is_open_and_lets_nothing_new_through_until_it_is_over(world: World) -> None:
     client, _ = world.pair()
-    world.proxies.put(LINK, "cut", 0.5)
+    world.proxies.put(LINK, "cut", 0.5, PATIENCE_S)
     assert is_lost(client)
     late = socket.create_connection(world.proxies.address(LINK), timeout=PATIENCE_S)
     assert is_lost(late)
@@ -210,6 +210,7 @@ WORDS = {
     "phase1": word(Phase1("t:c_id=1", ((1, 0, 10),))),
     "phase2": word(Phase2("t:c_id=1", True)),
     "reply": word(Reply("t:c_id=1", True)),
+    "refusal": word(Reply("t:c_id=2", False)),
 }
 
 
@@ -236,6 +237,25 @@ def test_a_fault_on_a_word_strikes_at_that_word_and_at_no_other(world: World, ki
     assert world.proxies.fired()[LINK] == 1
 
 
+def test_a_fault_that_finds_no_connection_waits_for_the_next_one(world: World) -> None:
+    world.proxies.put(LINK, "half-close:up", 0.0, PATIENCE_S)
+    client = socket.create_connection(world.proxies.address(LINK), timeout=PATIENCE_S)
+    server = world.server.accepted.get(timeout=PATIENCE_S)
+    assert server.recv(1) == b""
+    assert world.proxies.fired()[LINK] == 1
+    client.close()
+
+
+def test_a_fault_waits_for_its_word_longer_than_it_lasts_but_not_for_ever(world: World) -> None:
+    client, server = world.pair()
+    world.proxies.put(LINK, "swallow:phase2", 0.0, PATIENCE_S)
+    world.proxies.put(LINK, "swallow:reply", 0.0, 0.2)
+    time.sleep(0.5)
+    client.sendall(WORDS["phase2"] + WORDS["reply"])
+    assert receive(server, len(WORDS["reply"])) == WORDS["reply"]
+    assert world.proxies.fired()[LINK] == 1
+
+
 def test_a_fault_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="earthquake"):
         Fault.parse("earthquake")
@@ -251,7 +271,7 @@ def test_however_a_stream_is_cut_the_pieces_are_its_frames(cuts: list[int]) -> N
     cutter = FrameCutter()
     pieces = [piece for start, end in pairwise(edges) for piece in cutter.feed(STREAM[start:end])]
     assert b"".join(piece.data for piece in pieces) == STREAM
-    assert [piece.kind for piece in pieces] == ["hello", "message", "phase1", "phase2", "reply"]
+    assert [piece.kind for piece in pieces] == ["hello", "message", "phase1", "phase2", "reply", "refusal"]
 
 
 def test_what_is_no_frame_goes_through_uncut() -> None:

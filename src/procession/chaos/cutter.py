@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from procession.errors import RemoteProtocolError
 from procession.wire import twopc
 from procession.wire.codec import FRAME_BYTES_MAX
-from procession.wire.messages import TWOPC_STREAM
+from procession.wire.messages import TWOPC_STREAM, Reply, TwoPhase
 
 _LENGTH = struct.Struct(">I")
 _MESSAGE = struct.Struct(">xQQqH")
@@ -33,7 +33,8 @@ class Cutter(Protocol):
 
 
 class FrameCutter:
-    """Frames of the connector protocol; two-phase words are named by themselves: phase1, reply, phase2, …"""
+    """Frames of the connector protocol; two-phase words are named by themselves: phase1, reply, phase2, …; and
+    refusal, a reply that says no."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -76,7 +77,15 @@ def _kind(body: bytes) -> str:
         stream_id, _, _, key_length = _MESSAGE.unpack_from(body)
         if stream_id == TWOPC_STREAM:
             try:
-                return type(twopc.decode(body[_MESSAGE.size + key_length :])).__name__.lower()
+                return _word(twopc.decode(body[_MESSAGE.size + key_length :]))
             except RemoteProtocolError:
                 return "message"
     return _TAGS[tag] if tag < len(_TAGS) else ""
+
+
+def _word(message: TwoPhase) -> str:
+    match message:
+        case Reply(commit=False):
+            return "refusal"
+        case _:
+            return type(message).__name__.lower()

@@ -6,7 +6,8 @@ other. Before it the harness, which says which step is next; after it the cluste
 
 from __future__ import annotations
 
-import random
+import errno
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -14,19 +15,32 @@ from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
 from procession.chaos.cluster import Cluster, Death
-from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
+from procession.chaos.scenario import ALL, DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
+from procession.chaos.wayward import misdeeds_file
 
 EXECUTORS_S = 90.0
 """Executors are JVMs of their own, which have to start: so much more patience it takes until there are new ones."""
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
+STRIKE_S = 20.0
+"""How long a fault waits for its occasion; one that never comes is noted, not failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Undo:
-    due: float
+    """Due so many seconds after it has struck; but at `limit`, if it never does."""
+
+    seconds: float
     name: str
     call: Callable[[], object]
+    limit: float
+    has_struck: Callable[[], bool] = lambda: True
+    struck_at: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        if self.struck_at is None and self.has_struck():
+            self.struck_at = now
+        return now >= (self.limit if self.struck_at is None else self.struck_at + self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +56,9 @@ class Excuse:
 
 
 class Hands:
-    def __init__(self, cluster: Cluster, chronicle: Chronicle, chance: random.Random) -> None:
+    def __init__(self, cluster: Cluster, chronicle: Chronicle) -> None:
         self._cluster = cluster
         self._chronicle = chronicle
-        self._chance = chance
         self.began = time.monotonic()
         self._undos: list[Undo] = []
         self.excuses: dict[str, Excuse] = {}
@@ -60,7 +73,7 @@ class Hands:
         return bool(self._undos)
 
     def undo_due(self, now: float) -> None:
-        for undo in [undo for undo in self._undos if undo.due <= now]:
+        for undo in [undo for undo in self._undos if undo.is_due(now)]:
             self._undos.remove(undo)
             undo.call()
             self.note(undo.name, "over")
@@ -115,19 +128,27 @@ class Hands:
         self.leaving[step.on] = time.monotonic()  # the vigil tells the leader, until it is gone
 
     def _worker(self, step: Step) -> None:
-        workers = self._cluster.workers()
-        if workers:
+        for worker in self._chosen(step):
             self.hit(WORKER)
-            self._cluster.signal_one(self._chance.choice(workers), signal.SIGKILL)
+            self._cluster.signal_one(worker, signal.SIGKILL)
 
     def _executor(self, step: Step) -> None:
-        executors = self._cluster.executors()
-        for executor in executors if step.detail == "all" else executors and [self._chance.choice(executors)]:
+        for executor in self._chosen(step):
             self.last_stir = time.monotonic() + EXECUTORS_S
             self.hit(EXECUTOR)
             self._cluster.signal_one(executor, signal.SIGKILL)
-        if not executors:
-            self._chronicle.notes.append(f"{step} found no executor")
+
+    def found(self, step: Step) -> list[int]:
+        """The processes that the step chooses from."""
+        return sorted(self._cluster.workers() if step.do is Do.WORKER else self._cluster.executors())
+
+    def _chosen(self, step: Step) -> list[int]:
+        """All of them, or the one that the step names by its number, counted round."""
+        pids = self.found(step)
+        if not pids:
+            self._chronicle.notes.append(f"{step} found none")
+            return []
+        return pids if step.detail == ALL else [pids[int(step.detail or 0) % len(pids)]]
 
     def _master(self, step: Step) -> None:
         self._cluster.use_master(step.detail)
@@ -140,27 +161,36 @@ class Hands:
         self._cluster.arm(step.on, step.detail)
 
     def _full(self, step: Step) -> None:
-        self._bad_disk(step, "disk:full")
+        self._bad_disk(step, "disk:full", errno.ENOSPC)
 
     def _bad_sync(self, step: Step) -> None:
-        self._bad_disk(step, "disk:sync")
+        self._bad_disk(step, f"disk:sync@{step.detail or 1}", errno.EIO)
 
-    def _bad_disk(self, step: Step, fault: str) -> None:
-        self.excuses[step.on] = Excuse((1, EXIT_CLEAR))
+    def _bad_disk(self, step: Step, fault: str, number: int) -> None:
+        self._chronicle.faults_put[step.do.value] += 1
+        self.excuses[step.on] = Excuse((EXIT_CLEAR,), os.strerror(number))
         if step.on == GATEWAY:
             # Its word comes to the driver too, which may end with it: both need the operator to act on the same disk.
-            self.excuses[DRIVER] = Excuse((1, EXIT_CLEAR), "/gateway/")
+            self.excuses[DRIVER] = Excuse((EXIT_CLEAR,), "/gateway/")
         self._cluster.arm(step.on, fault)
 
     def _network(self, step: Step) -> None:
         self._chronicle.faults_put[step.detail.partition(":")[0]] += 1
         before = self._cluster.proxies.fired()[step.on]
-        self._cluster.proxies.put(step.on, step.detail, step.seconds)
-        self._later(step, lambda: self._has_struck(step, before))
+        self._cluster.proxies.put(step.on, step.detail, step.seconds, STRIKE_S)
+        self._until_struck(step, lambda: self._cluster.proxies.fired()[step.on] > before)
 
-    def _has_struck(self, step: Step, before: int) -> None:
-        if self._cluster.proxies.fired()[step.on] == before:
-            self._chronicle.notes.append(f"{step} met nobody")
+    def _until_struck(
+        self, step: Step, has_struck: Callable[[], bool], call: Callable[[], object] = lambda: None
+    ) -> None:
+        """It lasts for its time from when it first meets somebody; that nobody came is worth a note."""
+
+        def end() -> None:
+            if not has_struck():
+                self._chronicle.notes.append(f"{step} met nobody")
+            call()
+
+        self._undos.append(Undo(step.seconds, step.on, end, time.monotonic() + STRIKE_S, has_struck))
 
     def _clock(self, step: Step) -> None:
         if why_not := self._cluster.set_clock(step.on, int(step.detail)):
@@ -170,14 +200,24 @@ class Hands:
 
     def _behave(self, step: Step) -> None:
         self._chronicle.faults_put[step.detail.partition("=")[0]] += 1
+        before = self._misdeeds()
         self._cluster.behaviour.write_text(step.detail)
-        self._later(step, lambda: self._cluster.behaviour.unlink(missing_ok=True))
+        self._until_struck(
+            step, lambda: self._misdeeds() > before, lambda: self._cluster.behaviour.unlink(missing_ok=True)
+        )
+
+    def _misdeeds(self) -> int:
+        """How often the wayward sink has done as it was told: it writes that down."""
+        path = misdeeds_file(self._cluster.behaviour)
+        return path.stat().st_size if path.exists() else 0
 
     def _later(self, step: Step, call: Callable[[], object]) -> None:
-        self._undos.append(Undo(time.monotonic() + step.seconds, step.on, call))
+        now = time.monotonic()
+        self._undos.append(Undo(step.seconds, step.on, call, now + step.seconds, struck_at=now))
 
 
 NEEDS_LIFE = frozenset({Do.KILL, Do.MASTER, Do.MOVE, Do.GONE, Do.STOP, Do.PAUSE, Do.ARM, Do.FULL, Do.BAD_SYNC})
+SEEKS = frozenset({Do.WORKER, Do.EXECUTOR})
 WAITS_FOR_DEATH = frozenset({Do.ARM, Do.FULL, Do.BAD_SYNC})
 DRIVER_WORDS = "sink 'right'"
 """What a driver says of a sink that has forgotten: it names it."""

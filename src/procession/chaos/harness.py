@@ -7,7 +7,6 @@ schedule; after it the chronicle.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from traceback import format_exc
 from procession.chaos.chronicle import UNJUDGED, Chronicle, Failure, Span
 from procession.chaos.cluster import Cluster
 from procession.chaos.forgetting import Forgetting
-from procession.chaos.hands import NEEDS_LIFE, WAITS_FOR_DEATH, Hands
+from procession.chaos.hands import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, Hands
 from procession.chaos.outputs import Outputs, Stream
 from procession.chaos.records import records, tag
 from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, Do, Run, Step
@@ -25,8 +24,8 @@ from procession.chaos.verdict import Outcome
 from procession.chaos.vigil import Failed, Stopped, Vigil
 from procession.errors import StorageError
 
-STRIKE_S = 20.0
-"""How long an armed fault waits for its occasion; one that never comes is noted, not failed."""
+STRIKE_EPOCHS = 5
+"""So many epochs bring every occasion that an armed fault or a bad disk can wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Harness:
         self._cluster = cluster
         self._load = load or Load()
         self._outputs = outputs or Outputs(cluster.instances(), cluster.decisions)
-        self._hands = Hands(cluster, self.chronicle, random.Random(seed))
+        self._hands = Hands(cluster, self.chronicle)
         self._vigil = Vigil(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
         self._rogues: list[str] = []
 
@@ -112,7 +111,11 @@ class Harness:
             stage = self._cluster.stage
             self._until(lambda: self._is_gone(step.on) or stage.pid(step.on) is not None, f"{step.on} to be there")
             if self._is_gone(step.on):
+                self.chronicle.notes.append(f"{step} found it gone")
                 return
+        if step.do in SEEKS:
+            limit = time.monotonic() + STRIKE_S
+            self._until(lambda: bool(self._hands.found(step)) or time.monotonic() > limit, f"somebody for: {step}")
         match step.do:
             case Do.ROGUE:
                 self._start_rogue(step)
@@ -149,12 +152,17 @@ class Harness:
     def _until_struck(self, step: Step) -> None:
         """Wait for the death that was prepared. A disk stays bad for a while; a fault point strikes once."""
         events = len(self.chronicle.events)
-        limit = time.monotonic() + STRIKE_S
+        limit, epoch = time.monotonic() + STRIKE_S, self._vigil.epoch + STRIKE_EPOCHS
 
         def has_died() -> bool:
             return any(one.on == step.on and "ended with" in one.what for one in self.chronicle.events[events:])
 
-        self._until(lambda: has_died() or time.monotonic() > limit, f"{step} to strike")
+        def is_passed() -> bool:
+            return time.monotonic() > limit and self._vigil.epoch > epoch
+
+        self._until(lambda: has_died() or is_passed(), f"{step} to strike")
+        if not has_died() and step.do is not Do.ARM:
+            raise Failed("violation", f"{step}: it went on for {STRIKE_EPOCHS} epochs as if nothing had been")
         if not has_died():
             self.chronicle.notes.append(f"{step} did not strike within {STRIKE_S:g} s")
         elif step.do is not Do.ARM:

@@ -19,20 +19,33 @@ from procession.chaos.scenario import (
     TO_GATEWAY,
     TO_LEFT,
     TO_RIGHT,
+    TO_SECOND,
     Do,
     Line,
     Scenario,
 )
 
 AT_ONCE = (0.0, 0.05)
+SYNCS = tuple(map(str, range(1, 9)))
+"""Which sync from now on fails: files and their folders are synced in turn, a handful in every epoch."""
 SINK_LINKS = (TO_LEFT, TO_RIGHT)
-MEANWHILE = Line(Do.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.1, 1.0), is_settled=False)
+PAIRS = tuple((link, "") for link in (TO_GATEWAY, TO_SECOND, CONTROL, BETWEEN, *SINK_LINKS))
+BOTH_WAYS = (
+    # Gateways are alike to their producers, and sinks to the driver: each of two has the one way or the other.
+    *((TO_GATEWAY, "up"), (TO_SECOND, "down"), (TO_LEFT, "up"), (TO_RIGHT, "down")),
+    *((link, way) for link in (CONTROL, BETWEEN) for way in ("up", "down")),
+)
+FEELINGS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
+MEANWHILE = Line(Do.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)
+"""Soon enough: no fault that lasts is over before."""
 
 
-def _network(name: str, prose: str, on: tuple[str, ...], *kinds: str, seconds: tuple[float, float]) -> Scenario:
-    """Each fault on each link, and every time somebody dies of something else meanwhile."""
-    pairs = [(link, kind) for link in on for kind in kinds]
-    lines = [(Line(Do.NETWORK, (link,), details=(kind,), seconds=seconds), MEANWHILE) for link, kind in pairs]
+def _network(
+    name: str, prose: str, on: tuple[tuple[str, str], ...], kind: str, seconds: tuple[float, float] = (0.0, 0.0)
+) -> Scenario:
+    """The fault on each link, that way, and every time somebody dies of something else meanwhile."""
+    details = [(link, f"{kind}:{way}" if way else kind) for link, way in on]
+    lines = [(Line(Do.NETWORK, (link,), details=(detail,), seconds=seconds), MEANWHILE) for link, detail in details]
     return Scenario(name, prose, tuple(line for both in lines for line in both))
 
 
@@ -54,7 +67,11 @@ MISHAPS: tuple[Scenario, ...] = (
     # A sink that behaves badly
     _behave("sink-aborts-once", "One of two sinks votes abort on a transaction.", "abort_on=1", "abort_on=3"),
     _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),
-    _behave("sink-aborts-at-random", "A sink votes abort when it feels like it.", "abort_chance=0.3"),
+    Scenario(
+        "sink-aborts-at-random",
+        "A sink votes abort when it feels like it; once undisturbed, and once while somebody dies.",
+        (Line(Do.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=FEELINGS), MEANWHILE),
+    ),
     _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
     _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
     _behave(
@@ -73,20 +90,19 @@ MISHAPS: tuple[Scenario, ...] = (
                 Do.NETWORK,
                 SINK_LINKS,
                 details=("cut-before:reply", "cut-after:reply", "cut-before:phase1", "cut-after:phase1"),
-                seconds=(1.0, 2.0),
                 is_each=True,
             ),
         ),
     ),
     Scenario(
         "sink-aborts-and-closes",
-        "A sink votes abort, and the connection is lost before or after its reply.",
+        "A sink votes abort, and the connection is lost before or after that word.",
         tuple(
             line
-            for how in ("cut-before:reply", "cut-after:reply")
+            for how in ("cut-before:refusal", "cut-after:refusal")
             for line in (
-                Line(Do.BEHAVE, (RIGHT,), details=("abort_on=2",), seconds=(3.0, 3.0)),
-                Line(Do.NETWORK, (TO_RIGHT,), 1, AT_ONCE, False, (3.0, 3.0), (how,)),
+                Line(Do.NETWORK, (TO_RIGHT,), details=(how,)),  # first: it waits for the word
+                Line(Do.BEHAVE, (RIGHT,), 1, AT_ONCE, False, (1.0, 2.0), ("abort_on=2",)),
             )
         ),
     ),
@@ -98,7 +114,6 @@ MISHAPS: tuple[Scenario, ...] = (
                 Do.NETWORK,
                 SINK_LINKS,
                 details=("swallow:phase2", "cut-before:phase2", "cut-after:phase2"),
-                seconds=(1.0, 2.0),
                 is_each=True,
             ),
         ),
@@ -124,57 +139,32 @@ MISHAPS: tuple[Scenario, ...] = (
     _rogue("producer-reopens", "A stream ends, is opened again and goes on, under crashes.", "reopen"),
     # The network
     _network(
-        "network-cut",
-        "A connection is cut, and stays cut for a while: each pair in turn.",
-        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
-        "cut",
-        seconds=(0.5, 2.5),
+        "network-cut", "A connection is cut, and stays cut for a while: each pair in turn.", PAIRS, "cut", (0.5, 2.5)
     ),
     _network(
         "network-silent",
         "A connection carries nothing for a while, and does not say so.",
-        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
+        PAIRS,
         "silent",
-        seconds=(1.0, 3.0),
+        (1.0, 3.0),
     ),
-    _network(
-        "network-slow",
-        "Every packet is late.",
-        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
-        "delay:0.15",
-        seconds=(2.0, 4.0),
-    ),
+    _network("network-slow", "Every packet is late.", PAIRS, "delay:0.15", (2.0, 4.0)),
     _network(
         "network-half-closed",
         "One direction of a connection ends, the other does not.",
-        (TO_GATEWAY, *SINK_LINKS),
-        "half-close:up",
-        "half-close:down",
-        seconds=(0.5, 1.0),
+        BOTH_WAYS,
+        "half-close",
+        (0.5, 1.0),
     ),
-    _network(
-        "network-truncates",
-        "A connection breaks in the middle of a frame.",
-        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
-        "truncate:up",
-        "truncate:down",
-        seconds=(0.5, 1.0),
-    ),
+    _network("network-truncates", "A connection breaks in the middle of a frame.", BOTH_WAYS, "truncate"),
     _network(
         "network-reorders",
         "What was sent on an old connection arrives after its successor is open.",
-        (TO_GATEWAY, *SINK_LINKS),
+        PAIRS,
         "late",
-        seconds=(1.0, 2.0),
+        (1.0, 2.0),
     ),
-    _network(
-        "network-corrupts",
-        "The head of a frame is not what was sent.",
-        (TO_GATEWAY, CONTROL, BETWEEN, *SINK_LINKS),
-        "corrupt:up",
-        "corrupt:down",
-        seconds=(0.5, 1.0),
-    ),
+    _network("network-corrupts", "The head of a frame is not what was sent.", BOTH_WAYS, "corrupt"),
     # Clocks
     Scenario(
         "clock-jumps",
@@ -217,7 +207,11 @@ MISHAPS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "disk-fails-to-sync",
-        "A sync fails. Whoever asked for it ends with a clear word, and recovers from what is really there.",
-        (Line(Do.BAD_SYNC, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(0.5, 1.0)),),
+        "A sync fails, one of several in an epoch. Whoever asked for it ends with a clear word, and recovers from what"
+        " is really there.",
+        tuple(
+            Line(Do.BAD_SYNC, (part,), details=SYNCS, seconds=(0.5, 1.0))
+            for part in (GATEWAY, GATEWAY, LEFT, LEFT, DRIVER)
+        ),
     ),
 )

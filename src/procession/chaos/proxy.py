@@ -37,13 +37,17 @@ FAULTS = {
     "swallow": "the given word does not arrive, once",
 }
 ONCE = frozenset({"truncate", "corrupt", "cut-before", "cut-after", "swallow"})
+PRESENT = frozenset({"half-close", "late"})
+"""Of the connections that there are; of the next one, if there is none."""
 
 
 @dataclass(eq=False)
 class Fault:
     kind: str
     argument: str = ""
+    seconds: float = 0.0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    has_struck: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Fault:
@@ -143,25 +147,38 @@ class Proxy:
         for link in self._links:
             link.abort()
 
-    def put(self, text: str, seconds: float) -> None:
-        """Put a fault on for so long."""
+    def put(self, text: str, seconds: float, patience_s: float) -> None:
+        """Put a fault on: for so long from when it first strikes, or until patience is over."""
         fault = Fault.parse(text)
+        fault.seconds = seconds
         self.faults.append(fault)
-        asyncio.get_running_loop().call_later(seconds, self._lift, fault)
+        asyncio.get_running_loop().call_later(patience_s, self._lift_unless_struck, fault)
+        for link in list(self._links):
+            self._meet(fault, link)
+
+    def _meet(self, fault: Fault, link: Link) -> None:
+        """What a fault does to a connection as such, if anything."""
+        if fault.kind != "cut" and fault.kind not in PRESENT:
+            return
+        self._strike(fault)
         match fault.kind:
             case "cut":
-                self.fired += len(self._links)
-                for link in list(self._links):
-                    link.abort()
+                link.abort()
             case "half-close":
-                self.fired += len(self._links)
-                for link in list(self._links):
-                    link.end(fault.argument)
+                link.end(fault.argument)
             case "late":
-                self.fired += len(self._links)
-                for link in list(self._links):
-                    link.is_late = True
-                    asyncio.get_running_loop().call_later(GATHER_S, link.writers["down"].transport.abort)
+                link.is_late = True
+                asyncio.get_running_loop().call_later(GATHER_S, link.writers["down"].transport.abort)
+
+    def _strike(self, fault: Fault) -> None:
+        self.fired += 1
+        if not fault.has_struck:
+            fault.has_struck = True
+            asyncio.get_running_loop().call_later(fault.seconds, self._lift, fault)
+
+    def _lift_unless_struck(self, fault: Fault) -> None:
+        if not fault.has_struck:
+            self._lift(fault)
 
     def _lift(self, fault: Fault) -> None:
         if fault in self.faults:
@@ -185,6 +202,9 @@ class Proxy:
             return
         link = Link(self, writer, other)
         self._links.add(link)
+        for fault in self.faults:
+            if fault.kind in PRESENT and not fault.has_struck:
+                self._meet(fault, link)  # there was no connection when it was put on
         try:
             await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
         except asyncio.CancelledError:
@@ -195,18 +215,19 @@ class Proxy:
                 one.close()
 
     def _check_uncut(self) -> None:
-        if any(fault.kind == "cut" for fault in self.faults):
-            self.fired += 1
-            raise ConnectionResetError("cut")
+        for fault in self.faults:
+            if fault.kind == "cut":
+                self._strike(fault)
+                raise ConnectionResetError("cut")
 
     async def passage(self, link: Link) -> None:
         """Wait as long as the faults want it."""
         for fault in list(self.faults):
             if fault.kind == "silent":
-                self.fired += 1
+                self._strike(fault)
                 await fault.ended.wait()
             elif fault.kind == "delay":
-                self.fired += 1
+                self._strike(fault)
                 await asyncio.sleep(float(fault.argument))
 
     def treated(self, piece: Piece, direction: str) -> tuple[bytes, bool]:
@@ -214,8 +235,8 @@ class Proxy:
         for fault in [fault for fault in self.faults if fault.kind in ONCE]:
             if fault.argument not in (direction, piece.kind):
                 continue
-            self.faults.remove(fault)
-            self.fired += 1
+            self._strike(fault)
+            self._lift(fault)
             match fault.kind:
                 case "truncate":
                     return piece.data[: max(1, len(piece.data) // 2)], True
@@ -264,9 +285,9 @@ class Proxies:
     def address(self, name: str) -> Address:
         return self._proxies[name].address
 
-    def put(self, name: str, fault: str, seconds: float) -> None:
+    def put(self, name: str, fault: str, seconds: float, patience_s: float) -> None:
         Fault.parse(fault)
-        self._loop.call_soon_threadsafe(self._proxies[name].put, fault, seconds)
+        self._loop.call_soon_threadsafe(self._proxies[name].put, fault, seconds, patience_s)
 
     def lift_all(self) -> None:
         for proxy in self._proxies.values():

@@ -35,6 +35,9 @@ TO_LEFT, TO_RIGHT = "driver-left", "driver-right"
 LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, CONTROL, BETWEEN, TO_LEFT, TO_RIGHT)
 
 
+ALL = "all"
+
+
 class Do(StrEnum):
     """What can be done to a part or to a link. `seconds`: how long it lasts; `detail`: what exactly."""
 
@@ -42,12 +45,12 @@ class Do(StrEnum):
     GONE = "gone"  # SIGKILL, and started again only after `seconds`
     STOP = "stop"  # SIGTERM; started again at once
     PAUSE = "pause"  # SIGSTOP for `seconds`
-    WORKER = "worker"  # SIGKILL to one of Spark's Python workers
-    EXECUTOR = "executor"  # SIGKILL to one of Spark's executors, where they are processes of their own; or to `all`
+    WORKER = "worker"  # SIGKILL to one of Spark's Python workers, counted round: the one of the number `detail`
+    EXECUTOR = "executor"  # the same to one of Spark's executors, where they are processes of their own; or to `all`
     MASTER = "master"  # the driver is killed, and started again with `detail` as Spark's master; none: local threads
     ARM = "arm"  # the part dies at the fault point `detail`, when it next comes there
     FULL = "full"  # its files cannot grow: it must end with a clear word, and is started again after `seconds`
-    BAD_SYNC = "bad-sync"  # its disk fails a sync: the same
+    BAD_SYNC = "bad-sync"  # its disk fails the `detail`-th sync from now, and all after it: the same
     NETWORK = "network"  # on a link: the fault `detail` (see `proxy`), for `seconds`
     BEHAVE = "behave"  # on the right sink: `detail` is a behaviour (see `wayward`), for `seconds`
     FORGET = "forget"  # the right sink comes back with less than it had promised; it must be refused loudly
@@ -98,10 +101,6 @@ class Scenario:
     prose: str
     lines: tuple[Line, ...]
     is_long: bool = False
-
-    @property
-    def parts(self) -> frozenset[str]:
-        return frozenset(on for line in self.lines for on in line.on if on)
 
 
 class Chance(Protocol):

@@ -7,13 +7,13 @@ the file was written.
 
     abort_on=N            vote abort on the N-th transaction
     abort_content=TEXT    vote abort where TEXT is to be seen (three times; then it has got used to it)
-    abort_chance=P        vote abort with this probability
+    abort_chance=P        vote abort with this probability, drawn from `seed=S`
     vote_delay_s=S, decide_delay_s=S    take so long for a vote, or for phase 2
     hang_on=N             from the N-th transaction on, answer nothing while the file says so
     close_before_vote=N, close_after_vote=N, close_before_decision=N, close_after_decision=N
                           end the session, the N-th time
-    double=N, swap=N, spoil=N    PLANTED BUGS: write a record twice (in place of the next), two in the wrong order, or
-                                 one with a wrong byte, in the N-th transaction; for the test of the harness itself
+    double=N              A PLANTED BUG: write a record twice, in place of the next, in the N-th piece of data; for the
+                          test of the harness itself
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ CONTENT_ABORTS_MAX = 3
 HANG_LOOK_S = 0.05
 
 
+def misdeeds_file(behaviour: Path) -> Path:
+    """Where it is written down what was done: a line for each time."""
+    return behaviour.with_name("misdeeds")
+
+
 class Behaviour:
     """What the file says now, and how often each occasion has come since it said so."""
 
-    def __init__(self, path: Path, chance: random.Random) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._chance = chance
+        self._chance = random.Random()
         self._text = ""
         self._options: dict[str, str] = {}
         self._counts: dict[str, int] = {}
@@ -57,6 +62,7 @@ class Behaviour:
             self._text = text
             self._options = dict(one.split("=", 1) for one in text.split(",") if "=" in one)
             self._counts = {}
+            self._chance = random.Random(self._options.get("seed", ""))
         return self._options.get(name, "")
 
     def number(self, name: str) -> float:
@@ -66,14 +72,27 @@ class Behaviour:
         """Whether this is the N-th occasion."""
         turn = int(self.number(name))
         self._counts[name] = self._counts.get(name, 0) + 1
-        return turn == self._counts[name]
+        return self._noted(name, turn == self._counts[name])
 
     def happens(self, name: str) -> bool:
-        return self._chance.random() < self.number(name)
+        limit = self.number(name)  # before it draws: a new text has a new seed
+        return self._noted(name, self._chance.random() < limit)
 
     def may_still(self, name: str, times: int) -> bool:
         self._counts[name] = self._counts.get(name, 0) + 1
-        return self._counts[name] <= times
+        return self._noted(name, self._counts[name] <= times)
+
+    def delay(self, name: str) -> None:
+        seconds = self.number(name)
+        time.sleep(seconds)
+        self._noted(name, seconds > 0)
+
+    def _noted(self, name: str, is_done: bool) -> bool:
+        """Whoever gave the order can see that it was carried out."""
+        if is_done:
+            with misdeeds_file(self._path).open("a") as file:
+                file.write(f"{name}\n")
+        return is_done
 
 
 class Wayward(Outlet):
@@ -92,13 +111,8 @@ class Wayward(Outlet):
 
     def _damaged(self, payload: bytes) -> bytes:
         lines = payload.splitlines(keepends=True)
-        if len(lines) >= 2:
-            if self._behaviour.get("double") and self._behaviour.is_turn("double"):
-                lines[1] = lines[0]
-            if self._behaviour.get("swap") and self._behaviour.is_turn("swap"):
-                lines[:2] = lines[1::-1]
-            if self._behaviour.get("spoil") and self._behaviour.is_turn("spoil"):
-                lines[0] = lines[0][:20] + b"?" + lines[0][21:]
+        if len(lines) >= 2 and self._behaviour.get("double") and self._behaviour.is_turn("double"):
+            lines[1] = lines[0]
         return b"".join(lines)
 
     def phase1(self, txn_id: str, where: Where) -> bool:
@@ -106,7 +120,7 @@ class Wayward(Outlet):
         self._close_if("close_before_vote")
         if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._is_offended():
             self._has_gap = True  # as if something had not arrived: the decent way to say no
-        time.sleep(behaviour.number("vote_delay_s"))
+        behaviour.delay("vote_delay_s")
         if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
             while behaviour.get("hang_on"):
                 time.sleep(HANG_LOOK_S)
@@ -116,7 +130,7 @@ class Wayward(Outlet):
 
     def phase2(self, txn_id: str, commit: bool) -> None:
         self._close_if("close_before_decision")
-        time.sleep(self._behaviour.number("decide_delay_s"))
+        self._behaviour.delay("decide_delay_s")
         super().phase2(txn_id, commit)
         self._close_if("close_after_decision")
 
@@ -143,9 +157,8 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--behaviour", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    home = WaywardHome(given.directory, Behaviour(given.behaviour, random.Random(given.seed)))
+    home = WaywardHome(given.directory, Behaviour(given.behaviour))
     try:
         serve(home, given.listen)
     finally:

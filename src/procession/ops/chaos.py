@@ -191,9 +191,6 @@ class ChaosCluster:
             return False
         return True
 
-    def is_armed(self, name: str) -> bool:
-        return self.fault_file(name).exists()
-
     def fault_file(self, name: str) -> Path:
         return self.directory / f"fault-{name}"
 

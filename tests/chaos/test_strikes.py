@@ -1,0 +1,102 @@
+"""What the harness makes of a fault that struck, and of one that did not. The cluster is a fake that counts epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from procession.chaos import harness as harness_module
+from procession.chaos.cluster import Cluster
+from procession.chaos.decision import Decisions
+from procession.chaos.harness import STRIKE_EPOCHS, Harness
+from procession.chaos.outputs import Outputs
+from procession.chaos.scenario import LEFT, WORKER, Do, Step
+from procession.chaos.vigil import Failed
+
+
+class FakeStage:
+    held: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        return False
+
+
+class FakeCluster:
+    """Everybody is well, whatever the fault file says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.behaviour = directory / "behaviour"
+        self.stage = FakeStage()
+        self.armed: list[str] = []
+
+    def arm(self, name: str, point: str) -> None:
+        self.armed.append(point)
+
+    def disarm(self, name: str) -> bool:
+        return True
+
+    def workers(self) -> list[int]:
+        return []
+
+
+class FakeVigil:
+    """At every look an epoch is committed; and `death` comes at the third, if there is one."""
+
+    is_settled = True
+
+    def __init__(self, dies: Callable[[], None] = lambda: None) -> None:
+        self.epoch = 0
+        self._dies = dies
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        while not holds():
+            self.epoch += 1
+            if self.epoch == 3:
+                self._dies()
+            assert self.epoch < 10 * STRIKE_EPOCHS, f"waited in vain for {what}"
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    monkeypatch.setattr(harness_module, "STRIKE_S", 0.0)
+    monkeypatch.setattr(Harness, "_feed", lambda self: None)
+    outputs = Outputs({}, lambda visible: cast(Decisions, None))
+    harness = Harness(cast(Cluster, FakeCluster(tmp_path)), outputs=outputs)
+    harness._vigil = cast(Any, FakeVigil())
+    return harness
+
+
+@pytest.mark.parametrize("do", [Do.FULL, Do.BAD_SYNC])
+def test_a_part_that_goes_on_with_a_bad_disk_has_failed(harness: Harness, do: Do) -> None:
+    harness._hands.do(Step(do, LEFT, detail="3" if do is Do.BAD_SYNC else ""))
+    with pytest.raises(Failed, match=f"on {LEFT}.*as if nothing had been"):
+        harness._until_struck(Step(do, LEFT))
+
+
+@pytest.mark.parametrize("do", [Do.FULL, Do.BAD_SYNC])
+def test_a_part_that_ends_of_its_bad_disk_is_what_was_wanted(harness: Harness, do: Do) -> None:
+    chronicle = harness.chronicle
+    harness._vigil = cast(Any, FakeVigil(lambda: chronicle.event(1.0, LEFT, f"{LEFT} ended with status 3")))
+    harness._until_struck(Step(do, LEFT))
+    assert not chronicle.notes
+
+
+def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None:
+    harness._until_struck(Step(Do.ARM, LEFT, detail="sink:before-vote"))
+    assert harness.chronicle.notes == ["arm sink:before-vote on sink-left did not strike within 0 s"]
+
+
+@pytest.mark.parametrize(
+    ("step", "note"),
+    [
+        (Step(Do.KILL, LEFT), "kill on sink-left found it gone"),
+        (Step(Do.WORKER, WORKER, detail="3"), "worker 3 on worker found none"),
+    ],
+)
+def test_what_meets_nobody_is_a_note(harness: Harness, step: Step, note: str) -> None:
+    harness._take(step)
+    assert harness.chronicle.notes == [note]
