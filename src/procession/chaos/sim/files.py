@@ -87,6 +87,10 @@ class Files:
         directory = self.disk.directory(path)
         if directory is None:
             raise gone(path)
+        if self.disk.fsync_failures:
+            # What was renamed is seen by everybody, and is not durable; a later sync may make it so.
+            self.disk.fsync_failures -= 1
+            raise disk_error(path, "sync", "Input/output error")
         directory.sync()
         self.disk.syncs += 1
 
