@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from procession.chaos.sim.disk import Directory, Disk, File
+from procession.chaos.sim.files import Files
 from procession.chaos.sim.plan import KINDS, Fault, Plan, SinkPlan, StreamPlan
+from procession.chaos.sim.process import Process
 from procession.chaos.sim.shrink import shrink
+from procession.chaos.sim.site import Machine
 from procession.chaos.sim.world import World
 from procession.chaos.simulator import BLOCK_RUNS, Done, plan_of, run_again, run_block, run_plan, run_seeds
 from procession.chaos.tally import Tally
+from procession.errors import ConfigError, StorageError
 
 from .planted import what_was_seen_is_forgotten_on_reconnect
 
@@ -43,6 +47,37 @@ def test_listening_to_the_story_changes_nothing() -> None:
 def test_a_plan_is_read_as_it_was_written() -> None:
     for seed in range(20):
         assert Plan.from_json(plan_of(seed).to_json()) == plan_of(seed)
+
+
+FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Procession",
+        "{}",
+        "[]",
+        '{"plan": 3}',
+        f'{{{FEW}, "faults": [], "colour": "red"}}',
+        f'{{{FEW}, "faults": [], "tasks": []}}',
+        '{"seed": 1, "streams": [], "sinks": [], "faults": []}',
+        f'{{{FEW}, "faults": [], "gateways": 0}}',
+        f'{{{FEW}, "faults": [], "credits_max": "many"}}',
+        f'{{{FEW}, "faults": [{{"part": "driver", "step": 1, "kind": "earthquake", "seconds": 1}}]}}',
+        f'{{{FEW}, "faults": [{{"part": "sink-1", "step": 1, "kind": "kill", "seconds": 1}}]}}',
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="no plan of a simulation"):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize("streams", [(), (StreamPlan(0, True),)], ids=("no streams", "no records"))
+def test_a_plan_that_shows_nothing_is_no_clean_one(streams: tuple[StreamPlan, ...]) -> None:
+    report = run_again(Plan(1, streams, (SinkPlan(),)))
+    assert report.verdict == "unknown"
+    assert next(report.lines()).startswith("unknown: ")
 
 
 def test_every_kind_of_fault_strikes() -> None:
@@ -160,6 +195,20 @@ def test_a_power_cut_leaves_a_file_that_was_cut_as_it_was_or_as_it_is() -> None:
     file = File(b"syn")
     file.durable = b"synced"
     assert power_cuts(file) == {b"synced", b"syn"}
+
+
+def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_durable() -> None:
+    world = World(plan_of(0), random.Random(0))
+    machine = Machine("m")
+    files = Files(Process(world.site, "p", machine), machine.disk)
+    files.make_directory("d")
+    machine.disk.fsync_failures = 1
+    with pytest.raises(StorageError, match="Cannot sync"):
+        files.sync_directory("")
+    assert files.exists("d")
+    assert machine.disk.durable_directory("d") is None
+    files.sync_directory("")
+    assert machine.disk.durable_directory("d") is not None
 
 
 def test_of_the_names_in_a_directory_a_power_cut_keeps_the_first_few_changes_and_a_rename_is_whole() -> None:

@@ -32,6 +32,15 @@ def test_a_plan_in_a_file_is_run_and_its_story_told(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["story"]
 
 
+def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"# no plan \xff")
+    told = subprocess.run([*SIMULATE, "--plan", str(text)], capture_output=True, text=True, check=False)
+    assert told.returncode == 3
+    assert "This is no plan of a simulation" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
 def test_an_interrupt_stops_all_processes_and_leaves_a_summary() -> None:
     words = [*SIMULATE, "--runs", "10000000", "--jobs", "2", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as simulator:

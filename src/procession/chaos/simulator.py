@@ -155,7 +155,9 @@ class Report:
     def verdict(self) -> str:
         if self.failure is not None:
             return "violated"
-        return "stopped" if self.is_stopped else "clean"
+        if self.is_stopped:
+            return "stopped"
+        return "clean" if self.tally.records else "unknown"
 
     @property
     def next_seed(self) -> int:
@@ -167,6 +169,8 @@ class Report:
         figures = f"{self.tally.sentence}, in {self.seconds:,.0f} s"
         if self.failure is None:
             yield f"{self.verdict}: {figures}"
+            if self.verdict == "unknown":
+                yield "no sink had a record to show: that says nothing"
             if self.is_stopped:
                 yield f"the next seed is {self.next_seed}"
             return

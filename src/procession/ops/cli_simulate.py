@@ -1,7 +1,7 @@
 """The command `procession simulate`: words in, one call out.
 
-The one rule: as in `ops/cli`, it parses and prints. Status 1 if an invariant was breached, 130 if it was interrupted.
-Before it `ops/cli`; after it `chaos/simulator`.
+The one rule: as in `ops/cli`, it parses and prints. Status 1 if an invariant was breached or nothing was shown, 130
+if it was interrupted. Before it `ops/cli`; after it `chaos/simulator`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def simulate(
         int | None, typer.Option(min=1, help="How many processes run them.", show_default="one for each core")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(exists=True, help="Run this plan instead: a file that holds one, as printed.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Run this plan instead: a file that holds one, as printed."),
     ] = None,
     story: Annotated[bool, typer.Option("--story", help="Tell what happened in the first run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -33,7 +34,7 @@ def simulate(
     from procession.chaos.simulator import cores, run_again, run_seeds
 
     if plan is not None:
-        report = run_again(Plan.from_json(plan.read_text()), is_told=story)
+        report = run_again(Plan.from_json(plan.read_text(errors="replace")), is_told=story)
     else:
         where = sys.stderr if as_json else sys.stdout
         report = run_seeds(

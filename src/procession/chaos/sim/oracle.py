@@ -30,7 +30,7 @@ class Oracle:
     """`expected` is what each sink must show in the end: for each stream, its records in order.
 
     A blind oracle looks at no disk: it judges by what sinks show, what producers are told and what stops, as somebody
-    outside would. It finds the same bugs later, and shows that the others are not found by definition."""
+    outside would. Most planted bugs of the cores it finds too, some later: they are not found by definition."""
 
     def __init__(
         self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False

@@ -7,11 +7,12 @@ JSON, made smaller (`shrink`) and run again. Before it: a seed. After it: `world
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from procession.chaos.sim.chance import Chance
+from procession.errors import ConfigError
 
 GATEWAY, DRIVER, SPARK = "gateway", "driver", "spark"
 
@@ -184,13 +185,46 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """A plan as `to_json` writes it, or a scenario that has one under `plan`."""
-        fields: dict[str, Any] = json.loads(text)
-        fields = fields.get("plan", fields)
-        fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
-        fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
-        fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
-        fields["tasks"] = tuple(fields.get("tasks", (1,)))
-        return cls(**fields)
+        try:
+            told = json.loads(text)
+            fields: dict[str, Any] = dict(told.get("plan", told))
+            fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
+            fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
+            fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
+            fields["tasks"] = tuple(fields.get("tasks", (1,)))
+            plan = cls(**fields)
+            wrong = next(plan._wrong(), None)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            wrong = f"it does not have a plan's fields ({type(error).__name__}: {error})"
+        if wrong is not None:
+            raise ConfigError(
+                f"this is no plan of a simulation: {wrong}", next_step="give one as `procession simulate` prints it"
+            )
+        return plan
+
+    def _wrong(self) -> Iterator[str]:
+        """What cannot be run as it is meant."""
+        numbers = {
+            "seed": (self.seed, 0),
+            "credits_max": (self.credits_max, 1),
+            "epoch_records_max": (self.epoch_records_max, 1),
+            "segment_rows_max": (self.segment_rows_max, 1),
+            "gateways": (self.gateways, 1),
+            "the number of sinks": (len(self.sinks), 1),
+            "tasks": (min(self.tasks, default=0), 1),
+            "records": (min((stream.records for stream in self.streams), default=0), 0),
+            "step": (min((fault.step for fault in self.faults), default=1), 1),
+        }
+        yield from (f"{name} is {told!r}" for name, (told, least) in numbers.items() if told < least)
+        parts = {*self.gateway_parts, DRIVER, SPARK}
+        parts |= {f"sink-{number}" for number in range(len(self.sinks))}
+        for number, stream in enumerate(self.streams):
+            parts |= {f"producer-{number}", *([f"producer-{number}-twin"] if stream.has_twin else [])}
+        for fault in self.faults:
+            if fault.part not in parts:
+                yield f"a fault strikes {fault.part!r}, and there is no such part"
+            elif fault.kind not in (*KINDS[_role(fault.part)], "blackout"):
+                yield f"{fault.kind!r} is nothing that can be done to {fault.part!r}"
 
     def with_faults(self, faults: tuple[Fault, ...]) -> Plan:
         return replace(self, faults=faults)

@@ -48,13 +48,11 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for number in range(len(faults)):
         yield plan.with_faults(faults[:number] + faults[number + 1 :])
     if plan.gateways > 1:
-        parts = plan.gateway_parts[:-1]
-        rest = tuple(fault for fault in faults if fault.part != plan.gateway_parts[-1])
-        yield replace(plan, gateways=len(parts), faults=rest)
+        yield _without(replace(plan, gateways=plan.gateways - 1), plan.gateway_parts[-1])
     if len(plan.streams) > 1:
-        yield replace(plan, streams=plan.streams[:-1])
+        yield _without(replace(plan, streams=plan.streams[:-1]), f"producer-{len(plan.streams) - 1}")
     if len(plan.sinks) > 1:
-        yield replace(plan, sinks=plan.sinks[:-1])
+        yield _without(replace(plan, sinks=plan.sinks[:-1]), f"sink-{len(plan.sinks) - 1}")
     for number, stream in enumerate(plan.streams):
         for simpler in (
             replace(stream, has_twin=False),
@@ -77,3 +75,8 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     ):
         if simpler_plan != plan:
             yield simpler_plan
+
+
+def _without(plan: Plan, part: str) -> Plan:
+    """The plan without the faults of a part that is gone."""
+    return plan.with_faults(tuple(fault for fault in plan.faults if not fault.part.startswith(part)))
