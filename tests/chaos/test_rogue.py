@@ -1,0 +1,78 @@
+"""A rogue producer at a gateway: what it must be told, and what it says if it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.address import Address, parse_address
+from procession.chaos.rogue import WENT_BACK_MAX, Broken, Lost, Rogue
+from procession.gateway.address import ADDRESS_FILE
+
+GATEWAY = (sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Address]:
+    announcement = tmp_path / "gateway" / ADDRESS_FILE
+    process = subprocess.Popen([*GATEWAY, "--dir", str(announcement.parent)], stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + PATIENCE_S
+    while not announcement.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    yield parse_address(json.loads(announcement.read_text())["listen"])
+    process.terminate()
+    process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
+    return path
+
+
+def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
+    rogue = Rogue(gateway, path)
+    for _ in range(3):
+        with pytest.raises(Lost, match="goes back"):
+            rogue._back()
+    assert rogue._is_told
+
+
+def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rogue = Rogue(Address("127.0.0.1", 1), path)
+
+    def nothing_is_said() -> None:
+        rogue._went_back += 1
+        rogue._unanswered += 1
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rogue, "_back", nothing_is_said)
+    with pytest.raises(Broken, match="never said so"):
+        rogue.run("back")
+    assert rogue._went_back == WENT_BACK_MAX
+
+
+def test_a_gateway_that_is_away_is_waited_for_and_not_blamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rogue = Rogue(Address("127.0.0.1", 1), path)
+    tries: list[int] = []
+
+    def nobody_is_there() -> None:
+        tries.append(len(tries))
+        if len(tries) < 50:
+            raise ConnectionRefusedError
+        rogue._is_told = True
+        raise Lost("message id goes back on stream 1")
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rogue, "_back", nobody_is_there)
+    monkeypatch.setattr(rogue, "finish", lambda end: None)
+    rogue.run("back")
+    assert len(tries) == 50
