@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from pathlib import Path
@@ -34,7 +33,7 @@ class World:
         self.chronicle = Chronicle(0)
         self.outputs = Outputs(self.fake.instances(), self.fake.decisions)
         self.outputs.expect(Stream(tag(0), self.path, COUNT))
-        self.hands = Hands(cluster, self.chronicle, random.Random(0))
+        self.hands = Hands(cluster, self.chronicle)
         self.vigil = Vigil(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
         self.vigil.is_awaiting = False
 
