@@ -7,6 +7,7 @@ nothing of ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,3 +94,16 @@ class RoundError(ProcessionError):
 
 class FencedError(ProcessionError):
     """A later driver has taken over: this one must stop and touch nothing more."""
+
+
+_OF_AN_OPERATOR = re.compile(r"^procession\.errors\.(StorageError|ConfigError): (.+)$", re.MULTILINE)
+
+
+def told_in(text: str) -> ProcessionError | None:
+    """What the operator must act on, if our code said that in a process of Spark's, which hands on its trace."""
+    found = _OF_AN_OPERATOR.findall(text)
+    if not found:
+        return None
+    kind, sentence = found[-1]
+    kinds: dict[str, type[ProcessionError]] = {"StorageError": StorageError, "ConfigError": ConfigError}
+    return kinds[kind](sentence, next_step="Mend that, and start again: nothing is lost. logs/spark.log has the trace.")

@@ -5,11 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
-from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, UsageError
+from procession.errors import (
+    ConfigError,
+    ProcessionError,
+    RemoteProtocolError,
+    RoundError,
+    StorageError,
+    UsageError,
+    told_in,
+)
 from procession.ops.status import Status, status_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -18,6 +27,23 @@ PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
 def test_the_page_has_the_statuses_that_the_code_has() -> None:
     rows = re.findall(r"^\| (\d+) \| ", PAGE.read_text(), re.MULTILINE)
     assert [int(row) for row in rows] == list(Status)
+
+
+def _trace(error: ProcessionError) -> str:
+    """As Spark hands on what a process of its own raised."""
+    try:
+        raise error
+    except ProcessionError:
+        return f"[STREAM_FAILED] Query terminated: {traceback.format_exc()} SQLSTATE: 38000\n=== Streaming Query ==="
+
+
+def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of_sparks() -> None:
+    told = told_in(_trace(StorageError("Cannot sync gateway/log: Input/output error.", next_step="Check the disk.")))
+    assert isinstance(told, StorageError)
+    assert told.sentence == "Cannot sync gateway/log: Input/output error."
+    assert status_of(told) is Status.ACT
+    assert told_in(_trace(RoundError("the gateway is away"))) is None, "the next driver may find it"
+    assert told_in("java.lang.OutOfMemoryError: Java heap space") is None
 
 
 @pytest.mark.parametrize(

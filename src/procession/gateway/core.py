@@ -116,6 +116,8 @@ class Gateway:
         """Set before anybody can connect; nobody is asked before it is found."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the gateway cannot go on: a disk that is full, or broken."""
+        # Whoever closes the gateway meanwhile raises the same, and nobody asks again.
+        self.failure.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.fetched_rows: Callable[[], int] = lambda: 0
         """How many rows executors elsewhere have fetched."""
         self._peers: dict[int, Peer] = {}

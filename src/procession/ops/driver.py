@@ -27,7 +27,7 @@ from procession.commit.conductor import Conductor, Rim
 from procession.commit.eager import coordinator_for
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
-from procession.errors import ConfigError, ProcessionError, RoundError
+from procession.errors import ConfigError, ProcessionError, RoundError, told_in
 from procession.ops import departures
 from procession.ops.app import App, load_app
 from procession.ops.epochs import EpochLog
@@ -312,7 +312,7 @@ class Driver:
             query.awaitTermination()
         except Exception as error:  # Spark's own failure: not ours to understand, but to pass on
             if not self._is_stopping.is_set():
-                self._failed(error)
+                self._failed(told_in(str(error)) or error)
         self._news.put("ended")
 
     def _heed_signals(self) -> None:
