@@ -114,6 +114,8 @@ def test_a_gateway_elsewhere_that_is_killed_again_and_again_loses_and_doubles_no
         share = len(upper(lines)) * kill // (KILLS + 2)
         several.until(lambda share=share: len(several.committed("told")) - len(before) > share, f"kill {kill}")  # type: ignore[misc]
         several.supervisor.kill(FAR)
+        # What it had passed on is committed while it is away: the next kill waits for somebody to kill.
+        several.until(lambda kill=kill: several.restarts(FAR) >= kill, f"a start after kill {kill}")  # type: ignore[misc]
     several.until_sent(source)
     assert several.restarts(FAR) >= KILLS
     assert several.committed("told") == before + upper(lines)
