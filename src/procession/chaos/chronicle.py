@@ -17,7 +17,6 @@ from procession.chaos.verdict import Outcome, Verdict
 RECENT_MAX = 12
 UNJUDGED = "unknown"
 """A failure of this kind says nothing about the pipeline: it kept us from judging it."""
-STORY_CHARS_MAX = 60_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ WINDOW_S = 5.0
 
 
 class Screen:
-    def __init__(self, *, is_silent: bool = False) -> None:
-        self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
+    def __init__(self) -> None:
+        self._console = Console(file=sys.stderr, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._next = 0.0
         self._told = ""
