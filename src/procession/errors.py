@@ -105,5 +105,5 @@ def told_in(text: str) -> ProcessionError | None:
     if not found:
         return None
     kind, sentence = found[-1]
-    kinds: dict[str, type[ProcessionError]] = {"StorageError": StorageError, "ConfigError": ConfigError}
-    return kinds[kind](sentence, next_step="Mend that, and start again: nothing is lost. logs/spark.log has the trace.")
+    next_step = "Mend that, and start again: nothing is lost. logs/spark.log has the trace."
+    return ProcessionError.from_dict({"kind": kind, "sentence": sentence, "next_step": next_step, "fields": {}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from hypothesis import strategies as st
 
 from procession.gateway.config import Limits
 from procession.gateway.events import (
@@ -30,6 +31,13 @@ from procession.wire.messages import (
 
 A, B = 1, 2
 HELLO = Hello("0.0.1", b"", "program", "instance")
+STEP = st.one_of(
+    st.tuples(st.just("send"), st.integers(1, 6)),
+    st.tuples(st.just("drop"), st.just(0)),
+    st.tuples(st.just("kill"), st.just(0)),
+    st.tuples(st.just("commit"), st.integers(0, 10)),
+)
+"""What befalls a producer, and how much of it."""
 
 
 class Bench:

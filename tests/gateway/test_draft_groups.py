@@ -24,7 +24,7 @@ from procession.wire.draft_messages import (
     DraftOk,
 )
 from procession.wire.messages import Ack, Notify
-from tests.gateway.bench import reasons, sent
+from tests.gateway.bench import STEP, reasons, sent
 from tests.gateway.draft_bench import A, B, C, DraftBench, ephemeral, stable, unstable
 
 
@@ -229,15 +229,7 @@ def test_a_restarted_gateway_knows_where_groups_are(bench: DraftBench) -> None:
 # The whole, against a slow and obvious reference
 
 
-step = st.one_of(
-    st.tuples(st.just("send"), st.integers(1, 6)),
-    st.tuples(st.just("drop"), st.just(0)),
-    st.tuples(st.just("kill"), st.just(0)),
-    st.tuples(st.just("commit"), st.integers(0, 10)),
-)
-
-
-@given(st.lists(st.sampled_from("usb"), min_size=1, max_size=30), st.lists(step, max_size=40))
+@given(st.lists(st.sampled_from("usb"), min_size=1, max_size=30), st.lists(STEP, max_size=40))
 def test_whatever_drops_dies_or_commits_every_record_is_in_the_log_once_and_in_order(
     shape: list[str], steps: list[tuple[str, int]]
 ) -> None:

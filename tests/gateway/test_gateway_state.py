@@ -34,7 +34,7 @@ from procession.wire.messages import (
     NotifyAck,
     Ok,
 )
-from tests.gateway.bench import A, B, Bench, reasons, sent
+from tests.gateway.bench import STEP, A, B, Bench, reasons, sent
 
 
 @pytest.fixture
@@ -329,15 +329,7 @@ def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_
 # The whole, against a slow and obvious reference
 
 
-step = st.one_of(
-    st.tuples(st.just("send"), st.integers(1, 6)),
-    st.tuples(st.just("drop"), st.just(0)),
-    st.tuples(st.just("kill"), st.just(0)),
-    st.tuples(st.just("commit"), st.integers(0, 10)),
-)
-
-
-@given(st.lists(step, max_size=40))
+@given(st.lists(STEP, max_size=40))
 def test_whatever_drops_dies_or_commits_every_message_is_in_the_log_once_and_in_order(
     steps: list[tuple[str, int]],
 ) -> None:

@@ -21,7 +21,7 @@ from procession.gateway.ordered import UNPLACED, Recovered
 from procession.gateway.rows import Tail, row_sizes
 from procession.gateway.shares import Shares
 from procession.gateway.snapshot import Snapshot
-from procession.merge.clocks import Bound, Flags, Ids, watermark_of
+from procession.merge.clocks import Bound, Ids, Numbers, watermark_of
 from procession.merge.eventorder import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
 from procession.merge.waiting import Key, Stack
 from procession.merge.weave import Places
@@ -104,7 +104,8 @@ class Ordering:
         waiting = self.order.waiting.all()
         for stream_id in waiting.stream_ids[waiting.are_ends].tolist():
             tail.eos_sequences[stream_id] = UNPLACED
-        for stream_id, size_bytes in _sizes(rows, waiting).items():
+        uncommitted = _uncommitted(rows, waiting)
+        for stream_id, size_bytes in _sizes(uncommitted).items():
             seen = self.order.clocks.known[stream_id].seen
             assert seen is not None, "a record was heard"
             # One step: it is committed as a whole.
@@ -114,7 +115,7 @@ class Ordering:
             came += [last] if (last := self.order.received.get(stream_id)) is not None else []
             tail.seen[stream_id] = max(came, default=None)
         clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
-        return Recovered(tail, shares, self.order.point, clocks, end, self.skipped, _uncommitted(rows, waiting))
+        return Recovered(tail, shares, self.order.point, clocks, end, self.skipped, [one[:2] for one in uncommitted])
 
     @property
     def skipped(self) -> int:
@@ -274,28 +275,30 @@ def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
     return found
 
 
-def _are_records(batch: pa.RecordBatch) -> Flags:
-    return np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))
+class Records(NamedTuple):
+    """Records that are not committed, in columns."""
+
+    stream_ids: Ids
+    message_ids: Ids
+    sizes: Numbers
 
 
-def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[tuple[Ids, Ids]]:
-    """Streams and ids of the records that are in order already, or wait."""
-    records = [batch.filter(pa.array(_are_records(batch))) for batch in rows]
-    found = [(batch.column("stream_id").to_numpy(), batch.column("message_id").to_numpy()) for batch in records]
-    is_record = ~(waiting.are_ends | waiting.are_ticks)
-    return [*found, (waiting.stream_ids[is_record], waiting.message_ids[is_record])]
-
-
-def _sizes(rows: list[pa.RecordBatch], waiting: Stack) -> dict[int, int]:
-    """The bytes of each stream's records that are not committed: in order already, or waiting."""
-    sizes: dict[int, int] = {}
-    records = []
+def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[Records]:
+    """Those that are in order already, or wait."""
+    found = []
     for batch in rows:
-        is_own = _are_records(batch)
-        records.append((batch.column("stream_id").to_numpy()[is_own], row_sizes(batch)[is_own]))
+        records = batch.filter(pa.array(np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))))
+        stream_ids, message_ids = (records.column(name).to_numpy() for name in ("stream_id", "message_id"))
+        found.append(Records(stream_ids, message_ids, row_sizes(records)))
     is_record = ~(waiting.are_ends | waiting.are_ticks)
-    records.append((waiting.stream_ids[is_record], waiting.sizes[is_record]))
-    for streams, own in records:
+    waits = Records(waiting.stream_ids[is_record], waiting.message_ids[is_record], waiting.sizes[is_record])
+    return [*found, waits]
+
+
+def _sizes(uncommitted: list[Records]) -> dict[int, int]:
+    """The bytes of each stream's records that are not committed."""
+    sizes: dict[int, int] = {}
+    for streams, _, own in uncommitted:
         for stream_id in np.unique(streams).tolist():
             sizes[stream_id] = sizes.get(stream_id, 0) + int(own[streams == stream_id].sum())
     return sizes
