@@ -58,6 +58,9 @@ class Producer:
         self.answers.append(answer)
         if answer.success:
             self.next_id = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
+            told = self.gateway.cluster.told.get(self.stream_id, 0)
+            assert self.next_id >= told, f"{self.stream_id} goes on at {self.next_id}, committed below {told}"
+            self.gateway.cluster.told[self.stream_id] = self.next_id
 
     @property
     def is_open(self) -> bool:
@@ -142,8 +145,10 @@ class Node:
                 self.outbox.append(action)
             case Send(session, NotifyAck() as frame) if session in self.producers:
                 self.producers[session].hear(frame)
-            case Send(session, Ack()):
+            case Send(session, Ack(positions=positions)):
                 assert session in self.state.sessions
+                for stream_id, committed in positions:
+                    self.cluster.told[stream_id] = max(committed + 1, self.cluster.told.get(stream_id, 0))
             case _:
                 pass
 
@@ -166,6 +171,8 @@ class Several:
         self.ends = [0] * count
         self.epoch = -1
         self.positions: dict[int, int] = {}
+        self.told: dict[int, int] = {}
+        """Below this id producers were told that all of a stream is committed: they need not have it any more."""
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]

@@ -230,6 +230,52 @@ def test_what_is_committed_reaches_a_new_leader_through_the_gateway_that_gave_th
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)], "or record 0 would come twice"
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_gateway_that_dies_before_its_first_commit_of_a_stream_asks_how_far_it_was_committed_elsewhere(
+    several: Several, number: int
+) -> None:
+    first = opened(several, 1)
+    first.send()
+    several.take(tells=lambda number: number == 1)
+    first.close()
+    several.settle()
+    second = opened(several, number)
+    second.send()
+    several[number].durable = 1
+    several.crash(number)
+    early = several[number].open(S)
+    assert early.answers == [NotifyAck(False, S, 0)], "only the leader knows, and it is not found yet"
+    several.settle()
+    early.notify()
+    assert claim(several, number) is Claim.PENDING_POSITION
+    several.settle()
+    assert early.answers[-1] == NotifyAck(True, S, 0), "its producer was told that record 0 is committed"
+    early.send()
+    early.send()
+    several.take()
+    assert several.ids(S) == [0, 1, 2]
+
+
+def test_a_stream_whose_position_is_asked_for_stays_held_when_the_leader_or_the_session_goes(several: Several) -> None:
+    producer = opened(several, 1)
+    producer.send()
+    several[1].durable = 1
+    several.crash(1)
+    several.join(several[1])
+    asking = several[1].open(S)
+    several.lose(several[1])
+    assert asking.answers == [NotifyAck(False, S, 0)]
+    assert claim(several, 1) is Claim.PENDING_CLOSE
+    several.join(several[1])
+    asking.notify()
+    asking.close()
+    several.take()
+    assert claim(several, 1) is Claim.PENDING_POSITION, "an answer is on its way: it must not meet a stream given up"
+    several.settle()
+    assert claim(several, 1) is None
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
+
+
 def test_a_gateway_that_claims_what_another_holds_is_not_let_in() -> None:
     registry = GlobalRegistry(["a"])
     registry.join("a", 1, [S], {})
@@ -268,9 +314,9 @@ def test_a_step_that_is_not_in_the_table_changes_nothing(state: Claim, step: Ste
     assert claims[S] is STEPS[state].get(step, state)
 
 
-def test_a_gateway_without_a_leader_takes_only_what_it_holds() -> None:
+def test_a_gateway_without_a_leader_takes_nothing_that_it_did_not_open_itself() -> None:
     claims = Claims([1], until=5)
-    assert claims.notify(1, Notify(1, "", 0)) is Verdict.OURS
+    assert claims.notify(1, Notify(1, "", 0)) is Verdict.REFUSED, "it was found in the log: how far is it committed?"
     assert claims.notify(1, Notify(2, "", 0)) is Verdict.REFUSED
 
 
@@ -345,6 +391,12 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=NODES)
     def crash(self, number: int) -> None:
         self.several.crash(number)
+
+    @rule(number=NODES)
+    def sync(self, number: int) -> None:
+        """What it has taken is on disk, and in no epoch yet."""
+        node = self.several[number]
+        node.durable = len(node.rows)
 
     @rule(told=st.sets(NODES))
     def take(self, told: set[int]) -> None:

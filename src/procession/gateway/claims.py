@@ -20,10 +20,12 @@ class Claim(Enum):
     PENDING_NOTIFY = "pending notify"  # the leader is asked, on behalf of a session
     ACTIVE = "active"  # a session may send on it
     PENDING_CLOSE = "pending close"  # ours, no session sends on it; what came of it is not committed yet
+    PENDING_POSITION = "pending position"  # ours since before a restart; the leader is asked how far it is committed
     PENDING_RELINQUISH = "pending relinquish"  # the leader is told that we give it up
 
 
 class Step(Enum):
+    ASKED = "asked"
     GRANTED = "granted"
     REFUSED = "refused"
     OPENED = "opened"
@@ -46,8 +48,14 @@ STEPS: dict[Claim, dict[Step, Claim | None]] = {
     },
     Claim.PENDING_CLOSE: {
         Step.OPENED: Claim.ACTIVE,
+        Step.ASKED: Claim.PENDING_POSITION,
         Step.CLOSED: Claim.PENDING_CLOSE,
         Step.COMMITTED: Claim.PENDING_RELINQUISH,
+        Step.LEADER_LOST: Claim.PENDING_CLOSE,
+    },
+    Claim.PENDING_POSITION: {
+        Step.GRANTED: Claim.ACTIVE,
+        Step.REFUSED: Claim.PENDING_CLOSE,
         Step.LEADER_LOST: Claim.PENDING_CLOSE,
     },
     Claim.PENDING_RELINQUISH: {
@@ -57,7 +65,7 @@ STEPS: dict[Claim, dict[Step, Claim | None]] = {
 }
 """What is not here is not heard: an answer that nobody waits for any more changes nothing."""
 
-HELD = (Claim.ACTIVE, Claim.PENDING_CLOSE)
+HELD = (Claim.ACTIVE, Claim.PENDING_CLOSE, Claim.PENDING_POSITION)
 
 
 class Verdict(Enum):
@@ -76,6 +84,10 @@ class Claims:
         self._claims = dict.fromkeys(held, Claim.PENDING_CLOSE)
         self._until = dict.fromkeys(self._claims, until)
         """For a stream that is closing: all its rows are below this sequence."""
+        self._restored = dict(self._until)
+        """Of the streams that were found in the log, those that nobody has opened since. Where the last one to hold it
+        had come to may be known to the leader only: it told so when it granted the stream, and what this gateway keeps
+        is from a later commit, if there was one. Maps to the sequence of the above while the leader is asked."""
         self._asking: dict[int, tuple[int, Notify]] = {}
         """For a stream that the leader is asked for: the session that wants it, and its words."""
 
@@ -95,18 +107,24 @@ class Claims:
         return len(self._asking)
 
     def is_wanted(self, stream_id: int) -> bool:
-        """Whether a session still waits for the leader's answer about it."""
-        return stream_id in self._asking
+        """Whether a session still waits for the leader to make it ours."""
+        return stream_id in self._asking and self._claims[stream_id] is Claim.PENDING_NOTIFY
 
     def notify(self, session: int, notify: Notify) -> Verdict:
         """A session wants a stream that no other session of ours has."""
-        match self._claims.get(notify.stream_id):
-            case Claim.ACTIVE | Claim.PENDING_CLOSE:
-                self._step(notify.stream_id, Step.OPENED)
+        stream_id = notify.stream_id
+        match self._claims.get(stream_id):
+            case Claim.PENDING_CLOSE if stream_id in self._restored and self.has_leader:
+                self._restored[stream_id] = self._until[stream_id]
+                self._step(stream_id, Step.ASKED)
+                self._asking[stream_id] = session, notify
+                return Verdict.ASK
+            case Claim.ACTIVE | Claim.PENDING_CLOSE if stream_id not in self._restored:
+                self._step(stream_id, Step.OPENED)
                 return Verdict.OURS
             case None if self.has_leader:
-                self._claims[notify.stream_id] = Claim.PENDING_NOTIFY
-                self._asking[notify.stream_id] = session, notify
+                self._claims[stream_id] = Claim.PENDING_NOTIFY
+                self._asking[stream_id] = session, notify
                 return Verdict.ASK
             case _:
                 return Verdict.REFUSED
@@ -115,9 +133,11 @@ class Claims:
         """The leader's answer. Gives who had asked, if anybody still waits for it; if nobody does, a stream that was
         granted goes back, or nobody could ever have it again."""
         asked = self._asking.pop(stream_id, None)
-        was_asked = self._claims.get(stream_id) is Claim.PENDING_NOTIFY
+        claim = self._claims.get(stream_id)
+        if claim is Claim.PENDING_POSITION and asked is None:
+            is_granted = False  # it is ours, and closing, as before
         self._step(stream_id, Step.GRANTED if is_granted else Step.REFUSED)
-        if was_asked and asked is None:
+        if claim is Claim.PENDING_NOTIFY and asked is None:
             self._step(stream_id, Step.CLOSED)
         return asked
 
@@ -173,3 +193,7 @@ class Claims:
             self._until.pop(stream_id, None)
         elif step is Step.CLOSED:
             self._until[stream_id] = until
+        elif claim is Claim.PENDING_POSITION:
+            self._until[stream_id] = self._restored[stream_id]
+        if following in (None, Claim.ACTIVE):
+            self._restored.pop(stream_id, None)

@@ -280,7 +280,7 @@ class GatewayState:
     def _refused(self, stream_id: int) -> list[Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=False)
-        return self._refuse(*asked) if asked is not None else []
+        return [*(self._refuse(*asked) if asked is not None else []), *self._relinquish()]
 
     def _told_by_leader(self, event: LeaderFound | LeaderLost | Relinquished) -> list[Action]:
         assert self.claims is not None, "only who has a leader hears of it"
