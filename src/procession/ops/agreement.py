@@ -47,18 +47,18 @@ class Agreement:
         if self._desks.names == [FIRST_GATEWAY]:
             return self._alone(fence, starts.get(FIRST_GATEWAY, 0), records_max, bytes_max)
         names = self._desks.names
-        reached = self._ask(names, {name: lambda client: client.clocks(fence) for name in names}, Reached)
-        if reached is None:
+        reached = self._ask({name: lambda client: client.clocks(fence) for name in names}, Reached)
+        if FIRST_GATEWAY not in reached:
             return None
         there = reached[FIRST_GATEWAY].gateways
-        self._desks.meet(there)
-        if self._desks.names != names:
-            return None  # somebody has come, or gone: all of them are asked next time
+        self._desks.meet(there)  # also if one has not answered: it may have left, and would be asked for ever
+        if self._desks.names != names or len(reached) < len(names):
+            return None  # somebody has come, or gone, or is away: all of them are asked next time
         told = _merged(one.clocks for one in reached.values())
         limits = max(1, records_max // len(names)), max(1, bytes_max // len(names))
         ask = {name: partial(_share, fence, starts.get(name, 0), limits, told, None) for name in names}
-        shares = self._ask(names, ask, Share)
-        if shares is None:
+        shares = self._ask(ask, Share)
+        if len(shares) < len(names):
             return None
         complete = [one.complete for one in shares.values() if one.complete is not None]
         if len(complete) < len(shares):
@@ -66,31 +66,28 @@ class Agreement:
         upto = min(complete)
         over = [name for name, one in shares.items() if one.last is not None and one.last > upto]
         ask = {name: partial(_share, fence, starts.get(name, 0), limits, {}, upto) for name in over}
-        cut = self._ask(over, ask, Share)
-        if cut is None:
+        cut = self._ask(ask, Share)
+        if len(cut) < len(over):
             return None
         return Agreed({name: one.end for name, one in (shares | cut).items()}, there)
 
     def _alone(self, fence: int, start: int, records_max: int, bytes_max: int) -> Agreed | None:
         """One gateway needs nobody's word; if it is not the only one, the others are asked, too, next time."""
         names = [FIRST_GATEWAY]
-        offers = self._ask(names, {FIRST_GATEWAY: partial(_offer, fence, start, records_max, bytes_max)}, Offer)
-        if offers is None:
+        offers = self._ask({FIRST_GATEWAY: partial(_offer, fence, start, records_max, bytes_max)}, Offer)
+        if not offers:
             return None
         offer = offers[FIRST_GATEWAY]
         self._desks.meet(offer.gateways)
         return Agreed({FIRST_GATEWAY: offer.end}, offer.gateways) if self._desks.names == names else None
 
-    def _ask(
-        self, names: list[str], questions: Mapping[str, Callable[[ControlClient], Answer]], kind: type[Answer]
-    ) -> dict[str, Answer] | None:
-        """The answers of all of these to these very questions; None if one is missing."""
+    def _ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]], kind: type[Answer]) -> dict[str, Answer]:
+        """The answers to these very questions, of those that gave one."""
         turn = next(self._turns)
         asked = {name: partial(_answered, turn, question) for name, question in questions.items()}
         answers = self._desks.ask(asked)
         now = {name: one.answer for name, one in answers.items() if one.turn == turn}
-        found = {name: answer for name, answer in now.items() if isinstance(answer, kind)}
-        return found if len(found) == len(names) else None
+        return {name: answer for name, answer in now.items() if isinstance(answer, kind)}
 
 
 def _answered(
