@@ -1,7 +1,8 @@
-"""Each guarantee on a living pipeline, with a driver killed where it must show: the verifier finds what was declared.
+"""Each guarantee on a living pipeline, with a part killed where it must show: the verifier finds what was declared.
 
 The kill is at a fault point, so that nothing is left to chance: between the sinks' votes and the decision an eager
-sink has shown the epoch already, and right after the decision an epoch that is sent later has not been sent yet.
+sink has shown the epoch already, and right after the decision an epoch that is sent later has not been sent yet. A sink
+that dies with records in its hands has shown none of them, and where nobody waits for votes that was their epoch.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
 RECORDS = 500
 BEFORE_DECISION = "driver:before-record"
 AFTER_DECISION = "driver:before-phase2"
+HALF_WAY = "sink:after-append"
+SINK = "sink-0"
 
 
-def crash_run(directory: Path, guarantee: str, points: list[str], *, idempotent: bool = False) -> Report:
-    """Send records through a pipeline of this level while its driver is killed at each of these points."""
+def crash_run(
+    directory: Path, guarantee: str, points: list[str], *, idempotent: bool = False, part: str = DRIVER
+) -> Report:
+    """Send records through a pipeline of this level while this part of it is killed at each of these points."""
     with Cluster(directory, APP.format(guarantee=guarantee, idempotent=idempotent), SETTINGS) as cluster:
         assert cluster.local.start()
         inputs, acks = [], []
@@ -45,11 +50,11 @@ def crash_run(directory: Path, guarantee: str, points: list[str], *, idempotent:
             cluster.arm(point)
             argv = (*COMMAND, "source", "file", str(path), "--to", cluster.local.address, "--acks", str(heard))
             cluster.supervisor.start(Part(f"source-{number}", argv))
-            cluster.until_dead(DRIVER)
+            cluster.until_dead(part)
             cluster.until_done(f"source-{number}")
             inputs.append(path)
             acks.append(heard)
-        assert cluster.restarts(DRIVER) == len(points)
+        assert cluster.restarts(part) == len(points)
     is_decided = guarantee == Guarantee.EFFECTIVELY_ONCE and not idempotent
     checkpoint = directory / "checkpoint" if is_decided else None
     return judge(Question(inputs, directory / "output", checkpoint=checkpoint, acks=acks))
@@ -78,10 +83,20 @@ def test_at_most_once_loses_and_does_not_double(tmp_path: Path) -> None:
     assert report.semantics is PROMISED[Guarantee.AT_MOST_ONCE]
 
 
-def test_with_no_guarantee_what_comes_out_is_correct_at_least(tmp_path: Path) -> None:
-    report = crash_run(tmp_path, "none", [AFTER_DECISION])
+def test_with_no_guarantee_records_are_lost_and_what_comes_out_is_correct_at_least(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "none", [HALF_WAY], part=SINK)
+    verdict = report.outputs[0].verdict
+    assert verdict.lost > 0, "the sink had it, died, and nobody sends it again"
+    assert verdict.acknowledged_lost == verdict.lost, "its producer was told that it is safe"
+    assert (verdict.corrupt, verdict.disordered) == (0, 0)
     assert report.semantics is not None
+    assert report.semantics is not Semantics.EFFECTIVELY_ONCE
     assert is_within(report.semantics, PROMISED[Guarantee.NONE]), report.text()
+
+
+def test_what_a_dying_sink_had_in_its_hands_is_sent_again_where_it_is_waited_for(tmp_path: Path) -> None:
+    report = crash_run(tmp_path, "effectively-once", [HALF_WAY], part=SINK)
+    assert report.is_clean, report.text()
 
 
 def test_an_idempotent_sink_gets_the_same_positions_again_and_is_clean(tmp_path: Path) -> None:
