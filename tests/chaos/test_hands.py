@@ -6,12 +6,15 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from procession.chaos.cluster import Death
-from procession.chaos.hands import EXIT_CLEAR, Excuse, Undo
+from procession import faults
+from procession.chaos.cluster import EXIT_CLEAR, Death
+from procession.chaos.hands import Excuse, Undo
 from procession.chaos.wayward import Behaviour, misdeeds_file
 
 FULL = os.strerror(errno.ENOSPC)
@@ -62,6 +65,22 @@ def test_a_wayward_sink_writes_down_what_it_has_done_and_nothing_else(tmp_path: 
     assert not misdeeds.exists()
     assert behaviour.is_turn("abort_on")
     assert misdeeds.read_text() == "abort_on\n"
+
+
+def test_a_wayward_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_like_every_part(tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("disk:sync")
+    argv = [sys.executable, "-m", "procession.chaos.wayward", str(tmp_path / "right"), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run(
+        [*argv, "--behaviour", str(tmp_path / "behaviour")],
+        env={**os.environ, faults.FILE_VARIABLE: str(fault)},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    assert ended.returncode == EXIT_CLEAR
+    assert os.strerror(errno.EIO) in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_what_a_wayward_sink_feels_like_is_drawn_from_the_seed_that_it_was_given(tmp_path: Path) -> None:

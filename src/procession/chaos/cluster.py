@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from procession.chaos.decision import Decisions
 from procession.chaos.fairclock import Toil
 
+EXIT_CLEAR = 3
+"""The status of a part that says: somebody must act on my last words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Death:

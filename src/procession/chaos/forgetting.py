@@ -11,8 +11,8 @@ import os
 import signal
 from pathlib import Path
 
-from procession.chaos.cluster import Cluster
-from procession.chaos.hands import DRIVER_WORDS, EXIT_CLEAR, Excuse, Hands
+from procession.chaos.cluster import EXIT_CLEAR, Cluster
+from procession.chaos.hands import DRIVER_WORDS, Excuse, Hands
 from procession.chaos.scenario import DRIVER, RIGHT
 from procession.chaos.vigil import Failed, Vigil
 from procession.storage.journal import encode, read_journal

@@ -14,14 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
-from procession.chaos.cluster import Cluster, Death
+from procession.chaos.cluster import EXIT_CLEAR, Cluster, Death
 from procession.chaos.scenario import ALL, DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
 from procession.chaos.wayward import misdeeds_file
 
 EXECUTORS_S = 90.0
 """Executors are JVMs of their own, which have to start: so much more patience it takes until there are new ones."""
-EXIT_CLEAR = 3
-"""The status of a part that says: somebody must act on my last words."""
 STRIKE_S = 20.0
 """How long a fault waits for its occasion; one that never comes is noted, not failed."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +28,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from procession.chaos.cluster import EXIT_CLEAR
 from procession.connectors.file_sink import opener
-from procession.errors import RemoteProtocolError
+from procession.errors import RemoteProtocolError, StorageError
 from procession.sdk.home import Home, serve
 from procession.sdk.outlet import Outlet, Where
 from procession.sdk.output import Output, Wait
@@ -158,11 +160,16 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--behaviour", type=Path, required=True)
     given = parser.parse_args()
-    home = WaywardHome(given.directory, Behaviour(given.behaviour))
     try:
-        serve(home, given.listen)
-    finally:
-        home.close()
+        home = WaywardHome(given.directory, Behaviour(given.behaviour))
+        try:
+            serve(home, given.listen)
+        finally:
+            home.close()
+    except StorageError as error:
+        # A bad disk is no bad manners: it ends as every other part does.
+        print(f"error: {error.explain()}", file=sys.stderr)
+        sys.exit(EXIT_CLEAR)
 
 
 if __name__ == "__main__":
