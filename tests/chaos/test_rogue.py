@@ -7,13 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from procession.address import Address, parse_address
 from procession.chaos.rogue import WENT_BACK_MAX, Broken, Lost, Rogue
+from procession.connectors.file import stream_id_of
 from procession.gateway.address import ADDRESS_FILE
+from procession.gateway.client import ControlClient
+from procession.sdk.acklog import AckLog, acknowledged
 
 GATEWAY = (sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
 PATIENCE_S = 60.0
@@ -44,6 +48,26 @@ def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(g
         with pytest.raises(Lost, match="goes back"):
             rogue._back()
     assert rogue._is_told
+
+
+def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_position(
+    gateway: Address, path: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "rogue.acks"
+    rogue = Rogue(gateway, path, AckLog(log))
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = sum(map(len, lines[:-1]))
+    with ControlClient(tmp_path / "gateway") as driver, ThreadPoolExecutor(1) as thread:
+        done = thread.submit(rogue.finish, len(lines))
+        limit = time.monotonic() + PATIENCE_S
+        while (seen := [one["seen"] for one in driver.status()["streams"]]) != [last]:
+            assert time.monotonic() < limit, seen
+            time.sleep(0.02)
+        assert acknowledged([log]) == {}, "nothing is committed yet"
+        driver.fence(1)
+        driver.commit(1, 0, len(lines), {stream_id_of(path): last})
+        done.result(PATIENCE_S)
+    assert acknowledged([log]) == {stream_id_of(path): last}
 
 
 def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,15 @@ def test_a_tail_reads_only_what_is_new(tmp_path: Path) -> None:
     assert tail.look() == {1: 11}
 
 
+def test_a_tail_follows_one_log_more_from_its_beginning(tmp_path: Path) -> None:
+    log, other, tail = AckLog(tmp_path / "acks"), AckLog(tmp_path / "others"), AckTail([tmp_path / "acks"])
+    log.heard(1, 10, 0.0)
+    other.heard(2, 20, 0.0)
+    assert tail.look() == {1: 10}
+    tail.follow(tmp_path / "others")
+    assert tail.look() == {1: 10, 2: 20}
+
+
 def test_nothing_heard_is_nothing_acknowledged(tmp_path: Path) -> None:
     assert acknowledged([tmp_path / "nowhere"]) == {}
 

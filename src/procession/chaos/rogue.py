@@ -2,7 +2,8 @@
 
 The one rule: in the end it has sent its file, every line of it, so that the output can be held against it; only its
 manners on the way are bad. It speaks the protocol through `wire.connection`, so what it does is allowed by the tables
-and wrong only in meaning. Status 0 when all is committed, 4 when the gateway let it do what it must not.
+and wrong only in meaning. As with the file source the id of a line is its position, and what it is told is noted down
+(`--acks`). Status 0 when all is committed, 4 when the gateway let it do what it must not.
 
     zero, middle    sessions that begin at the first record, or half way, whatever the gateway says is committed
     duplicates      what was sent in an earlier session, twice
@@ -17,14 +18,17 @@ import argparse
 import socket
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
 
 from procession.address import Address, parse_address
 from procession.connectors.file import stream_id_of
+from procession.sdk.acklog import AckLog
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
@@ -52,10 +56,13 @@ class Broken(Exception):
 
 
 class Session:
-    """One connection; what is heard is noted."""
+    """One connection. Lines go by their numbers here, and by their `ids` to the gateway; `hear` is told what is
+    committed."""
 
-    def __init__(self, address: Address, name: str) -> None:
+    def __init__(self, address: Address, name: str, ids: Sequence[int], hear: Callable[[int], object]) -> None:
         self.committed: int | None = None
+        self._ids = ids
+        self._hear_committed = hear
         self._connection = Connection(Side.INITIATOR, Role.SOURCE)
         self._answers: list[NotifyAck] = []
         self._is_welcome = False
@@ -73,16 +80,19 @@ class Session:
         self._until(lambda: bool(self._answers))
         answer = self._answers.pop()
         if answer.success and answer.point_of_reference != NOTHING_COMMITTED:
-            self.committed = answer.point_of_reference
+            self._take_committed(answer.point_of_reference)
         return answer.success
 
     def send(self, stream_id: int, lines: Sequence[bytes], start: int, end: int) -> None:
         while start < end:
             self._wait_for_credit()
             count = min(end - start, self._connection.credit.available, PIECE_RECORDS_MAX)
-            ids = range(start, start + count)
             data = self._connection.send_messages(
-                stream_id, ids, [0] * count, None, pa.array(lines[start : start + count], pa.binary())
+                stream_id,
+                self._ids[start : start + count],
+                [0] * count,
+                None,
+                pa.array(lines[start : start + count], pa.binary()),
             )
             self._socket.sendall(memoryview(data))
             start += count
@@ -136,21 +146,28 @@ class Session:
                 self._answers.append(event)
             case Ack(_, positions):
                 for _, message_id in positions:
-                    self.committed = message_id if self.committed is None else max(self.committed, message_id)
+                    self._take_committed(message_id)
             case Error(reason) | Violation(reason):
                 raise Lost(reason)
             case Restart():
                 raise Lost("restart")
 
+    def _take_committed(self, message_id: int) -> None:
+        self._hear_committed(message_id)
+        line = bisect_right(self._ids, message_id) - 1
+        self.committed = line if self.committed is None else max(self.committed, line)
+
 
 class Rogue:
     """The producer. Each method is a session or two; `finish` is the decent end of all of them."""
 
-    def __init__(self, address: Address, path: Path) -> None:
+    def __init__(self, address: Address, path: Path, acks: AckLog | None = None) -> None:
         self._address = address
+        self._acks = acks
         self._path = path
         self._stream = stream_id_of(path)
         self._lines = path.read_bytes().splitlines()
+        self._ids = [0, *accumulate(len(line) + 1 for line in self._lines[:-1])]
         self._half = len(self._lines) // 2
         self._went_back = self._unanswered = 0
         self._is_told = False
@@ -183,11 +200,15 @@ class Rogue:
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        session = Session(self._address, self._path.name)
+        session = Session(self._address, self._path.name, self._ids, self._heard)
         try:
             yield session
         finally:
             session.close()
+
+    def _heard(self, message_id: int) -> None:
+        if self._acks is not None:
+            self._acks.heard(self._stream, message_id, time.time())
 
     def _again_from(self, start: int, end: int) -> None:
         with self._session() as session:
@@ -247,9 +268,11 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--to", required=True)
     parser.add_argument("--manners", choices=MANNERS, required=True)
+    parser.add_argument("--acks", type=Path, help="note down here what is told to be committed")
     given = parser.parse_args()
+    acks = AckLog(given.acks) if given.acks else None
     try:
-        Rogue(parse_address(given.to), given.path).run(given.manners)
+        Rogue(parse_address(given.to), given.path, acks).run(given.manners)
     except Broken as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATUS_BROKEN)

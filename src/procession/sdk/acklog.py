@@ -37,6 +37,10 @@ class AckTail:
         self._positions = dict.fromkeys(paths, 0)
         self._highest: dict[int, int] = {}
 
+    def follow(self, path: Path) -> None:
+        """One log more, from its beginning."""
+        self._positions.setdefault(path, 0)
+
     def look(self) -> dict[int, int]:
         """What is known now; only what is new is read."""
         for path in self._positions:
