@@ -16,12 +16,14 @@ from procession.chaos.proxy import Fault
 from procession.chaos.rehearsal import objection
 from procession.chaos.rogue import MANNERS, Rogue
 from procession.chaos.scenario import (
+    CONTROL_THIRD,
     GATEWAYS,
     HOMES,
     LINKS,
     PARTS,
     RIGHT,
     THIRD,
+    TO_THIRD,
     Do,
     Line,
     Run,
@@ -77,6 +79,17 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
             case _:
                 assert step.on in (*PARTS, THIRD)
         assert step.do in (Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE) or hasattr(Hands, f"_{step.do.name.lower()}")
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("network-")])
+def test_a_fault_of_the_network_strikes_every_pair_of_parts(name: str) -> None:
+    """But for the third gateway's, which comes and goes."""
+    struck = {step.on for step in steps(BY_NAME[name]) if step.do is Do.NETWORK}
+    assert struck == {*LINKS} - {TO_THIRD, CONTROL_THIRD}
+
+
+def test_the_driver_loses_its_connection_to_a_gateway_that_has_just_joined() -> None:
+    assert CONTROL_THIRD in {step.on for step in steps(BY_NAME["grow-and-shrink-gateways"])}
 
 
 def test_names_are_unique_and_every_kind_of_step_is_used() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from procession.chaos.scenario import GATEWAY, GATEWAYS, SECOND, THIRD
+from procession.chaos.scenario import CONTROLS, GATEWAY, GATEWAYS, SECOND, THIRD, TO_GATEWAY, TO_SECOND, TO_THIRD
+from procession.gateway.client import ControlClient
 from procession.ops.chaos import ChaosCluster
+from procession.storage.pieces import FIRST_GATEWAY
 
 PATIENCE_S = 60.0
 """It ends a hang, and measures nothing."""
@@ -44,6 +46,22 @@ def test_one_more_gateway_joins_leaves_and_comes_back_under_its_name(cluster: Ch
         cluster.stage.forget(THIRD)
         assert not cluster.has_joined(THIRD)
     assert not cluster.stage.deaths
+
+
+def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: ChaosCluster) -> None:
+    """So the driver, and a producer that is sent elsewhere, come through a proxy, however they have heard of it."""
+    cluster.start_gateway(THIRD)
+    until(cluster, lambda: all(cluster.has_joined(name) for name in (SECOND, THIRD)))
+    with ControlClient(cluster.directory / GATEWAY) as leader:
+        said = {one["name"]: one for one in leader.gateways()}
+    address = cluster.proxies.address
+    for name, listen, control in zip(
+        (FIRST_GATEWAY, SECOND, THIRD), (TO_GATEWAY, TO_SECOND, TO_THIRD), CONTROLS, strict=True
+    ):
+        assert said[name]["listen"] == str(address(listen))
+        assert said[name]["control"] == str(address(control))
+        with ControlClient(said[name]["control"]) as driver:
+            assert driver.status()["next_sequence"] >= 0, "and behind it there is somebody"
 
 
 def test_who_is_away_is_not_waited_for_and_who_works_is_seen_to(cluster: ChaosCluster) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from procession.chaos.scenario import (
     ALL,
+    CONTROL_THIRD,
     DRIVER,
     GATEWAY,
     GATEWAYS,
@@ -85,7 +86,8 @@ CRASHES: tuple[Scenario, ...] = (
         "A gateway joins, is sent to, and is let go again, always under the same name; then somebody dies meanwhile.",
         (
             *(*GROW, Line(Do.LEAVE, (THIRD,))),
-            *(*GROW, Line(Do.LEAVE, (THIRD,)), Line(Do.KILL, (THIRD,), delay_s=SHORTLY, is_settled=False)),
+            *(*GROW, Line(Do.NETWORK, (CONTROL_THIRD,), details=("cut",), seconds=(0.5, 1.5))),
+            *(Line(Do.LEAVE, (THIRD,)), Line(Do.KILL, (THIRD,), delay_s=SHORTLY, is_settled=False)),
             *(*GROW, Line(Do.KILL, (THIRD,)), Line(Do.LEAVE, (THIRD,), delay_s=SHORTLY, is_settled=False)),
             Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from procession.chaos.scenario import (
     BETWEEN,
     CONTROL,
+    CONTROL_SECOND,
     DRIVER,
     GATEWAY,
     GATEWAYS,
@@ -29,11 +30,11 @@ AT_ONCE = (0.0, 0.05)
 SYNCS = tuple(map(str, range(1, 9)))
 """Which sync from now on fails: files and their folders are synced in turn, a handful in every epoch."""
 SINK_LINKS = (TO_LEFT, TO_RIGHT)
-PAIRS = tuple((link, "") for link in (TO_GATEWAY, TO_SECOND, CONTROL, BETWEEN, *SINK_LINKS))
+PAIRS = tuple((link, "") for link in (TO_GATEWAY, TO_SECOND, CONTROL, CONTROL_SECOND, BETWEEN, *SINK_LINKS))
 BOTH_WAYS = (
     # Gateways are alike to their producers, and sinks to the driver: each of two has the one way or the other.
     *((TO_GATEWAY, "up"), (TO_SECOND, "down"), (TO_LEFT, "up"), (TO_RIGHT, "down")),
-    *((link, way) for link in (CONTROL, BETWEEN) for way in ("up", "down")),
+    *((link, way) for link in (CONTROL, CONTROL_SECOND, BETWEEN) for way in ("up", "down")),
 )
 FEELINGS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
 MEANWHILE = Line(Do.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)

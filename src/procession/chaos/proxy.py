@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from procession.address import Address
+from procession.address import Address, address_of, listening_socket
 from procession.chaos.cutter import Cutter, FrameCutter, Piece
 
+HOST = "127.0.0.2"
+"""Where proxies listen. Behind it nobody does: a part can listen at the same port of another host of this machine, and
+say that it is here."""
 READ_BYTES_MAX = 64 * 1024
 HELD_BYTES_MAX = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
@@ -138,8 +141,9 @@ class Proxy:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=READ_BYTES_MAX)
-        self.address = Address(*self._server.sockets[0].getsockname()[:2])
+        listener = listening_socket(Address(HOST, 0))
+        self.address = address_of(listener)
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
 
     def close(self) -> None:
         if self._server is not None:

@@ -29,10 +29,11 @@ HOMES = dict(zip(SOURCES, GATEWAYS * 2, strict=True))
 
 # The connections that a proxy stands in.
 TO_GATEWAY, TO_SECOND, TO_THIRD = (f"source-{gateway}" for gateway in (*GATEWAYS, THIRD))
-CONTROL = "driver-gateway"
+CONTROL, CONTROL_SECOND, CONTROL_THIRD = (f"driver-{gateway}" for gateway in (*GATEWAYS, THIRD))
 BETWEEN = "gateway-gateway"  # from the others to the one that leads
 TO_LEFT, TO_RIGHT = "driver-left", "driver-right"
-LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, CONTROL, BETWEEN, TO_LEFT, TO_RIGHT)
+CONTROLS = (CONTROL, CONTROL_SECOND, CONTROL_THIRD)
+LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
 
 
 ALL = "all"

@@ -28,6 +28,7 @@ from procession.chaos.records import APP
 from procession.chaos.scenario import (
     BETWEEN,
     CONTROL,
+    CONTROLS,
     DRIVER,
     GATEWAY,
     GATEWAYS,
@@ -49,7 +50,7 @@ from procession.ops import sweep
 from procession.ops.clocks import Clocks
 from procession.ops.decisions import DecisionReader
 from procession.ops.epochs import EpochTail
-from procession.ops.gatehouse import ANYWHERE, Gatehouse
+from procession.ops.gatehouse import Doors, Gatehouse
 from procession.ops.local import COMMAND, SPARE
 from procession.ops.part import Part
 from procession.ops.stage import Stage
@@ -57,6 +58,7 @@ from procession.ops.toil import Toiling
 from procession.sdk.acklog import AckTail
 
 STORY_BYTES_MAX = 4000
+ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 ANSWER_TIMEOUT_S = 3.0
@@ -75,12 +77,13 @@ class ChaosCluster:
         self._epochs = EpochTail(directory / "epochs.jsonl")
         self._acks = AckTail([self._ack_log(name) for name in SOURCES])
         self._gatehouse = Gatehouse(directory, self.stage)
-        leader = self._gatehouse.announcement(GATEWAY)
-        doors = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), (*GATEWAYS, THIRD), strict=True)
+        said = {name: self._gatehouse.announcement(name) for name in (*GATEWAYS, THIRD)}
+        listens = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), said.values(), strict=True)
+        controls = zip(CONTROLS, said.values(), strict=True)
         self.proxies = Proxies(
-            *(Proxy(door, _address_in(self._gatehouse.announcement(name), "listen")) for door, name in doors),
-            Proxy(CONTROL, _address_in(leader, "control"), LineCutter),
-            Proxy(BETWEEN, _address_in(leader, "control"), LineCutter),
+            *(Proxy(door, _address_in(where, "listen")) for door, where in listens),
+            *(Proxy(door, _address_in(where, "control"), LineCutter) for door, where in controls),
+            Proxy(BETWEEN, _address_in(said[GATEWAY], "control"), LineCutter),
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
@@ -133,7 +136,9 @@ class ChaosCluster:
 
     def start_gateway(self, name: str) -> None:
         """One more; its directory may be there already, from the last time that it was one of them."""
-        self._start(name, self._gatehouse.argv(name, str(self.proxies.address(BETWEEN))))
+        address = self.proxies.address
+        doors = Doors(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
+        self._start(name, self._gatehouse.argv(name, doors))
 
     def _start(self, name: str, argv: list[str]) -> None:
         self.stage.start(self._part(name, argv))
@@ -171,10 +176,12 @@ class ChaosCluster:
         return self.directory / f"{name}.acks"
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
-        argv = (sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners)
+        argv = [sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners]
+        argv += ["--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(self._ack_log(name))]
+        self._acks.follow(self._ack_log(name))
         self.stage.forget(name)
         self.stage.finite.add(name)
-        self.stage.start(Part(name, (*argv, "--to", str(self.proxies.address(TO_GATEWAY)))))
+        self.stage.start(Part(name, tuple(argv)))
 
     # Doing
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from procession.address import Address
 from procession.chaos.scenario import GATEWAY, GATEWAYS, THIRD
 from procession.errors import ProcessionError
 from procession.gateway.address import ADDRESS_FILE
@@ -17,10 +18,21 @@ from procession.gateway.client import ControlClient
 from procession.ops.local import COMMAND
 from procession.ops.stage import Stage
 
-ANYWHERE = "127.0.0.1:0"
+BEHIND = "127.0.0.3"
+"""Where gateways listen, each at the ports of its proxies: to others it says their host, so that whoever hears from the
+leader where a gateway is comes through its proxies. Nobody else is at that host, so the ports stay free for it."""
 STATUS_TIMEOUT_S = 0.3
 
 Answer = TypeVar("Answer")
+
+
+class Doors(NamedTuple):
+    """The proxies that stand before a gateway: for producers, for the driver; and the one before the leader, for the
+    other gateways."""
+
+    listen: Address
+    control: Address
+    leader: Address
 
 
 class Gatehouse:
@@ -35,10 +47,12 @@ class Gatehouse:
         """Where a gateway says that it is ready, and where."""
         return self._directory / name / ADDRESS_FILE
 
-    def argv(self, name: str, leader: str) -> list[str]:
-        """How it is started; all but the first join that one, at this address."""
-        argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--listen", ANYWHERE, "--control", ANYWHERE]
-        return argv if name == GATEWAY else [*argv, "--join", leader, "--name", name]
+    def argv(self, name: str, doors: Doors) -> list[str]:
+        """How it is started, behind these doors; all but the first join that one."""
+        argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--advertise", doors.listen.host]
+        argv += ["--listen", str(Address(BEHIND, doors.listen.port))]
+        argv += ["--control", str(Address(BEHIND, doors.control.port))]
+        return argv if name == GATEWAY else [*argv, "--join", str(doors.leader), "--name", name]
 
     @property
     def names(self) -> list[str]:
