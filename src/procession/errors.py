@@ -50,10 +50,12 @@ class ProcessionError(Exception):
 
 
 def _as_sentence(text: str) -> str:
-    """With a capital and a full stop, however it was written where it was raised."""
+    """With a capital and a full stop, however it was written where it was raised. What is no plain word is left as it
+    is: it may be the name of a file."""
     first, _, rest = text.partition("\n")
     ended = first if first.endswith((".", ":", "?", "!", "…")) else f"{first}."
-    return "\n".join(filter(None, (ended[:1].upper() + ended[1:], rest)))
+    is_word = ended.partition(" ")[0].rstrip(",:;.?!…").isalpha()
+    return "\n".join(filter(None, (ended[:1].upper() + ended[1:] if is_word else ended, rest)))
 
 
 def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields: dict[str, Any]) -> ProcessionError:

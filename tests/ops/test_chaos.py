@@ -22,7 +22,7 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
     [
         (["--scenario", "crash-snk"], 2, "did you mean crash-sink or"),
         (["--scenario", "crash-sink", "--replay", "schedule.json"], 2, "give --replay without --scenario"),
-        (["--replay", "nowhere.json"], 3, "is not a schedule"),
+        (["--replay", "nowhere.json"], 3, "The file nowhere.json is not a schedule: No such file or directory."),
         (["--report", "/proc/chaos"], 3, "give another --report"),
     ],
 )
@@ -47,6 +47,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
         ({"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "dance"}]}]}, "is not a schedule"),
         ({"seed": 1, "runs": ["one"]}, "is not a schedule"),
         ([], "is not a schedule"),
+        ({"runs": []}, "is not a schedule: KeyError: 'seed'"),
     ],
 )
 def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, schedule: object, told: str) -> None:

@@ -100,3 +100,15 @@ def test_a_command_ends_with_the_status_of_the_table(tmp_path: Path, words: str,
     assert "Traceback" not in done.stderr
     if status is Status.ACT:
         assert "\n  Next: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("the port is in use", "The port is in use."),
+        ("nowhere.json is no plan", "nowhere.json is no plan."),
+        ("gateway-1 is away.", "gateway-1 is away."),
+    ],
+)
+def test_a_sentence_has_a_capital_unless_it_begins_with_a_name(raised: str, told: str) -> None:
+    assert ConfigError(raised).explain() == told

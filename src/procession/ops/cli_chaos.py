@@ -158,11 +158,13 @@ def _recorded(path: Path) -> tuple[int, list[Run]]:
         seed, runs = int(told["seed"]), [Run.from_dict(one) for one in told["runs"]]
         why_not = objection(runs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{path} is not a schedule: {error}", next_step="give the schedule.json of a report"
+            f"the file {path} is not a schedule: {why}", next_step="give the schedule.json of a report"
         ) from error
     if why_not:
         raise ConfigError(
-            f"{path} is not a schedule that can be run: {why_not}", next_step="give the schedule.json of a report"
+            f"the file {path} is not a schedule that can be run: {why_not}",
+            next_step="give the schedule.json of a report",
         )
     return seed, runs
