@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from procession.address import Address
 from procession.chaos.cutter import FrameCutter, LineCutter
-from procession.chaos.proxy import FAULTS, Fault, Proxies, Proxy
+from procession.chaos.proxy import FAULTS, HAS_WAY, Fault, Proxies, Proxy
 from procession.wire import twopc, v3
 from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
 
@@ -259,7 +259,8 @@ def test_a_fault_waits_for_its_word_longer_than_it_lasts_but_not_for_ever(world:
 def test_a_fault_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="earthquake"):
         Fault.parse("earthquake")
-    assert all(Fault.parse(kind).kind == kind for kind in FAULTS)
+    arguments = {"delay": ":0.5"} | dict.fromkeys(HAS_WAY, ":up")
+    assert all(Fault.parse(kind + arguments.get(kind, "")).kind == kind for kind in FAULTS)
 
 
 STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(WORDS.values())

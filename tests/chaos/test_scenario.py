@@ -64,7 +64,7 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 Fault.parse(step.detail)
             case Do.BEHAVE:
                 assert step.on == RIGHT
-                assert step.detail.partition("=")[0] in (wayward.__doc__ or "")
+                assert step.detail.partition("=")[0] in wayward.BEHAVIOURS
             case Do.ARM:
                 assert step.on in PARTS
                 assert step.detail in points | {"disk:torn"}
@@ -90,6 +90,10 @@ def test_a_fault_of_the_network_strikes_every_pair_of_parts(name: str) -> None:
 
 def test_the_driver_loses_its_connection_to_a_gateway_that_has_just_joined() -> None:
     assert CONTROL_THIRD in {step.on for step in steps(BY_NAME["grow-and-shrink-gateways"])}
+
+
+def test_every_behaviour_is_described() -> None:
+    assert not [name for name in wayward.BEHAVIOURS if f"{name}=" not in (wayward.__doc__ or "")]
 
 
 def test_names_are_unique_and_every_kind_of_step_is_used() -> None:

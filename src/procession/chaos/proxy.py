@@ -40,6 +40,8 @@ FAULTS = {
     "swallow": "the given word does not arrive, once",
 }
 ONCE = frozenset({"truncate", "corrupt", "cut-before", "cut-after", "swallow"})
+WAYS = ("up", "down")
+HAS_WAY = frozenset({"half-close", "truncate", "corrupt"})
 PRESENT = frozenset({"half-close", "late"})
 """Of the connections that there are; of the next one, if there is none."""
 
@@ -57,6 +59,10 @@ class Fault:
         kind, _, argument = text.partition(":")
         if kind not in FAULTS:
             raise ValueError(f"no fault of a network is called {kind!r}; there are: {', '.join(FAULTS)}")
+        if kind in HAS_WAY and argument not in WAYS:
+            raise ValueError(f"{kind} goes up or down, and not {argument!r}")
+        if kind == "delay" and not argument.replace(".", "", 1).isdecimal():
+            raise ValueError(f"{argument!r} is no number of seconds")
         return cls(kind, argument)
 
 

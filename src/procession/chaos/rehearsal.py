@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from procession.chaos.hands import Hands
 from procession.chaos.proxy import Fault
 from procession.chaos.rogue import MANNERS
-from procession.chaos.scenario import GATEWAYS, HOMES, LINKS, PARTS, RIGHT, THIRD, Do, Run, Step
+from procession.chaos.scenario import ALL, DRIVER, GATEWAYS, HOMES, LINKS, PARTS, RIGHT, THIRD, Do, Run, Step
+from procession.chaos.wayward import BEHAVIOURS
 
 BY_HARNESS = frozenset({Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE})
 """Steps that the harness itself does; all others are the hands'."""
@@ -43,7 +44,14 @@ def _why_not(step: Step) -> str:
         case Do.ROGUE:
             return _one_of(step.detail, MANNERS)
         case Do.BEHAVE:
-            return _one_of(step.on, (RIGHT,))
+            names = [one.partition("=")[0] for one in step.detail.split(",")]
+            return _one_of(step.on, (RIGHT,)) or next(filter(None, (_one_of(name, BEHAVIOURS) for name in names)), "")
+        case Do.WORKER | Do.EXECUTOR if not (step.detail in ("", ALL) or step.detail.isdecimal()):
+            return f"{step.detail!r} is no number of a process"
+        case Do.BAD_SYNC if step.detail and not step.detail.isdecimal():
+            return f"{step.detail!r} is no number of a sync"
+        case Do.WORKER | Do.EXECUTOR | Do.MASTER:
+            return _one_of(step.on, (DRIVER,))
         case Do.CLOCK if not step.detail.lstrip("-").isdigit():
             return f"{step.detail!r} is no number of seconds"
         case Do.FORGET:

@@ -36,6 +36,10 @@ from procession.sdk.outlet import Outlet, Where
 from procession.sdk.output import Output, Wait
 from procession.sdk.txnlog import TxnLog
 
+ABORTS = ("abort_on", "abort_content", "abort_chance", "seed")
+DELAYS = ("vote_delay_s", "decide_delay_s", "hang_on")
+CLOSES = ("close_before_vote", "close_after_vote", "close_before_decision", "close_after_decision")
+BEHAVIOURS = (*ABORTS, *DELAYS, *CLOSES, "double")
 CONTENT_ABORTS_MAX = 3
 HANG_LOOK_S = 0.05
 
