@@ -42,7 +42,7 @@ def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None
 
 
 def test_an_interrupt_stops_all_processes_and_leaves_a_summary() -> None:
-    words = [*SIMULATE, "--runs", "10000000", "--jobs", "2", "--json"]
+    words = [*SIMULATE, "--runs", "100000", "--jobs", "2", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as simulator:
         assert simulator.stderr is not None
         assert b"by 2 processes" in simulator.stderr.readline()
