@@ -110,6 +110,7 @@ def test_a_name_from_a_peer_cannot_paint_on_the_screen() -> None:
 
 def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_there_is_no_such_column() -> None:
     row = {"name": "s", "state": "open", "owner": "g", "committed": 5, "lag": 0, "rate": 0.0, "is_held": False}
+    row |= {"frames": 2, "bytes": 20}
     of_one = [
         row | {"id": 1, "seen": 9, "late": 3},
         row | {"id": 1, "seen": 4, "late": 2, "owner": "h", "is_held": True},
@@ -119,6 +120,17 @@ def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_th
     assert [(one["owner"], one["seen"], one["late"]) for one in told] == [("h", 4, 5), ("g", 7, None)]
     assert "late" not in next(table(told[1:]))
     assert next(table(told)).endswith("late")
+
+
+def test_a_stream_that_nobody_holds_is_told_by_a_gateway_that_had_it_and_under_its_name() -> None:
+    row = {"id": 1, "state": "closed", "committed": 5, "seen": 5, "lag": 0, "rate": 0.0, "late": None}
+    heard = row | {"name": "", "owner": "gateway-0", "is_held": False, "frames": 0, "bytes": 0}
+    had = heard | {"name": "s", "owner": "gateway-1", "frames": 6, "bytes": 60}
+    (told,) = together([heard, had])
+    assert (told["name"], told["owner"], told["frames"], told["bytes"]) == ("s", "gateway-1", 6, 60)
+    came_back = heard | {"seen": 7, "is_held": True, "frames": 2, "bytes": 20}
+    (told,) = together([came_back, had])
+    assert (told["name"], told["owner"], told["frames"], told["bytes"]) == ("s", "gateway-0", 8, 80)
 
 
 def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) -> None:

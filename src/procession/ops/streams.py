@@ -27,6 +27,7 @@ HOME = Path(".procession")
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
 LATE = "late"
 """One more column, where streams are in the order of event time: in that of arrival no record is late."""
+COUNTED = (LATE, "frames", "bytes")
 LEFT = frozenset({"name", "state", "owner"})
 NAME_CHARS_MAX = 48
 """Of a longer name a table shows the end: that is where names of files differ."""
@@ -96,19 +97,22 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
 
 
 def together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most. What came
-    late is added up: each knows only what it has taken."""
+    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most. What each
+    has counted is added up: it knows only what it has taken. A name is known where the stream was opened."""
     known: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         known.setdefault(row["id"], []).append(row)
-    return [
-        max(told, key=_weight) | {LATE: None if told[0][LATE] is None else sum(one[LATE] for one in told)}
-        for _, told in sorted(known.items())
-    ]
+    return [_added_up(told) for _, told in sorted(known.items())]
 
 
-def _weight(row: Mapping[str, Any]) -> tuple[bool, int]:
-    return row["is_held"], -1 if row["seen"] is None else row["seen"]
+def _added_up(told: list[dict[str, Any]]) -> dict[str, Any]:
+    chosen = max(told, key=_weight)
+    sums = {name: sum(row[name] for row in told) for name in COUNTED if chosen[name] is not None}
+    return chosen | sums | {"name": chosen["name"] or max(row["name"] for row in told)}
+
+
+def _weight(row: Mapping[str, Any]) -> tuple[bool, int, bool]:
+    return row["is_held"], -1 if row["seen"] is None else row["seen"], bool(row["name"])
 
 
 def show(
