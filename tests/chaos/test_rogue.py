@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from procession.address import Address, parse_address
-from procession.chaos.rogue import WENT_BACK_MAX, Broken, Lost, Rogue
+from procession.chaos.rogue import DEEDS, MANNERS, WENT_BACK_MAX, Broken, Lost, Rogue
 from procession.connectors.file import stream_id_of
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
@@ -44,10 +44,48 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
     rogue = Rogue(gateway, path)
-    for _ in range(3):
-        with pytest.raises(Lost, match="goes back"):
-            rogue._back()
-    assert rogue._is_told
+    for number in range(3):
+        rogue._is_told = False
+        assert rogue._back()
+        assert rogue._is_told
+        assert rogue._went_back == number + 1
+
+
+@pytest.mark.parametrize("manners", ["zero", "duplicates"])
+def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
+    gateway: Address, path: Path, tmp_path: Path, manners: str
+) -> None:
+    assert getattr(Rogue(gateway, path), f"_{manners}")()
+    limit = time.monotonic() + PATIENCE_S
+    with ControlClient(tmp_path / "gateway") as driver:
+        while (count := driver.status()["duplicates"]) < 50:
+            assert time.monotonic() < limit, count
+            time.sleep(0.02)
+
+
+def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None:
+    assert Rogue(gateway, path)._fight()
+
+
+@pytest.mark.parametrize("manners", [manners for manners in MANNERS if manners != "reopen"])
+def test_what_was_not_done_because_nobody_was_there_is_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, manners: str
+) -> None:
+    rogue = Rogue(Address("127.0.0.1", 1), path)
+    tries: list[str] = []
+
+    def comes_back_late() -> bool:
+        tries.append(manners)
+        if len(tries) < 20:
+            raise Lost("closed")
+        rogue._is_told = len(tries) > 30
+        return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rogue, f"_{manners}", comes_back_late)
+    monkeypatch.setattr(rogue, "finish", lambda end: None)
+    rogue.run(manners)
+    assert len(tries) == 30 + DEEDS
 
 
 def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_position(
@@ -73,30 +111,13 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
 def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rogue = Rogue(Address("127.0.0.1", 1), path)
 
-    def nothing_is_said() -> None:
+    def nothing_is_said() -> bool:
         rogue._went_back += 1
         rogue._unanswered += 1
+        return True
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(rogue, "_back", nothing_is_said)
     with pytest.raises(Broken, match="never said so"):
         rogue.run("back")
     assert rogue._went_back == WENT_BACK_MAX
-
-
-def test_a_gateway_that_is_away_is_waited_for_and_not_blamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rogue = Rogue(Address("127.0.0.1", 1), path)
-    tries: list[int] = []
-
-    def nobody_is_there() -> None:
-        tries.append(len(tries))
-        if len(tries) < 50:
-            raise ConnectionRefusedError
-        rogue._is_told = True
-        raise Lost("message id goes back on stream 1")
-
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(rogue, "_back", nobody_is_there)
-    monkeypatch.setattr(rogue, "finish", lambda end: None)
-    rogue.run("back")
-    assert len(tries) == 50

@@ -38,7 +38,8 @@ READ_BYTES = 64 * 1024
 PIECE_RECORDS_MAX = 200
 ANSWER_TIMEOUT_S = 10.0
 PAUSE_S = 0.3
-TRIES = 3
+DEEDS = 3
+"""So often it does what it must not; a session that is lost before is no deed, and is tried again."""
 WENT_BACK_MAX, UNANSWERED_MAX = 12, 6
 """In how many sessions it goes back until it is told so; and how many of them, gone through to the end, prove that it
 is never told. One that is lost for another reason proves nothing."""
@@ -159,7 +160,8 @@ class Session:
 
 
 class Rogue:
-    """The producer. Each method is a session or two; `finish` is the decent end of all of them."""
+    """The producer. Each method is a session or two, and says whether the deed was done; `finish` is the decent end of
+    all of them."""
 
     def __init__(self, address: Address, path: Path, acks: AckLog | None = None) -> None:
         self._address = address
@@ -173,11 +175,10 @@ class Rogue:
         self._is_told = False
 
     def run(self, manners: str) -> None:
-        tries = 0
-        while tries < TRIES or (manners == "back" and not self._is_told and self._went_back < WENT_BACK_MAX):
+        deeds = 0
+        while deeds < DEEDS or (manners == "back" and not self._is_told and self._went_back < WENT_BACK_MAX):
             with suppress(Lost, OSError):
-                getattr(self, f"_{manners}")()
-            tries += 1
+                deeds += getattr(self, f"_{manners}")()
             time.sleep(PAUSE_S)
         if not self._is_told and self._unanswered >= UNANSWERED_MAX:
             raise Broken(f"in {self._unanswered} sessions an id went back, and the gateway never said so")
@@ -210,57 +211,67 @@ class Rogue:
         if self._acks is not None:
             self._acks.heard(self._stream, message_id, time.time())
 
-    def _again_from(self, start: int, end: int) -> None:
+    def _again_from(self, start: int, end: int) -> bool:
         with self._session() as session:
-            if session.open(self._stream, self._path.name):
-                session.send(self._stream, self._lines, start, end)
+            if not session.open(self._stream, self._path.name):
+                return False
+            session.send(self._stream, self._lines, start, end)
+            return session.is_alive()
 
-    def _zero(self) -> None:
-        self._again_from(0, self._half)
-        self._again_from(0, self._half + self._half // 2)
+    def _zero(self) -> bool:
+        return self._again_from(0, self._half) and self._again_from(0, self._half + self._half // 2)
 
-    def _middle(self) -> None:
+    def _middle(self) -> bool:
         with self._session() as session:
-            if session.open(self._stream, self._path.name):
-                session.send(self._stream, self._lines, (session.committed or 0) // 2, self._half)
-                session.until_committed(self._half - 1)
-        self._again_from(self._half // 2, self._half + self._half // 2)
+            if not session.open(self._stream, self._path.name):
+                return False
+            session.send(self._stream, self._lines, (session.committed or 0) // 2, self._half)
+            session.until_committed(self._half - 1)
+        return self._again_from(self._half // 2, self._half + self._half // 2)
 
-    def _duplicates(self) -> None:
-        self._again_from(0, self._half)
+    def _duplicates(self) -> bool:
+        if not self._again_from(0, self._half):
+            return False
         with self._session() as session:
-            if session.open(self._stream, self._path.name):
-                for _ in range(2):
-                    session.send(self._stream, self._lines, 0, self._half // 2)
+            if not session.open(self._stream, self._path.name):
+                return False
+            for _ in range(2):
+                session.send(self._stream, self._lines, 0, self._half // 2)
+            return session.is_alive()
 
-    def _back(self) -> None:
+    def _back(self) -> bool:
         """Some that are new every time, and the last of them again. If that was committed meanwhile it is a duplicate
         like others, and if somebody was killed nothing can be said; but in the end it must be called what it is."""
-        goal = len(self._lines) * (self._went_back + 1) // (WENT_BACK_MAX + 2)
+        goal = min(len(self._lines), len(self._lines) * (self._went_back + 1) // (WENT_BACK_MAX + 2))
         with self._session() as session:
-            if session.open(self._stream, self._path.name):
-                self._went_back += 1
-                session.send(self._stream, self._lines, 0, goal)
-                session.send(self._stream, self._lines, goal - 1, goal)
-                try:
-                    session.until_committed(goal - 1)
-                except Lost as lost:
-                    self._is_told |= WENT_BACK in str(lost)
-                    raise
-                self._unanswered += 1
+            if not session.open(self._stream, self._path.name):
+                return False
+            self._went_back += 1
+            session.send(self._stream, self._lines, 0, goal)
+            session.send(self._stream, self._lines, goal - 1, goal)
+            try:
+                session.until_committed(goal - 1)
+            except Lost as lost:
+                self._is_told |= WENT_BACK in str(lost)
+                return WENT_BACK in str(lost)
+            self._unanswered += 1
+            return True
 
-    def _fight(self) -> None:
+    def _fight(self) -> bool:
         with self._session() as holder:
             if not holder.open(self._stream, self._path.name):
-                return
+                return False
             holder.send(self._stream, self._lines, 0, self._half // 2)
             with self._session() as other:
-                if other.open(self._stream, self._path.name) and holder.is_alive():
+                is_shared = other.open(self._stream, self._path.name)
+                if is_shared and holder.is_alive():
                     raise Broken("two sessions hold the same stream")
+            return not is_shared
 
-    def _reopen(self) -> None:
+    def _reopen(self) -> bool:
         for part in range(1, 4):
             self.finish(len(self._lines) * part // 4)
+        return True
 
 
 def main() -> None:
