@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.merge.eventorder import Declared
-from procession.ops.progress import Progress
+from procession.ops.progress import Display, Progress
 from procession.ops.run import sentence
 from procession.wire.messages import Eos
 from tests.gateway.gateway_process import GatewayProcess
@@ -70,3 +70,26 @@ def test_records_in_are_those_in_the_log_without_the_ends_of_streams(tmp_path: P
             assert progress.look().records_in == 3
     finally:
         gateway.kill()
+
+
+def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = GatewayProcess(tmp_path / "gateway", {}).start()
+    joined = {"join": tmp_path / "gateway", "name": "gateway-1"}
+    second = GatewayProcess(tmp_path / "gateway-1", joined).start()
+    try:
+        progress = Progress.from_now(tmp_path)
+        with first.client() as control:
+            while not all(one["is_connected"] for one in control.gateways()) or len(control.gateways()) < 2:
+                pass
+            assert progress.look().away == ()
+            second.kill()
+            while all(one["is_connected"] for one in control.gateways()):
+                pass
+        with Display() as display:
+            display.show(progress.look(), 0)
+        assert capsys.readouterr().err.rstrip().endswith("away gateway-1")
+    finally:
+        first.kill()
+        second.kill()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,8 @@ class Progress:
     late: int = 0
     """Of the committed ones, those that came behind the watermark of their stream."""
     epochs: int = 0
+    away: tuple[str, ...] = ()
+    """The gateways that the first one does not find: by event time nothing is put out without them."""
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
     """The number of the record that the committed epochs end before."""
@@ -77,6 +80,9 @@ class Progress:
                 self._waiting[name] = _rows(status) - ends
             except ProcessionError:
                 client.close()
+        with suppress(ProcessionError):
+            told = self._clients[GATEWAY].gateways()
+            self.away = tuple(one["name"] for one in told if not one["is_connected"])
         waiting = max(0, sum(self._waiting.values()) - self._end)
         # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
         self.records_in = self.committed + waiting
@@ -152,6 +158,7 @@ def _cells(progress: Progress, restarts: int) -> dict[str, str]:
         "records/s": f"{progress.rate:,.0f}",
         "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",
         "restarts": str(restarts),
+        **({"away": " ".join(progress.away)} if progress.away else {}),
     }
 
 
