@@ -10,7 +10,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -78,11 +77,10 @@ class Progress:
                 # Ends of streams have sequence numbers too; what is committed is counted without them.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
                 self._waiting[name] = _rows(status) - ends
+                if name == GATEWAY:
+                    self.away = tuple(one["name"] for one in client.gateways() if not one["is_connected"])
             except ProcessionError:
                 client.close()
-        with suppress(ProcessionError):
-            told = self._clients[GATEWAY].gateways()
-            self.away = tuple(one["name"] for one in told if not one["is_connected"])
         waiting = max(0, sum(self._waiting.values()) - self._end)
         # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
         self.records_in = self.committed + waiting

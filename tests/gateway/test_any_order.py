@@ -1,0 +1,114 @@
+"""Several gateways, with anything in any order: sessions, words between them, breaks, crashes and epochs."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.gateway.several import Producer, Several
+
+STREAMS = st.integers(1, 3)
+NODES = st.integers(0, 2)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Sessions, words, breaks, crashes and epochs, in any order: no stream is held twice, and what comes out of each
+    stream is 0, 1, 2, …"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = Several(3)
+        self.all: list[Producer] = []
+
+    @property
+    def producers(self) -> list[Producer]:
+        return [producer for producer in self.all if not producer.is_over]
+
+    @rule(number=NODES, stream_id=STREAMS)
+    def open(self, number: int, stream_id: int) -> None:
+        self.all.append(self.several[number].open(stream_id))
+
+    @precondition(lambda self: any(one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100), count=st.integers(1, 3))
+    def send(self, choice: int, count: int) -> None:
+        able = [one for one in self.producers if one.is_open]
+        for _ in range(count):
+            able[choice % len(able)].send()
+
+    @precondition(lambda self: any(one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100))
+    def end(self, choice: int) -> None:
+        able = [one for one in self.producers if one.is_open]
+        able[choice % len(able)].end()
+
+    @precondition(lambda self: self.producers)
+    @rule(choice=st.integers(0, 100))
+    def close(self, choice: int) -> None:
+        self.producers[choice % len(self.producers)].close()
+
+    @precondition(lambda self: any(one.answers and not one.is_open for one in self.producers))
+    @rule(choice=st.integers(0, 100))
+    def try_again(self, choice: int) -> None:
+        able = [one for one in self.producers if one.answers and not one.is_open]
+        able[choice % len(able)].notify()
+
+    @rule(number=NODES)
+    def hear(self, number: int) -> None:
+        self.several.hear(self.several[number])
+
+    @rule(number=NODES)
+    def answer(self, number: int) -> None:
+        self.several.answer(self.several[number])
+
+    @rule(number=NODES)
+    def lose(self, number: int) -> None:
+        if number:
+            self.several.lose(self.several[number])
+
+    @rule(number=NODES)
+    def join(self, number: int) -> None:
+        self.several.join(self.several[number])
+
+    @rule()
+    def settle(self) -> None:
+        self.several.settle()
+
+    @rule(number=NODES)
+    def crash(self, number: int) -> None:
+        self.several.crash(number)
+
+    @rule(number=NODES)
+    def sync(self, number: int) -> None:
+        """What it has taken is on disk, and in no epoch yet."""
+        node = self.several[number]
+        node.durable = len(node.rows)
+
+    @rule(told=st.sets(NODES))
+    def take(self, told: set[int]) -> None:
+        self.several.take(tells=told.__contains__)
+
+    @rule(number=NODES)
+    def tell(self, number: int) -> None:
+        self.several.tell(number)
+
+    @invariant()
+    def holds(self) -> None:
+        self.several.check()
+
+    def teardown(self) -> None:
+        """Nothing leaks: when all sessions have closed and all is committed, nobody holds anything."""
+        for producer in self.producers:
+            producer.close()
+        self.several.settle()
+        self.several.take()
+        self.several.settle()
+        self.several.check()
+        assert self.several.registry.active == {}
+        for node in self.several.nodes:
+            assert node.state.claims is not None
+            assert len(node.state.claims) == 0
+
+
+AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
