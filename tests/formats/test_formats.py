@@ -1,0 +1,125 @@
+"""Samples of every on-disk format: each release reads what an earlier one wrote, or refuses it with a sentence.
+
+`landed` was written by the first version that had no format numbers. A change of a format adds a folder of samples,
+never edits one. `run` is a pipeline with states, a table, dead letters and an epoch that is offered but not committed;
+`two-gateways` has a range that is offered but not committed; `event-time` has an arrival log and an ordered log.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.rounds import Rounds
+from procession.gateway import snapshot
+from procession.gateway.members import Members
+from procession.sdk.acklog import acknowledged
+from procession.sdk.backlog import Spool
+from procession.sdk.txnlog import TxnLog
+from procession.storage.log import IngressLog
+from procession.storage.segment import ORDERED
+from procession.storage.statefile import StateFile
+
+SAMPLES = Path(__file__).parent
+SAMPLE_BYTES_MAX = 1_000_000
+RELEASES = ("landed",)
+
+Copied = Callable[[str], Path]
+
+
+@pytest.fixture(params=RELEASES)
+def copied(request: pytest.FixtureRequest, tmp_path: Path) -> Copied:
+    """A sample of one release, in a place of its own."""
+
+    def copy(name: str) -> Path:
+        source = SAMPLES / request.param / name
+        target = tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            target.write_bytes(source.read_bytes())
+        return target
+
+    return copy
+
+
+def test_the_samples_are_small() -> None:
+    assert sum(path.stat().st_size for path in SAMPLES.rglob("*") if path.is_file()) < SAMPLE_BYTES_MAX
+
+
+def test_the_ingress_log_is_read(copied: Copied) -> None:
+    with IngressLog(copied("two-gateways") / "gateway-0" / "log") as log:
+        rows = [row for batch in log.read(0, log.next_sequence) for row in batch.to_pylist()]
+        assert [row["message_id"] for row in rows] == list(range(14))
+        assert {row["stream_id"] for row in rows} == {7}
+
+
+def test_the_ordered_log_is_read(copied: Copied) -> None:
+    with IngressLog(copied("event-time") / "ordered", use=ORDERED) as log:
+        rows = [row for batch in log.read(0, log.next_sequence) for row in batch.to_pylist()]
+        assert [(row["stream_id"], row["message_id"]) for row in rows] == [(1, 0), (2, 5), (1, 1), (2, 6), (2, 7)]
+
+
+def test_the_snapshot_is_read(copied: Copied) -> None:
+    found = snapshot.load(copied("two-gateways") / "gateway-1")
+    assert (found.fence, found.end_sequence) == (1, 10)
+    assert {stream_id: at.committed for stream_id, at in found.streams.items()} == {7: 9, 8: 9}
+
+
+def test_the_snapshot_of_an_order_by_event_time_is_read(copied: Copied) -> None:
+    found = snapshot.load(copied("event-time"))
+    assert found.point is not None
+    assert found.end_sequence == 4
+
+
+def test_the_members_are_read(copied: Copied) -> None:
+    assert sorted(Members(copied("two-gateways") / "gateway-0").present) == ["gateway-0", "gateway-1"]
+
+
+def test_the_checkpoint_is_claimed(copied: Copied) -> None:
+    checkpoint = Checkpoint.claim(copied("two-gateways") / "checkpoint", name="taker", fingerprint="")
+    assert checkpoint.fence == 2
+    assert (checkpoint.log.offered, checkpoint.log.committed) == (2, 1)
+
+
+def test_the_round_records_are_read(copied: Copied) -> None:
+    rounds = Rounds(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
+    assert sorted(rounds) == [0, 1, 2, 3]
+    assert rounds[3].offsets == {"gateway-0": 120}
+    assert sorted(rounds[3].states) == ["totals"]
+
+
+def test_the_state_files_are_read(copied: Copied) -> None:
+    (folder,) = (copied("run") / "pipeline" / "state").iterdir()
+    assert sum(StateFile(path).count for path in folder.iterdir()) == 2
+
+
+def test_the_transaction_log_is_read(copied: Copied) -> None:
+    log = TxnLog(copied("run") / "out" / "sample-priced-0.txnlog")
+    log.open()
+    assert log.committed_end == 6860
+    assert log.prepared == ()
+    log.close()
+
+
+def test_the_spool_is_read(copied: Copied) -> None:
+    spool = Spool(copied("spool"))
+    spool.open(None)
+    batch = spool.read(None)
+    assert batch is not None
+    assert batch.payloads.to_pylist() == [b"record %d" % number for number in range(5)]
+    spool.close()
+
+
+def test_the_log_of_acknowledgements_is_read(copied: Copied) -> None:
+    assert acknowledged([copied("acks.journal")]) == {7: 13}
+
+
+def test_the_names_of_the_places_are_read(copied: Copied) -> None:
+    place = json.loads((copied("run") / "pipeline" / "checkpoint" / "gateways" / "gateway-0.json").read_text())
+    assert place["directory"] == "/srv/run/pipeline/gateway/log"
