@@ -70,16 +70,22 @@ def test_a_session_that_ends_in_the_middle_of_a_piece_has_committed_its_first_pa
     assert (progress.acknowledged, progress.unacknowledged) == (20, 0)
 
 
-def test_a_stream_is_done_when_its_end_is_sent_and_its_last_record_is_acknowledged() -> None:
+def test_a_stream_is_done_when_its_last_record_and_its_end_are_committed() -> None:
     progress = Progress(ONE)
-    assert not progress.is_done
+    assert not progress.is_acknowledged
     progress.end()
-    assert progress.is_done, "it had no records"
+    assert progress.is_acknowledged, "it had no records"
+    assert not progress.is_done
+    progress.is_end_committed = True
+    assert progress.is_done
     progress.begin()
     progress.send(piece(5, 6), 0)
     progress.end()
-    assert not progress.is_done
+    assert not progress.is_acknowledged
     progress.commit(5)
+    assert progress.is_acknowledged
+    assert not progress.is_done, "another session knows nothing of the end"
+    progress.is_end_committed = True
     assert progress.is_done
     progress.reopen()
     assert not progress.is_done

@@ -16,7 +16,7 @@ from procession.address import Address
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Batch, Source, Stream
-from procession.sdk.feed import Feed
+from procession.sdk.feed import CONFIRM_PAUSE_S, Feed
 from procession.sdk.options import SourceOptions
 from procession.sdk.progress import Roster
 from procession.sdk.source import SourceClient
@@ -83,6 +83,17 @@ async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
     return records
 
 
+async def confirmed(peer: Peer, *streams: Stream, is_committed: bool = True) -> None:
+    """Answer the NOTIFYs by which it asks whether the ends of these streams are committed."""
+    asked: set[int] = set()
+    while len(asked) < len(streams):
+        notify = await peer.receive()
+        assert isinstance(notify, Notify), notify
+        asked.add(notify.stream_id)
+        peer.send(NotifyAck(is_committed, notify.stream_id, notify.point_of_reference))
+    assert asked == {stream.id for stream in streams}
+
+
 async def nothing_comes(peer: Peer, for_s: float = 0.05) -> None:
     with pytest.raises(TimeoutError):
         await peer.receive(for_s)
@@ -102,6 +113,7 @@ async def test_every_record_is_sent_once_in_order_and_the_end_waits_for_the_last
         await nothing_comes(peer)
         assert not client.done()
         peer.send(Ack(0, ((ONE.id, 9),)))
+        await confirmed(peer, ONE)
         assert await peer.receive() is None, "it says that no more comes"
         assert not client.done(), "and waits until the gateway has read that"
         peer.close()
@@ -123,6 +135,9 @@ async def test_nothing_is_sent_without_a_credit() -> None:
         await nothing_comes(peer)
         peer.send(Ack(1, ((ONE.id, 9),)))
         assert await peer.receive() == Eos(ONE.id), "EOS costs one as well"
+        await nothing_comes(peer)
+        peer.send(Ack(1))
+        await confirmed(peer, ONE)
         peer.close()
         await client
 
@@ -150,7 +165,8 @@ async def test_streams_share_the_credits_and_each_keeps_its_order() -> None:
                 peer.send(Ack(1))
         for stream in (ONE, TWO):
             assert [record for record in records if record[0] == stream.id] == expected(0, 10, stream)
-        peer.send(Ack(0, ((ONE.id, 9), (TWO.id, 9))))
+        peer.send(Ack(2, ((ONE.id, 9), (TWO.id, 9))))
+        await confirmed(peer, ONE, TWO)
         assert await peer.receive() is None
         peer.close()
         await client
@@ -165,6 +181,7 @@ async def test_a_stream_is_read_from_what_the_gateway_says_is_committed() -> Non
                 assert await taken(peer, 9 - committed) == expected(committed + 1, 10)
                 peer.send(Ack(0, ((ONE.id, 9),)))
             assert await peer.receive() == Eos(ONE.id)
+            await confirmed(peer, ONE)
             assert await peer.receive() is None
             peer.close()
             await client
@@ -175,6 +192,9 @@ async def test_a_stream_without_records_ends_without_an_ack() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: []}), gateway) as client:
         peer = await opened(gateway)
         assert await peer.receive() == Eos(ONE.id)
+        await confirmed(peer, ONE, is_committed=False)
+        peer.send(Ack(0))
+        await confirmed(peer, ONE)
         assert await peer.receive() is None
         peer.close()
         await client
@@ -245,6 +265,8 @@ async def test_restart_with_an_address_goes_there() -> None:
         assert await taken(peer, 1) == expected(9, 10)
         assert await peer.receive() == Eos(ONE.id)
         peer.send(Ack(0, ((ONE.id, 9),)))
+        await confirmed(peer, ONE)
+        assert await peer.receive() is None
         peer.close()
         await client
 
@@ -266,6 +288,7 @@ async def test_a_lost_session_replays_from_the_notify_ack_and_never_below_what_w
         assert await taken(peer, 4) == expected(6, 10)
         assert await peer.receive() == Eos(ONE.id)
         peer.send(Ack(0, ((ONE.id, 9),)))
+        await confirmed(peer, ONE)
         assert await peer.receive() is None
         peer.close()
         await client
@@ -280,9 +303,60 @@ async def test_an_end_that_the_gateway_may_not_have_read_is_sent_again() -> None
         peer.abort()  # before it read EOS
         peer = await opened(gateway, committed=9)
         assert await peer.receive() == Eos(ONE.id)
+        await confirmed(peer, ONE)
         assert await peer.receive() is None
         peer.close()
         await client
+
+
+@on_a_loop
+async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() -> None:
+    """The end may be in an epoch of its own, and that epoch has all that the end makes the pipeline write."""
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
+        peer = await opened(gateway)
+        await taken(peer, 10)
+        assert await peer.receive() == Eos(ONE.id)
+        peer.send(Ack(0, ((ONE.id, 9),)))
+        for _ in range(3):
+            await confirmed(peer, ONE, is_committed=False)
+            assert not client.done()
+            peer.send(Ack(0))
+        await confirmed(peer, ONE)
+        assert await peer.receive() is None
+        peer.close()
+        await client
+
+
+@on_a_loop
+async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_begun_again() -> None:
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
+        peer = await opened(gateway)
+        await taken(peer, 10)
+        assert await peer.receive() == Eos(ONE.id)
+        peer.send(Ack(0, ((ONE.id, 9),)))
+        await confirmed(peer, ONE, is_committed=False)
+        peer.abort()
+        peer = await opened(gateway, committed=9)
+        assert await peer.receive() == Eos(ONE.id), "nobody knows whether the first one arrived"
+        await confirmed(peer, ONE)
+        assert await peer.receive() is None
+        peer.close()
+        await client
+
+
+@on_a_loop
+async def test_who_waits_for_the_end_does_not_ask_all_the_time() -> None:
+    """Where the window is small every NOTIFY is paid back by an ACK at once, and an ACK is when to ask again."""
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
+        peer = await opened(gateway)
+        await taken(peer, 10)
+        assert await peer.receive() == Eos(ONE.id)
+        peer.send(Ack(0, ((ONE.id, 9),)))
+        began, asked = time.monotonic(), 10
+        for _ in range(asked):
+            await confirmed(peer, ONE, is_committed=False)
+            peer.send(Ack(1))
+        assert time.monotonic() - began >= (asked - 1) * CONFIRM_PAUSE_S * 0.9
 
 
 class Reset:

@@ -16,7 +16,7 @@ from procession.sdk.report import Report
 from procession.sdk.testing import Crashed, Gateway, ListSource
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Messages, Notify, NotifyAck, Restart
 from tests.sdk.loops import on_a_loop
-from tests.sdk.test_source import ONE, TEN, TWO, expected, greeted, nothing_comes, opened, running, taken
+from tests.sdk.test_source import ONE, TEN, TWO, confirmed, expected, greeted, nothing_comes, opened, running, taken
 
 
 class Growing:
@@ -62,6 +62,7 @@ async def test_a_stream_that_is_named_late_is_opened_in_the_same_session() -> No
         await nothing_comes(peer)
         assert not client.done(), "more streams may come"
         source.named.put_nowait(None)
+        await confirmed(peer, ONE, TWO)
         assert await peer.receive() is None
         peer.close()
         await client
@@ -87,6 +88,7 @@ async def test_a_stream_that_is_named_again_after_its_end_is_opened_again_and_go
         assert await peer.receive() == Eos(ONE.id)
         source.named.put_nowait(None)
         peer.send(Ack(0, ((ONE.id, 4),)))
+        await confirmed(peer, ONE)
         assert await peer.receive() is None
         peer.close()
         await client
@@ -290,6 +292,8 @@ async def test_reports_say_how_far_it_is() -> None:
             await taken(peer, 10)
             assert await peer.receive() == Eos(ONE.id)
             peer.send(Ack(0, ((ONE.id, 9),)))
+            await confirmed(peer, ONE)
+            assert await peer.receive() is None
             peer.close()
             await client
         done = reports[-1]

@@ -1,7 +1,8 @@
 """A feed: one session of a source with a gateway, from HELLO to the last ACK.
 
 The one rule: nothing is sent without a credit, every stream is read from what the gateway says is committed, and the
-session is finished only when every record is acknowledged and the gateway has taken the end of every stream. Before
+session is finished only when every record and the end of every stream are committed. No frame says that an end is
+committed; but until then the gateway refuses to open the stream again, so a NOTIFY that it accepts confirms it. Before
 it on the walk: sdk/reading. After it: the gateway; sdk/source connects again when a feed is lost.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
 import numpy as np
 import structlog
@@ -24,10 +26,16 @@ from procession.sdk.progress import Progress, Roster
 from procession.sdk.reading import Reading, begin_reading
 from procession.wire import columns, draft
 from procession.wire.connection import Connection, Event, Violation
+from procession.wire.dialect import DRAFT
 from procession.wire.draft_messages import AnyFrame, DraftMessage
 from procession.wire.messages import Ack, Eos, Error, Hello, Notify, NotifyAck, Ok, Restart
 
 READ_BYTES_MAX = 64 * 1024
+
+CONFIRM_PAUSE_S = 0.02
+CONFIRM_RETRY_S = 0.5
+"""The least and the greatest time between two questions whether the ends of streams are committed; an ACK in between
+makes the next one come sooner."""
 
 ENCODER_FROM_RECORDS = 10_000_000
 """So many records cost as much more, encoded by numpy and Arrow, as the compiled encoder takes to get ready."""
@@ -68,11 +76,15 @@ class Feed:
         self._readings = {} if readings is None else readings
         self._hear = hear
         self._credited = asyncio.Event()
+        self._acked = asyncio.Event()
         self._slots = asyncio.Semaphore(options.streams_at_once_max)
         self._turn = asyncio.Lock()
         """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
         self._to_notify = deque(roster.streams.values())
         self._refused: list[Progress] = []
+        self._confirming: set[int] = set()
+        """The ended streams that a NOTIFY, sent or about to be, asks about."""
+        self._is_confirming = False
         self._tasks = asyncio.TaskGroup()
         self._senders: set[asyncio.Task[None]] = set()
         self._deadline = asyncio.timeout(options.handshake_timeout_s)
@@ -88,6 +100,7 @@ class Feed:
                 try:
                     return await self._receive()
                 finally:
+                    self._is_leaving = True
                     for sender in self._senders:
                         sender.cancel()
         except BaseExceptionGroup as group:
@@ -105,8 +118,13 @@ class Feed:
         self._notify()
 
     def farewell_if_done(self) -> None:
-        """Say that no more comes; the gateway closes when it has read all. An EOS it did not read is sent again."""
-        if self.is_welcome and self._roster.is_done and not self._is_leaving:
+        """Say that no more comes; the gateway closes when it has read all."""
+        if not self.is_welcome or not self._roster.is_acknowledged or self._is_leaving:
+            return
+        if not self._is_confirming:
+            self._is_confirming = True
+            self._spawn(self._confirm_ends())
+        if self._roster.is_done:
             self._is_leaving = True
             if not self._writer.can_write_eof():
                 # With TLS there is no half to end. Closing sends all, and waits for the other side's farewell as well.
@@ -140,7 +158,11 @@ class Feed:
             case NotifyAck(success, stream_id, point_of_reference):
                 log.debug("< NOTIFY_ACK", stream=stream_id, success=success, committed=point_of_reference)
                 progress = self._roster.streams[stream_id]
-                if success:
+                if progress.is_ended:
+                    self._confirming.discard(stream_id)
+                    progress.is_end_committed |= success
+                    self.farewell_if_done()
+                elif success:
                     self._commit(progress, point_of_reference)
                     self._begin(progress)
                 else:
@@ -152,6 +174,7 @@ class Feed:
                 self._refused.clear()
                 self._notify()
                 self._credited.set()
+                self._acked.set()
                 self.farewell_if_done()
             case Error(reason):
                 if reason.startswith(draft.IN_USE):
@@ -179,9 +202,27 @@ class Feed:
 
     def _begin(self, progress: Progress) -> None:
         progress.accept()
-        sender = self._tasks.create_task(self._feed(progress))
+        self._spawn(self._feed(progress))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        sender = self._tasks.create_task(work)
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
+
+    async def _confirm_ends(self) -> None:
+        """Ask until the end of every stream is committed. Only now, with nothing left to send: who is accepted has the
+        stream open again, and gives it up with the session."""
+        while not self._roster.is_done:
+            self._acked.clear()
+            for progress in self._roster.streams.values():
+                if not progress.is_end_committed and progress.stream.id not in self._confirming:
+                    self._confirming.add(progress.stream.id)
+                    self._to_notify.append(progress)
+            self._notify()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_RETRY_S):
+                    await self._acked.wait()
+            await asyncio.sleep(CONFIRM_PAUSE_S)
 
     # Sending
 
@@ -193,6 +234,8 @@ class Feed:
             await self._credit()
             self._send(_end_of(progress.stream))
         progress.end()
+        # The draft opens a stream again at once, so it cannot say whether its end is committed.
+        progress.is_end_committed = self._connection.dialect is DRAFT
         if progress.is_named_again:
             progress.reopen()
             self.open(progress)

@@ -34,6 +34,8 @@ class Progress:
     """The gateway has opened it in this session, and it has not ended."""
     is_ended: bool = False
     """EOS was sent in this session."""
+    is_end_committed: bool = False
+    """The gateway has confirmed, in this session, that the epoch with the EOS is committed."""
     sent: int = 0
     """Records, those that were sent again too."""
     sent_bytes: int = 0
@@ -45,9 +47,15 @@ class Progress:
     """What is sent and not acknowledged: the ids of each piece. The gateway's credits bound them."""
 
     @property
-    def is_done(self) -> bool:
+    def is_acknowledged(self) -> bool:
+        """EOS was sent, and every record before it is committed. The end itself may not be."""
         is_committed = self.last is None or (self.committed is not None and self.committed >= self.last)
         return self.is_ended and is_committed
+
+    @property
+    def is_done(self) -> bool:
+        """Every record is committed, and so is the end: what the end makes the pipeline write is committed, too."""
+        return self.is_acknowledged and self.is_end_committed
 
     @property
     def unacknowledged(self) -> int:
@@ -57,6 +65,7 @@ class Progress:
     def begin(self) -> None:
         """A new session: what is not acknowledged is sent again."""
         self.last, self.is_open, self.is_ended, self.is_named_again = self.committed, False, False, False
+        self.is_end_committed = False
 
     def accept(self) -> None:
         """The gateway has opened it, and has told what is committed: the rest is sent, and counted, anew."""
@@ -107,5 +116,11 @@ class Roster:
     """The source names no more."""
 
     @property
+    def is_acknowledged(self) -> bool:
+        """Every end was sent, and every record is committed."""
+        return self.is_complete and all(progress.is_acknowledged for progress in self.streams.values())
+
+    @property
     def is_done(self) -> bool:
+        """Every record and every end is committed."""
         return self.is_complete and all(progress.is_done for progress in self.streams.values())

@@ -1,8 +1,9 @@
 """A producer: the real `Connection` and `Progress`, with the rim of `sdk/feed` and `sdk/source` around them.
 
 The one rule, as there: nothing without a credit, every stream is read from what the gateway says is committed, and it
-is done only when every record is acknowledged and the end of every stream was sent. Some producers in the wild are not
-so wise and begin again at the beginning. Before it: the records of its stream. After it: `gateway`.
+is done only when every record and the end of its stream are committed; a NOTIFY that is accepted after the end confirms
+that. Some producers in the wild are not so wise and begin again at the beginning. Before it: the records of its stream.
+After it: `gateway`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Producer(Process):
         self._next: int | None = None
         """The number of the record to be sent next; None while the stream is not open."""
         self._is_leaving = False
+        self._is_confirming = False
         self._was_refused = False
         self._is_waiting = False
         """For credits."""
@@ -79,6 +81,7 @@ class Producer(Process):
         self._end = end
         self._connection = Connection(Side.INITIATOR, Role.SOURCE)
         self._next, self._is_leaving, self._was_refused, self._is_waiting = None, False, False, False
+        self._is_confirming = False
         self._progress.begin()
         end.write(self._connection.send(Hello(SOURCE_VERSION, b"", "simulated", self.part)))
         self.later(HANDSHAKE_S, self._give_up, end)
@@ -107,6 +110,9 @@ class Producer(Process):
         match event:
             case Ok():
                 self._notify(end)
+            case NotifyAck() if event.success and self._progress.is_ended:
+                self._progress.is_end_committed = True
+                self._farewell_if_done(end)
             case NotifyAck() if event.success:
                 oracle.heard(stream, event.point_of_reference)
                 self._progress.commit(event.point_of_reference)
@@ -177,6 +183,9 @@ class Producer(Process):
         self._farewell_if_done(end)
 
     def _farewell_if_done(self, end: End) -> None:
+        if self._progress.is_acknowledged and not self._is_confirming:
+            self._is_confirming = True
+            self._notify(end)
         if self._progress.is_done and not self._is_leaving:
             self._is_leaving = True
             end.half_close()
