@@ -245,6 +245,37 @@ def test_first_claims_at_once_agree_on_the_pipelines_id(tmp_path: Path) -> None:
     assert ids == {claim(tmp_path).id}
 
 
+def test_a_successor_counts_attempts_above_all_that_were_reserved_before_it(tmp_path: Path) -> None:
+    first = claim(tmp_path)
+    assert first.reserved == 0
+    first.reserve(100)
+    assert claim(tmp_path).reserved == 100
+    assert claim(tmp_path).reserved == 100, "a driver that reserved nothing hands on what it found"
+
+
+def test_i10_a_driver_that_was_replaced_reserves_no_number_for_itself(tmp_path: Path) -> None:
+    """Its successor may have read the file before: both would use the same numbers."""
+    first = claim(tmp_path)
+    second = claim(tmp_path)
+    with pytest.raises(FencedError):
+        first.reserve(100)
+    assert second.reserved == 0
+
+
+def test_a_checkpoint_from_before_attempts_were_numbered_goes_on_above_its_epochs(tmp_path: Path) -> None:
+    """Its transactions had the epoch behind `:c_id=`: a sink has seen those numbers."""
+    old = grown(claim(tmp_path), 3, is_open=True)
+    assert not (old.directory / "attempts.json").exists()
+    assert claim(tmp_path).reserved == 4
+
+
+@pytest.mark.parametrize("content", ["", "{}", "7", '{"format":1}', '{"format":2,"reserved":5}'])
+def test_a_damaged_count_of_attempts_is_refused(tmp_path: Path, content: str) -> None:
+    (claim(tmp_path).directory / "attempts.json").write_text(content)
+    with pytest.raises(StorageError, match=r"attempts\.json"):
+        claim(tmp_path)
+
+
 def test_a_draft_that_a_killed_driver_left_is_no_copy_and_goes(tmp_path: Path) -> None:
     grown(claim(tmp_path), 2)
     torn = tmp_path / "0000000002.draft"

@@ -24,6 +24,7 @@ from procession.commit.events import (
     QueryEnded,
     Reconnect,
     RecordWritten,
+    Reserve,
     SinkConnected,
     SinkLost,
     Stop,
@@ -48,6 +49,7 @@ def core_of(
     rounds: dict[int, Round] | None = None,
     committed: int = -1,
     fence: int = 1,
+    reserved: int = 0,
 ) -> Coordinator:
     return coordinator_for(
         POLICIES[guarantee],
@@ -59,6 +61,7 @@ def core_of(
         sinks=sinks,
         rounds=rounds or {},
         committed=committed,
+        reserved=reserved,
     )
 
 
@@ -165,7 +168,7 @@ def test_with_no_guarantee_producers_are_told_at_once_and_the_commit_waits_for_n
     core = core_of(Guarantee.NONE, "a")
     core.handle(SinkConnected("a", (), 0))
     ready = core.handle(EpochReady(0, {"a": 10}, first=3, last=9, positions={7: 49}))
-    assert kinds(ready) == [Tell, Emit, WriteRecord]
+    assert kinds(ready) == [Tell, Reserve, Emit, WriteRecord]
     told = only(ready, Tell).record
     assert (told.last, told.positions) == (3, {7: 49}), "the log is kept from the epoch's first record on"
 
@@ -230,6 +233,7 @@ class EagerDriver(FakeDriver):
             rounds=world.rounds,
             committed=world.commits,
             fence=world.fence,
+            reserved=world.reserved,
         )
         self.idempotent = idempotent
 
@@ -239,6 +243,7 @@ class EagerDriver(FakeDriver):
             case ev.Emit(name, txn, epoch, start, end) if self.world.sinks[name].is_connected:
                 sink, data = world.sinks[name], world.epoch_bytes(epoch, name)
                 world.contents[txn] = data
+                world.number(name, txn)
                 assert end - start == len(data)
                 assert start == len(sink.output) or (name in self.idempotent and start <= len(sink.output))
                 outcome = chance.choice(["commit"] * 5 + ["abort", "lost before", "lost after", "hung"])

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.address import Address, listening_socket
+from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.commit.link import REFUSALS_MAX, Link, SinkOptions, packed
+from procession.commit.link import Link, SinkOptions, packed
 from procession.connectors.file_sink import opener
-from procession.errors import ConfigError, StorageError
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.sdk.home import Home
 from procession.sdk.sink import SinkServer
 from procession.tls import ClientTls, ServerTls
@@ -74,6 +75,10 @@ class Talk:
         self.link = Link(options, self._take, self._hear)
         self.task = asyncio.ensure_future(self.link.run())
 
+    @property
+    def greetings(self) -> int:
+        return sum(isinstance(event, SinkConnected) for event in self.events)
+
     def _take(self, event: Event) -> None:
         self.events.append(event)
         self._news.set()
@@ -119,7 +124,9 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_whil
         port = free_port()
         talk = Talk(port)
         await talk.until(lambda: len(talk.said) == 2)
-        assert talk.said[0] == f"sink 'out' at 127.0.0.1:{port}: Connection refused; trying again"
+        first = f"sink 'out' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
+        assert talk.said[0] == first
+        assert talk.link._failures > REFUSALS_MAX, "however long it takes: it has not refused anything"
         assert talk.events == []
         sink = Sink(tmp_path, port)
         await talk.until(lambda: bool(talk.events))
@@ -137,7 +144,7 @@ def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path:
         talk = Talk(port, cookie=b"wrong")
         with pytest.raises(ConfigError, match="the cookie does not match") as caught:
             await asyncio.wait_for(talk.task, PATIENCE_S)
-        assert "cookie file" in caught.value.next_step
+        assert "same cookie" in caught.value.next_step
         assert "right" not in caught.value.explain()
         assert len(talk.said) == 1, "said once, not at each of the refusals"
         assert talk.events == []
@@ -233,7 +240,7 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
         silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(PATIENCE_S), "127.0.0.1", 0)
         talk = Talk(silent.sockets[0].getsockname()[1], answer_timeout_s=0.1)
         await talk.until(lambda: bool(talk.said))
-        assert "no answer; trying again" in talk.said[0]
+        assert f"refused its greeting (1 of {REFUSALS_MAX}): no answer; trying again" in talk.said[0]
         assert talk.events == []
         await talk.end()
         silent.close()
@@ -277,6 +284,80 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
         await talk.until(lambda: bool(talk.events))
         await talk.link.emit(Emit("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
+        assert not talk.task.done()
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+class Closing:
+    """A sink that ends its sessions: at the greeting, at PHASE1 or as soon as it was greeted."""
+
+    def __init__(self, closes_at: str) -> None:
+        self.closes_at = closes_at
+        self.sessions = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.sessions += 1
+        connection = Connection(Side.ACCEPTOR, Role.SINK)
+        while data := await reader.read(65_536):
+            for event in connection.receive(data):
+                for payload in event.bodies() if isinstance(event, Messages) else ():
+                    if not self._answer(payload, connection, writer):
+                        writer.close()
+                        return
+
+    def _answer(self, payload: bytes, connection: Connection, writer: asyncio.StreamWriter) -> bool:
+        try:
+            message = twopc.decode(payload)
+        except RemoteProtocolError:
+            return True  # a record
+        if isinstance(message, ListUncommitted) and self.closes_at != "greeting":
+            answers = (Ok(2), NotifyAck(True, 1, 0), twopc.wrap(ReplyUncommitted(1, ())))
+            writer.write(b"".join(map(connection.send, answers)))
+            return self.closes_at != "idle"
+        return False
+
+
+def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_likely_causes() -> None:
+    async def story() -> None:
+        sink = Closing("greeting")
+        server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        with pytest.raises(ConfigError, match=f"refused its greeting {REFUSALS_MAX} times in a row") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        for likely in ("cookie", "output of another pipeline", "proxy", "sink_refusals_max"):
+            assert likely in caught.value.next_step
+        assert sink.sessions == REFUSALS_MAX
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_likely_causes() -> None:
+    async def story() -> None:
+        sink = Closing("phase1")
+        server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        for number in range(1, REFUSALS_MAX + 1):
+            await talk.until(lambda n=number: talk.greetings == n)  # type: ignore[misc]
+            await talk.link.emit(Emit("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), iter([pa.array([b"x"])]))
+        with pytest.raises(ConfigError, match=f"{REFUSALS_MAX} times in a row before its vote") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert f":c_id={REFUSALS_MAX}:" in caught.value.sentence
+        for likely in ("rule", "output of another pipeline", "full disk", "sink_refusals_max"):
+            assert likely in caught.value.next_step
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -> None:
+    async def story() -> None:
+        server = await asyncio.start_server(Closing("idle").serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        await talk.until(lambda: talk.greetings == 2 * REFUSALS_MAX)
         assert not talk.task.done()
         await talk.end()
         server.close()

@@ -17,7 +17,7 @@ NAMES = st.one_of(
 )
 NUMBERS = st.integers(0, 2**63)
 TRANSACTIONS = st.builds(
-    Transaction, NUMBERS, NUMBERS, NUMBERS, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), NAMES, NAMES
+    Transaction, NUMBERS, NUMBERS, NUMBERS, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), NAMES, NAMES, st.booleans()
 )
 
 
@@ -28,6 +28,7 @@ def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: Transac
     assert str(parsed) == str(transaction)
     assert (parsed.epoch, parsed.fence, parsed.attempt) == (transaction.epoch, transaction.fence, transaction.attempt)
     assert parsed.checkpoint == transaction.checkpoint
+    assert parsed.has_old_form == transaction.has_old_form
 
 
 @given(transaction=TRANSACTIONS, epoch=NUMBERS, fence=NUMBERS, attempt=NUMBERS)
@@ -36,6 +37,11 @@ def test_i3_another_epoch_fence_or_attempt_is_another_name(
 ) -> None:
     other = replace(transaction, epoch=epoch, fence=fence, attempt=attempt)
     assert (str(other) == str(transaction)) == (other == transaction)
+
+
+def test_the_attempt_stands_behind_c_id_and_the_epoch_elsewhere_and_the_form_before_is_still_read() -> None:
+    assert str(Transaction(5, 2, 17, "abc", "p", "a")) == "p-w-a-id-abc.e5.f2:c_id=17"
+    assert Transaction.parse("p-w-a-id-abc.2.17:c_id=5") == Transaction(5, 2, 17, "abc", "p", "a", has_old_form=True)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,11 @@ def test_i3_another_epoch_fence_or_attempt_is_another_name(
         "p-w-a-id-abc.-1.1:c_id=1",
         "a:b-w-a-id-abc.1.1:c_id=1",
         "p-w--id-abc.1.1:c_id=",
+        "p-w-a-id-abc.e1.f1",
+        "p-w-a-id-abc.e1.1:c_id=1",
+        "p-w-a-id-abc.e1.f1.1:c_id=1",
+        "p-w-a-id-abc.ex.f1:c_id=1",
+        "p-w-a-id-abc.e1.f1:c_id=1\n",
     ],
 )
 def test_a_name_of_another_shape_is_nobodys(text: str) -> None:

@@ -47,6 +47,15 @@ class World:
     acknowledged: int = -1
     fence: int = 0
     contents: dict[str, bytes] = field(default_factory=dict)
+    reserved: int = 0
+    attempts: set[tuple[str, int]] = field(default_factory=set)
+
+    def number(self, name: str, txn: str) -> None:
+        """A vote is asked for: the number behind `:c_id=` is reserved, and the sink has never had it."""
+        attempt = int(txn.rpartition(":c_id=")[2])
+        assert attempt <= self.reserved, "a number was used before it was reserved"
+        assert (name, attempt) not in self.attempts, "the number of an attempt was used twice"
+        self.attempts.add((name, attempt))
 
     def epoch_bytes(self, epoch: int, name: str) -> bytes:
         return f"<{epoch}/{name}>".encode() * (1 + epoch % 3)
@@ -74,6 +83,7 @@ class FakeDriver:
             sinks=world.sinks,
             rounds=world.rounds,
             committed=world.commits,
+            reserved=world.reserved,
         )
         self.pending: list[ev.Event] = []
         self.is_finished = False
@@ -95,6 +105,7 @@ class FakeDriver:
                 data = world.epoch_bytes(epoch, name)
                 assert txn not in world.contents, "a transaction id was used twice"
                 world.contents[txn] = data
+                world.number(name, txn)
                 if not sink.is_connected:
                     return  # it went into a connection that is gone, which we are yet to hear of
                 assert end - start == len(data)
@@ -109,6 +120,8 @@ class FakeDriver:
                 else:
                     sink.is_connected = False
                     self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
+            case ev.Reserve(number):
+                world.reserved = number
             case ev.Phase2(name, txn, commit):
                 sink = world.sinks[name]
                 if commit:

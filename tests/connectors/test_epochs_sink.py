@@ -150,6 +150,13 @@ def test_a_transaction_of_a_worker_that_counts_no_epochs_has_a_name_too() -> Non
     assert file_name(Transaction("t1", 7, 9), ".csv") == "00000000000000000007-00000000000000000000.csv"
 
 
+@pytest.mark.parametrize("attempt", [1, 2, 1001])
+def test_the_name_of_a_file_has_the_epoch_and_does_not_depend_on_how_many_attempts_it_took(attempt: int) -> None:
+    name = file_name(Transaction(f"app-w-out-id-abc.e5.f{attempt}:c_id={attempt}", 7, 9))
+    assert name == "00000000000000000007-00000000000000000005.data"
+    assert name == file_name(Transaction("app-w-out-id-abc.1.1:c_id=5", 7, 9)), "as ids of the form before named it"
+
+
 def test_a_suffix_that_cannot_end_a_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     directory = tmp_path / "out"
     words = [sys.executable, "-m", "procession", "sink", "epochs", str(directory), "--suffix", "/../x"]

@@ -68,6 +68,28 @@ def refused(name: str, why: str, epoch: int, times: int) -> RoundError:
     )
 
 
+def not_greeted(sink: str, times: int, why: str, *, has_said_why: bool = False) -> ConfigError:
+    likely = "both sides need the same cookie and fitting certificates"
+    if not has_said_why:
+        likely = (
+            "likely it expects another cookie or certificate, holds the output of another pipeline, or a proxy accepts"
+            " connections for a sink that is not running; mend it and start again, nothing is lost"
+            " (`sink_refusals_max` is the number of tries)"
+        )
+    return ConfigError(
+        f"sink {sink} refused its greeting {times} times in a row: {why}", next_step=f"see that sink's log; {likely}"
+    )
+
+
+def not_voted(sink: str, txn: str | None, times: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"sink {sink} ended the session {times} times in a row before its vote on {txn or 'anything'}: {why}",
+        next_step="see that sink's log; likely it holds the output of another pipeline, has a rule that ends it at"
+        " every attempt, or fails while it writes (a full disk); mend it and start again, nothing is lost"
+        " (`sink_refusals_max` is the number of tries)",
+    )
+
+
 def unsendable(name: str, why: str) -> PlanError:
     return PlanError(
         f"a record is too large for sink {name!r}: {why}",

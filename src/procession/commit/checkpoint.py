@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from procession.commit.attempts import read_reserved, write_reserved
 from procession.commit.breach import fenced
 from procession.commit.places import Places
 from procession.commit.rounds import Round, Rounds
@@ -56,6 +57,17 @@ class Checkpoint:
         current = _current(self.root)
         if current != self.fence:
             raise fenced(self.fence, current)
+
+    @property
+    def reserved(self) -> int:
+        """The last number of an attempt that any driver so far may have used."""
+        return read_reserved(self.directory, self.log.committed)
+
+    def reserve(self, number: int) -> None:
+        """Reserve the numbers of attempts up to this one. Raises FencedError if a later driver has taken over: it may
+        not have seen this reservation, so the numbers must not be used."""
+        write_reserved(self.directory, number)
+        self.check_fence()
 
     @property
     def places(self) -> Places:
@@ -112,6 +124,7 @@ class Checkpoint:
                 _copy_files(last / part, draft / part)
             committed = SparkLog(draft).committed
             _copy_files(last / "rounds", draft / "rounds", up_to=committed)
+            write_reserved(draft, read_reserved(last, committed))
             if is_whole(last / "metadata"):
                 _copy_file(last / "metadata", draft / "metadata")
             if not last.exists():

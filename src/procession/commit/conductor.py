@@ -32,6 +32,7 @@ from procession.commit.events import (
     QueryEnded,
     Reconnect,
     RecordWritten,
+    Reserve,
     SinkConnected,
     Stop,
     Tell,
@@ -40,6 +41,7 @@ from procession.commit.events import (
     WriteRecord,
 )
 from procession.commit.link import Link, SinkOptions
+from procession.commit.ranges import added, check_joined, joined
 from procession.commit.rounds import Round
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.runs import Manifest, Run, RunStore
@@ -146,7 +148,7 @@ class Conductor:
     def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
         last = self._coordinator.rounds.get(epoch - 1)
         ranges = [manifest for manifest in manifests if manifest.stage == 0]
-        _check_joined(epoch, ranges, last.last if last is not None else 0)
+        check_joined(epoch, ranges, last.last if last is not None else 0)
         positions = dict(last.positions) if last is not None else {}
         for manifest in ranges:
             positions.update(manifest.positions)
@@ -158,9 +160,9 @@ class Conductor:
             first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
             last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
             starts=starts,
-            ends=_joined(epoch, ranges, starts),
+            ends=joined(epoch, ranges, starts),
             positions=positions,
-            counters=_added(
+            counters=added(
                 last.counters if last is not None else {},
                 records_in=sum(manifest.records for manifest in manifests),
                 records_out=sum(run.count for own in runs.values() for run in own),
@@ -247,6 +249,8 @@ class Conductor:
         match action:
             case Emit():
                 self._spawn(self._emit(action))
+            case Reserve(number):
+                self._checkpoint.reserve(number)
             case Phase2(sink, txn, commit):
                 self._links[sink].phase2(txn, commit)
                 faults.point("driver:between-phase2")
@@ -373,28 +377,3 @@ class Conductor:
             # A bug of ours: say so and stop rather than hang.
             error = ProcessionError(f"the conductor failed: {error!r}", story=self._coordinator.story)
         self._stop(error)
-
-
-def _added(before: Mapping[str, int], **counts: int) -> dict[str, int]:
-    """Counters go on over the life of the checkpoint. Where no record was ever late, none says so."""
-    added = {name: before.get(name, 0) + count for name, count in counts.items()}
-    return {name: count for name, count in added.items() if count or name != "late"}
-
-
-def _check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
-    """Each range begins where the one before ends, and the first where the last epoch ended."""
-    for manifest in manifests:
-        if manifest.first != end:
-            raise StorageError(f"epoch {epoch} begins or goes on at record {manifest.first}, not at {end}")
-        end = manifest.last
-
-
-def _joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int]) -> dict[str, int]:
-    """Where the epoch ends in the log of each gateway; its pieces go on where the last epoch ended, without a gap."""
-    ends = dict(starts)
-    for piece in (piece for manifest in manifests for piece in manifest.pieces):
-        if piece.first != ends.get(piece.gateway, 0):
-            told = f"epoch {epoch} begins or goes on at record {piece.first} of {piece.gateway}"
-            raise StorageError(f"{told}, not at {ends.get(piece.gateway, 0)}")
-        ends[piece.gateway] = piece.last
-    return ends

@@ -37,6 +37,7 @@ from procession.commit.events import (
     QueryEnded,
     Reconnect,
     RecordWritten,
+    Reserve,
     SinkConnected,
     SinkLost,
     Stop,
@@ -51,6 +52,12 @@ from procession.plan.guarantee import POLICIES, Guarantee, Policy
 
 REFUSALS_MAX = 8
 """So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""
+
+ATTEMPTS_RESERVED = 100
+"""How many numbers of attempts are reserved at once: a sync for each so many epochs."""
+
+ABORT_DELAY_MAX_S = 5.0
+"""The longest wait before an epoch is sent again to a sink that voted abort."""
 
 SETTLE_MAX = 8
 """So often a sink may list again what it was told to abort."""
@@ -85,6 +92,8 @@ class Sink:
     vote: Part | None = None
     unconfirmed: Part | None = None
     settlings: int = 0
+    attempt: int = 0
+    """The number of the last attempt. Each sink counts its own, so that it sees every number."""
 
 
 @dataclass
@@ -95,7 +104,8 @@ class OpenRound:
 
 
 class Coordinator:
-    """`handle(event)` is the only door. `rounds` and `committed` are what the checkpoint held at the start."""
+    """`handle(event)` is the only door. `rounds`, `committed` and `reserved` (the last number of an attempt that may
+    have been used) are what the checkpoint held at the start."""
 
     def __init__(
         self,
@@ -109,6 +119,8 @@ class Coordinator:
         committed: int,
         policy: Policy = POLICIES[Guarantee.EFFECTIVELY_ONCE],
         idempotent: Iterable[str] = (),
+        reserved: int = 0,
+        refusals_max: int = REFUSALS_MAX,
     ) -> None:
         self.policy = policy
         self.idempotent = frozenset(idempotent)
@@ -119,7 +131,8 @@ class Coordinator:
         self.committed = committed
         self.rounds = {epoch: record for epoch, record in rounds.items() if epoch <= committed}
         self.open: OpenRound | None = None
-        self.attempt = 0
+        self._reserved = reserved
+        self._refusals_max = refusals_max
         self._told: deque[tuple[str, Event | Action]] = deque(maxlen=STORY_MAX)
         last = self.rounds.get(committed)
         if committed >= 0 and last is None:
@@ -127,7 +140,7 @@ class Coordinator:
                 f"the checkpoint has epoch {committed} committed, but no round record of it",
                 next_step="restore the checkpoint directory from a copy",
             )
-        self.sinks = {name: _recovered(name, last) for name in sinks}
+        self.sinks = {name: _recovered(name, last, reserved) for name in sinks}
         for name in last.parts if last is not None else ():
             if name not in self.sinks:
                 raise taken_out(name)
@@ -247,7 +260,7 @@ class Coordinator:
     def _refused(self, name: str, why: str) -> list[Action]:
         assert self.open is not None
         self.open.refusals += 1
-        if self.open.refusals < REFUSALS_MAX:
+        if self.open.refusals < self._refusals_max:
             return []
         return [Stop(refused(name, why, self.open.ready.epoch, self.open.refusals))]
 
@@ -270,10 +283,14 @@ class Coordinator:
         if self.open is None or not self._is_due(name):
             return []
         ready = self.open.ready
-        self.attempt += 1
-        sink.txn = str(Transaction(ready.epoch, self.fence, self.attempt, self.checkpoint, self.pipeline, name))
+        sink.attempt += 1
+        reserve: list[Action] = []
+        if sink.attempt > self._reserved:
+            self._reserved += ATTEMPTS_RESERVED
+            reserve = [Reserve(self._reserved)]
+        sink.txn = str(Transaction(ready.epoch, self.fence, sink.attempt, self.checkpoint, self.pipeline, name))
         sink.standing = Standing.SENDING
-        return [Emit(name, sink.txn, ready.epoch, sink.position, sink.position + ready.lengths[name])]
+        return [*reserve, Emit(name, sink.txn, ready.epoch, sink.position, sink.position + ready.lengths[name])]
 
     def _is_due(self, name: str) -> bool:
         is_emitting = self.open is not None and self.open.phase is Phase.EMITTING
@@ -289,7 +306,7 @@ class Coordinator:
         if not event.commit:
             return [
                 *actions,
-                *self._abort_all(delay_s=0.05 * 2**self.open.refusals),
+                *self._abort_all(delay_s=min(ABORT_DELAY_MAX_S, 0.05 * 2 ** min(self.open.refusals, 16))),
                 *self._refused(event.sink, "voted abort"),
             ]
         ready = self.open.ready
@@ -368,8 +385,8 @@ class Coordinator:
         return [] if others else [DropRuns(self.committed)]
 
 
-def _recovered(name: str, last: Round | None) -> Sink:
+def _recovered(name: str, last: Round | None, reserved: int) -> Sink:
     part = last.parts.get(name) if last is not None else None
     if part is None:
-        return Sink(position=0)  # nothing was ever sent to it
-    return Sink(position=part.end, unconfirmed=part)
+        return Sink(position=0, attempt=reserved)  # nothing was ever committed to it
+    return Sink(position=part.end, unconfirmed=part, attempt=reserved)

@@ -101,6 +101,13 @@ class Emit:
 
 
 @dataclass(frozen=True)
+class Reserve:
+    """Reserve the numbers of attempts up to this one, durably, before any of them is sent."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Phase2:
     sink: str
     txn: str
@@ -160,4 +167,4 @@ class Stop:
     error: ProcessionError
 
 
-Action = Emit | Phase2 | Reconnect | WriteRecord | FinishEpoch | Acknowledge | Tell | DropRuns | Warn | Stop
+Action = Emit | Reserve | Phase2 | Reconnect | WriteRecord | FinishEpoch | Acknowledge | Tell | DropRuns | Warn | Stop

@@ -2,7 +2,9 @@
 
 The one rule: on each connect HELLO, NOTIFY and LIST_UNCOMMITTED go out in one breath, and no data before all three are
 answered and the coordinator has settled what was listed. A link only carries; what is sent when is the coordinator's
-decision. Before it `commit/conductor`, after it a sink, anybody's.
+decision. A sink that cannot be reached is waited for; one that can be reached, and ends the session at its greeting or
+before its vote, has refused: after `refusals_max` in a row somebody must act. Before it `commit/conductor`, after it a
+sink, anybody's.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import pyarrow as pa
 
 from procession import faults
 from procession.address import notice_silence
+from procession.commit.breach import not_greeted, not_voted
+from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.errors import RemoteProtocolError, StorageError
 from procession.tls import ClientTls, complaint, connect
 from procession.wire import twopc
 from procession.wire.connection import Connection, Violation
@@ -49,8 +53,9 @@ from procession.wire.v3 import SINK_VERSION
 CREDITS_MIN = 2
 LIST_TAG = 1
 READ_BYTES = 65_536
-REFUSALS_MAX = 8
-"""So many greetings in a row that a sink answers with an error are for a person to see."""
+SILENT_BACKOFF_MAX_S = 10.0
+"""The longest wait before a sink is greeted again that closed without a word: a proxy may do that for one that is not
+up yet."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 LINGER_S = 5.0
 """How long a connection that we close may take to carry what is written."""
@@ -77,6 +82,8 @@ class SinkOptions:
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
+    refusals_max: int = REFUSALS_MAX
+    """So many refusals in a row, at the greeting or before the vote, are for a person to see."""
     sink: str = ""
     """The sink's name in the pipeline, if the connection has another: one of several."""
     bucket: int | None = None
@@ -95,9 +102,13 @@ class Link:
         self._connection: Connection | None = None
         self._delay_s = 0.0
         self._failures = 0
-        self._refusals = 0
+        self._greetings_refused = 0
+        self._votes_refused = 0
+        self._asked: str | None = None
+        """The transaction that is being sent, until the sink has voted on it."""
         self._phase2_sent: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
+        self._was_greeted = False
         self._is_hung = False
         self._is_leaving = False
         self._departed: tuple[str, ...] = ()
@@ -109,33 +120,64 @@ class Link:
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             try:
-                await self._session()
+                reader, writer = await self._reach()
+            except (OSError, TimeoutError) as error:
+                if complaint(error):
+                    self._refused_greeting(error)
+                else:
+                    self._failed(f"sink {self._sink} cannot be reached: {_why(error)}; waiting for it")
+                continue
+            try:
+                await self._session(reader, writer)
             except (OSError, RemoteProtocolError, TimeoutError, asyncio.IncompleteReadError) as error:
-                self._failed(error)
+                self._refused(error)
+            finally:
+                self._asked = None
 
-    def _failed(self, error: Exception) -> None:
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(self.options.answer_timeout_s):
+            return await connect((self.options.host, self.options.port), self.options.tls)
+
+    def _refused(self, error: Exception) -> None:
+        """The session has ended. Was it a refusal?"""
+        if not self._was_greeted:
+            self._refused_greeting(error)
+        elif isinstance(error, RemoteProtocolError) or (self._asked is not None and not self._is_hung):
+            self._votes_refused += 1
+            if self._votes_refused >= self.options.refusals_max:
+                raise not_voted(self._sink, self._asked, self._votes_refused, _why(error)) from error
+            tries = f"{self._votes_refused} of {self.options.refusals_max}"
+            self._failed(f"sink {self._sink} ended the session before its vote ({tries}): {_why(error)}; trying again")
+        else:
+            self._failed(f"sink {self._sink}: {_why(error)}; trying again")
+
+    def _refused_greeting(self, error: Exception) -> None:
+        self._greetings_refused += 1
+        has_said_why = isinstance(error, RemoteProtocolError) or bool(complaint(error))
+        if self._greetings_refused >= self.options.refusals_max:
+            raise not_greeted(self._sink, self._greetings_refused, _why(error), has_said_why=has_said_why) from error
+        tries = f"{self._greetings_refused} of {self.options.refusals_max}"
+        self._failed(f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
+        if not has_said_why:
+            waited = self.options.backoff_max_s * 2 ** max(0, self._greetings_refused - 4)
+            self._delay_s = max(self._delay_s, min(SILENT_BACKOFF_MAX_S, waited))
+
+    @property
+    def _sink(self) -> str:
+        return f"{self.options.name!r} at {self.options.host}:{self.options.port}"
+
+    def _failed(self, sentence: str) -> None:
         options = self.options
-        sink = f"sink {options.name!r} at {options.host}:{options.port}"
-        why = _why(error)
-        if isinstance(error, RemoteProtocolError) or complaint(error):
-            self._refusals += 1
-            if self._refusals == REFUSALS_MAX:
-                raise ConfigError(
-                    f"{sink} refuses us again and again: {why}",
-                    next_step="see that sink's log; both sides need the same cookie file and fitting certificates",
-                    sink=options.name,
-                ) from error
         if self._failures == 0 or self._failures % 10 == 0:
-            self._say(f"{sink}: {why}; trying again")
+            self._say(sentence)
         self._failures += 1
         ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
         self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
 
-    async def _session(self) -> None:
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         options = self.options
         connection = Connection(Side.INITIATOR, Role.SINK)
-        async with asyncio.timeout(options.answer_timeout_s):
-            reader, writer = await connect((options.host, options.port), options.tls)
+        self._was_greeted = False
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
         try:
@@ -146,6 +188,8 @@ class Link:
             async with asyncio.timeout(options.answer_timeout_s):
                 listed, position, rest = await self._handshake(connection, reader)
             self._connection, self._writer = connection, writer
+            self._was_greeted = True
+            self._greetings_refused = 0
             self._delay_s = 0.0
             self._is_leaving = self._is_hung = False
             self._tell_departed()
@@ -208,7 +252,8 @@ class Link:
                     if commit:
                         self._report(Phase2Confirmed(name, txn_id))
                 case Reply(txn_id, commit):
-                    self._failures = self._refusals = 0  # a greeting proves little; a sink that votes works
+                    self._failures = self._votes_refused = 0  # a greeting proves little; a sink that votes works
+                    self._asked = None
                     self._disarm()
                     self._phase2_sent.clear()  # whoever votes has had phase 2 of the round before
                     self._report(VoteReceived(name, txn_id, commit))
@@ -227,6 +272,7 @@ class Link:
         if connection is None or writer is None:
             return
         position = action.start
+        self._asked = action.txn
         try:
             for payload in payloads:
                 if connection.is_over:
@@ -283,6 +329,7 @@ class Link:
         """Close; `run` connects again. What was written before goes out first."""
         self._delay_s = delay_s
         self._is_leaving = True
+        self._asked = None
         if self._writer is not None:
             self._writer.close()
             # A sink that does not read what is left must not hold us for ever.

@@ -1,7 +1,9 @@
 """The transaction: its name says whose it is, and can be read back.
 
-The one rule: a name is used for one content only. It carries the pipeline's id, the fence of the driver and the
-attempt, so that none of them can repeat one; then `:c_id=<epoch>`, the shape that existing sinks know. Pure.
+The one rule: a name is used for one content only. It carries the pipeline's id, the epoch and the fence of the driver,
+then `:c_id=<attempt>`, a number that grows with every attempt and never repeats at a sink, over all drivers: existing
+sinks have rules such as `:c_id=3` that mean one attempt. Names of the form before it, with the epoch behind `:c_id=`,
+are still read: a sink may hold one. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ import re
 from dataclasses import dataclass
 
 SHAPE = re.compile(
-    r"(?P<pipeline>[^:]+)-w-(?P<sink>[^:]+)-id-(?P<checkpoint>[0-9a-f]+)\.(?P<fence>\d+)\.(?P<attempt>\d+):c_id=(?P<epoch>\d+)"
+    r"(?P<pipeline>[^:]+)-w-(?P<sink>[^:]+)-id-(?P<checkpoint>[0-9a-f]+)"
+    r"\.e(?P<epoch>\d+)\.f(?P<fence>\d+):c_id=(?P<attempt>\d+)"
+)
+SHAPE_BEFORE = re.compile(
+    r"(?P<pipeline>[^:]+)-w-(?P<sink>[^:]+)-id-(?P<checkpoint>[0-9a-f]+)"
+    r"\.(?P<fence>\d+)\.(?P<attempt>\d+):c_id=(?P<epoch>\d+)"
 )
 
 
@@ -24,15 +31,18 @@ class Transaction:
     checkpoint: str
     pipeline: str
     sink: str
+    has_old_form: bool = False
 
     def __str__(self) -> str:
-        number = f"{self.checkpoint}.{self.fence}.{self.attempt}"
-        return f"{self.pipeline}-w-{self.sink}-id-{number}:c_id={self.epoch}"
+        whose = f"{self.pipeline}-w-{self.sink}-id-{self.checkpoint}"
+        if self.has_old_form:
+            return f"{whose}.{self.fence}.{self.attempt}:c_id={self.epoch}"
+        return f"{whose}.e{self.epoch}.f{self.fence}:c_id={self.attempt}"
 
     @classmethod
     def parse(cls, text: str) -> Transaction | None:
         """The transaction of this name; None if the name is not of our shape."""
-        match = SHAPE.fullmatch(text)
+        match = SHAPE.fullmatch(text) or SHAPE_BEFORE.fullmatch(text)
         if match is None:
             return None
         return cls(
@@ -42,4 +52,5 @@ class Transaction:
             checkpoint=match["checkpoint"],
             pipeline=match["pipeline"],
             sink=match["sink"],
+            has_old_form=match.re is SHAPE_BEFORE,
         )

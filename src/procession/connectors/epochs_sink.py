@@ -29,7 +29,9 @@ SUFFIX = ".data"
 """What files end with, if nothing else was asked for."""
 SUFFIX_CHARACTERS_MAX = 32
 
-_EPOCH = re.compile(r":c_id=(\d{1,20})$")
+_EPOCH = re.compile(r"\.e(\d{1,20})\.f\d+:c_id=\d+$")
+_EPOCH_BEFORE = re.compile(r":c_id=(\d{1,20})$")
+"""Where transaction ids carried the epoch before the number of the attempt took this place."""
 _NAME = re.compile(r"(\d{20})-(\d{20}).*", re.ASCII | re.DOTALL)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9._-]+", re.ASCII)
 
@@ -108,8 +110,9 @@ def epochs_directory(base: Path) -> Path:
 
 
 def file_name(transaction: Transaction, suffix: str = SUFFIX) -> str:
-    """The position, and the epoch's number: that of its checkpoint, as transaction ids carry it, or 0."""
-    found = _EPOCH.search(transaction.txn_id)
+    """The position, and the epoch's number as the transaction id carries it, or 0. It is the same however many attempts
+    the epoch took."""
+    found = _EPOCH.search(transaction.txn_id) or _EPOCH_BEFORE.search(transaction.txn_id)
     return f"{transaction.start:020d}-{int(found[1]) if found else 0:020d}{suffix}"
 
 

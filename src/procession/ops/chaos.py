@@ -62,6 +62,8 @@ ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 ANSWER_TIMEOUT_S = 3.0
+SINK_REFUSALS_MAX = 1000
+"""Our proxies accept connections for a sink that is down, and close them: that is no refusal of the sink's."""
 EXECUTORS_READY_S = 240.0
 """A driver with executors starts three JVMs; so long it may take, on a machine that is busy with other things."""
 
@@ -127,6 +129,7 @@ class ChaosCluster:
         driver += ["--gateway", str(self.proxies.address(CONTROL))]
         driver += ["--sink", f"left={self.proxies.address(TO_LEFT)}"]
         driver += ["--sink", f"right={self.proxies.address(TO_RIGHT)}"]
+        driver += ["--sink-refusals-max", str(SINK_REFUSALS_MAX)]
         driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
         driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
         if not master:

@@ -63,6 +63,10 @@ EpochBytes = Annotated[int | None, typer.Option(show_default="67108864", help="B
 AnswerTimeout = Annotated[
     float | None, typer.Option(show_default="30.0", help="Seconds that a sink may take to answer.")
 ]
+SinkRefusals = Annotated[
+    int | None,
+    typer.Option(min=1, show_default="8", help="Refusals of a sink in a row after which the pipeline stops."),
+]
 LagBytes = Annotated[
     int | None,
     typer.Option(show_default="1073741824", help="Producers wait while more bytes than this are not committed."),
@@ -167,6 +171,7 @@ def run(
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
     answer_timeout_s: AnswerTimeout = None,
+    sink_refusals_max: SinkRefusals = None,
     lag_bytes_max: LagBytes = None,
     credits_max: Credits = None,
     credits_kind: CreditsKind = None,
@@ -188,6 +193,7 @@ def run(
         epoch_records_max=epoch_records_max,
         epoch_bytes_max=epoch_bytes_max,
         answer_timeout_s=answer_timeout_s,
+        sink_refusals_max=sink_refusals_max,
         lag_bytes_max=lag_bytes_max,
         credits_max=credits_max,
         credits=credits_kind,
@@ -231,6 +237,7 @@ def driver(
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
     answer_timeout_s: AnswerTimeout = None,
+    sink_refusals_max: SinkRefusals = None,
     state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
@@ -252,6 +259,7 @@ def driver(
         epoch_records_max=epoch_records_max,
         epoch_bytes_max=epoch_bytes_max,
         answer_timeout_s=answer_timeout_s,
+        sink_refusals_max=sink_refusals_max,
         state_keys_max=state_keys_max,
         runs=runs,
         master=master,
@@ -271,6 +279,7 @@ def driver(
         epoch_records_max=settings.epoch_records_max,
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,
+        sink_refusals_max=settings.sink_refusals_max,
         state_keys_max=settings.state_keys_max,
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,

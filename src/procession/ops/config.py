@@ -30,6 +30,12 @@ class Settings(BaseSettings):
     epoch_records_max: int = Field(250_000, ge=1, description="so many records make an epoch at most")
     epoch_bytes_max: int = Field(64 * MIB, ge=1, description="so many bytes make an epoch at most")
     answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
+    sink_refusals_max: int = Field(
+        8,
+        ge=1,
+        description="stop after a sink has refused so many times in a row: closed at its greeting or before its vote,"
+        " voted abort, or did not answer; raise it where a proxy accepts connections for a sink that is not up yet",
+    )
     lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
     overrun_bytes_max: int = Field(
         64 * MIB, ge=0, description="so much more may come on credits given before; then producers are not read"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.conductor import Conductor, Rim
+from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.eager import coordinator_for
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
@@ -73,6 +74,7 @@ class DriverConfig:
     epoch_records_max: int = 250_000
     epoch_bytes_max: int = 64 * 1024 * 1024
     answer_timeout_s: float = 30.0
+    sink_refusals_max: int = REFUSALS_MAX
     state_keys_max: int = KEYS_MAX
     input_streams: frozenset[int] = frozenset()
     """The streams of the inputs that the pipeline is run with: its sources end with them."""
@@ -203,6 +205,8 @@ class Driver:
             sinks=[one.name for one in graph.participants],
             rounds=rounds,
             committed=checkpoint.log.committed,
+            reserved=checkpoint.reserved,
+            refusals_max=config.sink_refusals_max,
         )
         rim = Rim(acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed)
 
@@ -373,6 +377,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 is_authoritative=is_file or not graph.policy.is_strict,
                 pack_bytes_max=PACK_BYTES_MAX if is_file else 0,
                 answer_timeout_s=config.answer_timeout_s,
+                refusals_max=config.sink_refusals_max,
                 knows_workers_left=is_file or sink.knows_workers_left,
             )
         )

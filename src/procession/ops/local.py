@@ -171,6 +171,7 @@ class Local:
         argv += ["--epoch-records-max", str(settings.epoch_records_max)]
         argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
         argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
+        argv += ["--sink-refusals-max", str(settings.sink_refusals_max)]
         argv += ["--state-keys-max", str(settings.state_keys_max)]
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []

@@ -46,7 +46,7 @@ class Story:
 
     def next_id(self) -> str:
         self._transactions += 1
-        return f"{self.instance}-w-out-id-1.1.{self._transactions}:c_id={self._transactions}"
+        return f"{self.instance}-w-out-id-1.e{self._transactions}.f1:c_id={self._transactions}"
 
     async def connect(self) -> Worker:
         worker = await self.trial.worker()

@@ -21,6 +21,7 @@ from procession.errors import StorageError
 
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
+ATTEMPTS = "attempts"
 EPOCHS_COPIED = 10
 LINES = {"offsets": 2, "commits": 1}
 """How many ends of lines a whole file of Spark's has: none after the last line."""
@@ -79,6 +80,8 @@ class Checkpoint:
                 yield from self._copy_files(f"{last}/{part}", f"{draft}/{part}")
             committed = _newest(files.names(f"{draft}/commits"))
             yield from self._copy_files(f"{last}/rounds", f"{draft}/rounds", up_to=committed)
+            reserved = self._files.read(f"{last}/{ATTEMPTS}") or b"%d" % (committed + 1)
+            yield from write_durably(files, draft, ATTEMPTS, reserved)
             if not files.exists(last):
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
         files.sync_directory(draft)
@@ -185,6 +188,16 @@ class Checkpoint:
 
     def durable_offset(self, epoch: int) -> bytes | None:
         return self._files.disk.durable_file(f"{self.directory}/offsets/{epoch}")
+
+    # Numbers of attempts
+
+    @property
+    def reserved(self) -> int:
+        return int(self._files.read(f"{self.directory}/{ATTEMPTS}") or self.committed + 1)
+
+    def reserve(self, number: int) -> Steps:
+        yield from write_durably(self._files, self.directory, ATTEMPTS, b"%d" % number)
+        self.check_fence()
 
     # Round records
 

@@ -159,6 +159,7 @@ class Driver(Process):
             sinks=list(self._links),
             rounds=rounds,
             committed=checkpoint.committed,
+            reserved=checkpoint.reserved,
         )
         for link in self._links.values():
             link.connect()
@@ -251,6 +252,8 @@ class Driver(Process):
                 is_here = self._epoch is not None and self._epoch.number == action.epoch
                 payloads = self._epoch.payloads[action.sink] if self._epoch is not None and is_here else ()
                 self.soon(self._links[action.sink].emit, action, payloads)
+            case ev.Reserve(number):
+                return self.checkpoint.reserve(number)
             case ev.Phase2():
                 return self._phase2(action.sink, action.txn, action.commit)
             case ev.Reconnect(sink, delay_s):
@@ -288,6 +291,7 @@ class Driver(Process):
 
     def asks_for_vote(self, action: ev.Emit) -> None:
         """Whoever was replaced may have lost its copy of the checkpoint; what it still says decides nothing."""
+        self.site.oracle.attempted(action.sink, action.txn)
         if self.checkpoint.current() == self.checkpoint.fence:
             self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from procession.chaos.sim.network import End
 from procession.chaos.sim.oracle import MEMORY
+from procession.commit.breach import not_greeted, not_voted
+from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.events import Emit, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.errors import RemoteProtocolError
 from procession.wire import twopc
@@ -62,6 +64,8 @@ class Link:
         self._phase2_sent: set[str] = set()
         self._deadline = 0
         self._is_hung = False
+        self._asked: str | None = None
+        self._greetings_refused = self._votes_refused = 0
 
     def connect(self) -> None:
         self._driver.site.network.connect(self._driver, self.sink, self._connected)
@@ -110,6 +114,7 @@ class Link:
                 raise RemoteProtocolError(reason)
         if self._granted and self._position is not None and self._listed is not None:
             self._is_ready = True
+            self._greetings_refused = 0
             return SinkConnected(self.sink, self._listed, self._position if self._is_authoritative else None)
         return None
 
@@ -120,6 +125,7 @@ class Link:
                 return Phase2Confirmed(self.sink, event.txn_id) if event.commit else None
             case Reply():
                 self._deadline += 1
+                self._asked, self._votes_refused = None, 0
                 self._phase2_sent.clear()
                 return VoteReceived(self.sink, event.txn_id, event.commit)
             case Error(reason):
@@ -135,14 +141,28 @@ class Link:
         self._end = None
         self._deadline += 1
         self._phase2_sent.clear()
+        self._count()
         self._driver.later(BACKOFF_S * self._driver.site.chance.random(), self.connect)
         if self._is_ready:
             self._is_ready = False
             yield SinkLost(self.sink, self._is_hung)
 
+    def _count(self) -> None:
+        """As the real link: a session that ends at its greeting, or before the vote, is a refusal."""
+        if not self._is_ready:
+            self._greetings_refused += 1
+        elif self._asked is not None and not self._is_hung:
+            self._votes_refused += 1
+        if self._greetings_refused >= REFUSALS_MAX:
+            raise not_greeted(repr(self.sink), self._greetings_refused, "the connection was lost")
+        if self._votes_refused >= REFUSALS_MAX:
+            raise not_voted(repr(self.sink), self._asked, self._votes_refused, "the connection was lost")
+        self._asked = None
+
     def close(self, delay_s: float = 0.0) -> None:
         """Close, and connect again. The news comes as of any lost connection, in its turn."""
         end = self._end
+        self._asked = None
         if end is not None and end.is_open:
             end.close()
             self._driver.later(delay_s, self._driver.link_lost, self, end)
@@ -151,6 +171,7 @@ class Link:
 
     def emit(self, action: Emit, payloads: Sequence[bytes]) -> None:
         if self._end is not None and self._is_ready:
+            self._asked = action.txn
             self._emit(self._end, self._connection, action, payloads, action.start)
 
     def _emit(self, end: End, connection: Connection, action: Emit, payloads: Sequence[bytes], position: int) -> None:

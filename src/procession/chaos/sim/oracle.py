@@ -53,6 +53,7 @@ class Oracle:
         self._made_by: dict[Record, str] = {}
         self._contents: dict[tuple[str, str], bytes] = {}
         self._refused: set[tuple[str, str]] = set()
+        self._attempts: set[tuple[str, int]] = set()
         self._sequences: dict[tuple[str, int], Record] = {}
         self._states: dict[str, bytes] = {}
         """Every state file that was written."""
@@ -146,6 +147,14 @@ class Oracle:
             raise Breach(
                 "I1", f"{who} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
             )
+
+    def attempted(self, sink: str, txn: str) -> None:
+        """A driver, in charge or not, is about to ask for a vote. The number of the attempt must be a new one."""
+        transaction = parse(txn)
+        attempt = (sink, transaction.attempt if transaction is not None else -1)
+        if attempt in self._attempts:
+            raise Breach("I3", f"{sink} is asked to vote on {txn}, and has had attempt {attempt[1]} before")
+        self._attempts.add(attempt)
 
     def asked_to_vote(self, epoch: int, offsets: bytes | None) -> None:
         if not offsets and not self.is_blind:
