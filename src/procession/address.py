@@ -1,4 +1,4 @@
-"""Addresses: HOST:PORT as people write it, and the socket that listens there.
+"""Addresses: HOST:PORT as people write it, or a socket file, and the socket that listens there.
 
 The one rule: an address that cannot be used is a ConfigError, one sentence. A server that may choose its port takes
 its last one again where it is free, because its peers remember it. Before it on the walk: the programs' options.
@@ -11,7 +11,9 @@ import errno
 import os
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from procession.errors import ConfigError, UsageError
@@ -20,6 +22,10 @@ SILENCE_S = 30
 PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections: nobody takes our port while we are started again."""
 PORT_TRIES = 32
+SOCKET_FILE = "unix:"
+"""How the address of a socket file begins."""
+SOCKET_PATH_BYTES_MAX = 100
+"""The kernel takes 107; a longer path is reached through its directory."""
 
 
 class Address(NamedTuple):
@@ -28,6 +34,25 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class SocketFile(NamedTuple):
+    """A Unix socket: only who may enter its directory can reach it, and no other machine can."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{SOCKET_FILE}{self.path}"
+
+
+Endpoint = Address | SocketFile
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """HOST:PORT, or unix:PATH."""
+    if text.startswith(SOCKET_FILE):
+        return SocketFile(Path(text.removeprefix(SOCKET_FILE)))
+    return parse_address(text)
 
 
 def parse_address(text: str) -> Address:
@@ -67,6 +92,50 @@ def listening_socket(address: Address, previous: Address | None = None) -> socke
         ) from error
 
 
+@contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """A name for this path that is short enough for a socket, while it is needed."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def listening_file(path: Path) -> socket.socket:
+    """A Unix socket that listens at this path. Whoever calls holds the directory: a file of an earlier life goes."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        with _reachable(path) as name:
+            listener.bind(name)
+        path.chmod(0o600)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {path}: {error.strerror or error}.",
+            next_step="Choose a directory on a local file system, or give --control HOST:PORT.",
+        ) from error
+    return listener
+
+
+def connected_file(path: Path, timeout_s: float | None) -> socket.socket:
+    """A connection to the Unix socket at this path; raises the plain OSError."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout_s)
+        with _reachable(path) as name:
+            connected.connect(name)
+    except OSError:
+        connected.close()
+        raise
+    return connected
+
+
 def address_of(listener: socket.socket) -> Address:
     host, port = listener.getsockname()[:2]
     return Address(host, port)
@@ -74,6 +143,8 @@ def address_of(listener: socket.socket) -> Address:
 
 def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> None:
     """Let the kernel end a connection whose other machine is gone: else one side waits for it for ever."""
+    if connected.family == socket.AF_UNIX:
+        return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", max(1, int(silence_s / 3))),

@@ -14,6 +14,7 @@ from pathlib import Path
 from procession import faults
 from procession.address import parse_address
 from procession.sdk.testing import Worker
+from procession.storage.secret import Secret, find_secret
 
 SINK = """
 import sys
@@ -78,7 +79,9 @@ class SinkProgram:
         return parse_address(json.loads((self.directory / "sink.json").read_bytes())["listen"]).port
 
     async def worker(self) -> Worker:
-        return await Worker.connect(parse_address(f"127.0.0.1:{self.port}"))
+        worker = await Worker.connect(parse_address(f"127.0.0.1:{self.port}"))
+        worker.cookie = find_secret(self.directory, Secret.SINKS)
+        return worker
 
     def data(self, instance: str = "out") -> bytes:
         return (self.directory / f"{instance}.data").read_bytes()

@@ -13,6 +13,7 @@ import pytest
 
 from procession.address import parse_address
 from procession.sdk.testing import Worker
+from procession.storage.secret import Secret, find_secret
 from procession.tls import ClientTls, connect
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import Role, Side
@@ -55,7 +56,7 @@ async def test_a_sink_speaks_tls_and_lets_in_only_who_shows_a_certificate(kind: 
                 async with await worker_at(place, tls) as refused:
                     await refused.hello()
         async with await worker_at(place, authority.client()) as worker:
-            assert (await worker.hello())[1] == ()
+            assert (await worker.hello(cookie=find_secret(directory, Secret.SINKS)))[1] == ()
             worker.data(0, b"one\n")
             assert await worker.phase1("t:c_id=0", 0, 4)
             await worker.phase2("t:c_id=0", True)

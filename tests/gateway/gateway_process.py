@@ -68,7 +68,7 @@ class GatewayProcess:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def client(self, timeout_s: float = 10.0) -> ControlClient:
-        cookie = self.settings.get("limits", {}).get("cookie", b"")
+        cookie = self.settings.get("control_cookie", b"")
         return ControlClient(self.directory, cookie, timeout_s, tls=self.control_tls)
 
     def answer(self, ask: Callable[Parameters, Answer], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Answer:

@@ -141,11 +141,11 @@ def test_an_id_that_goes_back_first_of_all_that_was_read_is_told_so_too(gateway_
 
 @pytest.mark.parametrize(("cookie", "reason"), [(b"", "a cookie is needed"), (b"sesamf", "bad cookie")])
 def test_a_wrong_cookie_opens_neither_door_and_is_not_logged(gateway_process: Make, cookie: bytes, reason: str) -> None:
-    gateway = gateway_process(limits={"cookie": b"sesame"}).start()
+    gateway = gateway_process(limits={"cookie": b"sesame"}, control_cookie=b"sesame too").start()
     with Producer(gateway.listen) as producer:
         producer.send(Hello("0.0.1", cookie, "p", "i"))
         assert reason in producer.expect(Error).reason
-    with ControlClient(gateway.directory, cookie) as control, pytest.raises(ConfigError, match="cookie"):
+    with ControlClient(gateway.directory, cookie) as control, pytest.raises(ConfigError, match="wrong secret"):
         control.status()
     with Producer(gateway.listen) as producer:
         producer.hello(b"sesame")

@@ -12,6 +12,7 @@ from procession.chaos.scenario import CONTROLS, GATEWAY, GATEWAYS, SECOND, THIRD
 from procession.gateway.client import ControlClient
 from procession.ops.chaos import ChaosCluster
 from procession.storage.pieces import FIRST_GATEWAY
+from procession.storage.secret import Secret, find_secret
 
 PATIENCE_S = 60.0
 """It ends a hang, and measures nothing."""
@@ -55,12 +56,13 @@ def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: Ch
     with ControlClient(cluster.directory / GATEWAY) as leader:
         said = {one["name"]: one for one in leader.gateways()}
     address = cluster.proxies.address
+    secret = find_secret(cluster.directory, Secret.CONTROL)
     for name, listen, control in zip(
         (FIRST_GATEWAY, SECOND, THIRD), (TO_GATEWAY, TO_SECOND, TO_THIRD), CONTROLS, strict=True
     ):
         assert said[name]["listen"] == str(address(listen))
         assert said[name]["control"] == str(address(control))
-        with ControlClient(said[name]["control"]) as driver:
+        with ControlClient(said[name]["control"], secret) as driver:
             assert driver.status()["next_sequence"] >= 0, "and behind it there is somebody"
 
 

@@ -16,6 +16,7 @@ from procession.ops.local import Local, gateway_words
 from procession.ops.roster import listed
 from procession.ops.status import Status
 from procession.plan.graph import Graph
+from procession.storage.secret import Secret, find_secret, path_of
 from tests.ops.started import Started
 from tests.walk.cluster import read_json, wait_for
 from tests.walk.commands import running
@@ -70,10 +71,10 @@ def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> d
 def test_so_many_gateways_are_started_and_all_but_the_first_join_it(tmp_path: Path) -> None:
     words = started(tmp_path, gateways=3)
     assert list(words) == ["gateway", "gateway-1", "gateway-2", "driver"]
-    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --control 127.0.0.1:0 --lag"
-    assert first in words["gateway"], "its control port is for this machine only, if nobody says otherwise"
+    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --lag"
+    assert first in words["gateway"], "only this machine can ask it, if nobody says otherwise"
     for name in ("gateway-1", "gateway-2"):
-        other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0 --control 127.0.0.1:0"
+        other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0"
         assert f"{other} --join {tmp_path}/gateway --name {name} --lag" in words[name]
 
 
@@ -96,10 +97,13 @@ def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_p
         control = read_json(leader / "gateway.json")["control"]
         assert control.startswith("127.0.0.2:")
         words = ["gateway", "--dir", other, "--listen", "127.0.0.3:0", "--control", "127.0.0.3:0", "--join", control]
+        secret = find_secret(leader.parent, Secret.CONTROL)
+        for option, name in (("--cookie-file", Secret.PRODUCERS), ("--control-cookie-file", Secret.CONTROL)):
+            words += [option, path_of(leader.parent, name)]
         with running(*words, cwd=tmp_path) as second:
 
             def has_joined() -> bool:
-                return [one["is_connected"] for one in listed(control, b"")] == [True, True]
+                return [one["is_connected"] for one in listed(control, secret)] == [True, True]
 
             wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
-            assert listed(control, b"")[1]["control"].startswith("127.0.0.3:")
+            assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")

@@ -15,6 +15,7 @@ import pytest
 from procession.errors import ConfigError, UsageError
 from procession.ops.config import load_settings
 from procession.ops.roster import leader_of, let_go, listed, run_one_more, table
+from procession.storage.secret import Secret, make_secret
 from tests.gateway.gateway_process import GatewayProcess
 
 COMMAND = (sys.executable, "-m", "procession", "gateways")
@@ -24,7 +25,9 @@ PATIENCE_S = 90.0
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("pipeline")
-    first = GatewayProcess(directory / "gateway", {}).start()
+    shown = {"cookie": make_secret(directory, Secret.PRODUCERS)}
+    control = make_secret(directory, Secret.CONTROL)
+    first = GatewayProcess(directory / "gateway", {"limits": shown, "control_cookie": control}).start()
     yield directory
     first.kill()
 

@@ -94,7 +94,7 @@ def test_a_gateway_that_starts_again_gives_the_rest(gateway_process: Make) -> No
 
 
 def test_only_who_shows_the_cookie_is_given_rows(gateway_process: Make) -> None:
-    place = filled(gateway_process(limits={"cookie": COOKIE}), 10, COOKIE)
+    place = filled(gateway_process(limits={"cookie": b"another"}, control_cookie=COOKIE), 10, b"another")
     assert len(rows(DistantLog(place, Access(COOKIE)), 0, 10)) == 10
     for cookie in (b"", b"guess"):
         with pytest.raises(StorageError, match="wrong cookie"):

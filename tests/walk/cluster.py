@@ -76,7 +76,7 @@ class Cluster:
         path = self.directory / f"input-{number}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         self.inputs.append(path)
-        argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address]
+        argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address, *self.local.producer_words]
         argv += ["--rate", str(rate)] if rate else []
         self.supervisor.start(Part(f"source-{number}", tuple(argv)))
         return f"source-{number}"

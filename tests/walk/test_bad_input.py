@@ -140,8 +140,8 @@ def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
 
 def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> None:
     place = app.parent
-    (place / "right").write_text("secret\n")
-    (place / "wrong").write_text("sekret\n")
+    (place / "right").write_text("sesame\n")
+    (place / "wrong").write_text("sezame\n")
     address = place / "state" / "gateway" / "gateway.json"
     gateway = ["gateway", "--dir", address.parent, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
     with running(*gateway, "--cookie-file", "right", cwd=place) as gate:
@@ -151,12 +151,12 @@ def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> No
         assert done.returncode == Status.ACT
         assert "cookie" in told(done.stderr)
         driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
-        done = run(*driver, "--cookie-file", "wrong", cwd=place)
+        done = run(*driver, "--control-cookie-file", "wrong", cwd=place)
         assert done.returncode == Status.ACT
-        assert told(done.stderr) == "The gateway was asked with a wrong cookie, or none."
+        assert told(done.stderr) == "The gateway was asked with a wrong secret, or none."
         for text in (done.stderr, gate.said):
-            assert "secret" not in text
-            assert "sekret" not in text
+            assert "sesame" not in text
+            assert "sezame" not in text
 
 
 STRICT = """
@@ -242,12 +242,12 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_an
         to = ("--to", str(read_json(address)["listen"]))
         with (
             running("source", "file", "input.txt", *to, cwd=tmp_path) as source,
-            running("sink", "file", "output", "--listen", f"127.0.0.1:{port}", cwd=tmp_path),
+            running("sink", "file", "output", "--listen", f"127.0.0.1:{port}", "--open", cwd=tmp_path),
         ):
             assert source.wait() == 0, source.said
             shown = committed(tmp_path / "output" / "outside-output-0")
             assert shown == (tmp_path / "input.txt").read_bytes().replace(b"\n", b"")
-            ports = [int(read_json(address)[name].rpartition(":")[2]) for name in ("listen", "control")]
+            ports = [int(read_json(address)["listen"].rpartition(":")[2])]
             began = time.monotonic()
             pipeline.process.send_signal(signal.SIGINT)
             assert pipeline.wait() == 0, pipeline.said

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.address import SocketFile, connected_file, parse_endpoint
 from procession.commit.transaction import Transaction
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER
@@ -229,15 +230,21 @@ NONSENSE = {
 }
 
 
+def connected(address: str) -> socket.socket:
+    endpoint = parse_endpoint(address)
+    if isinstance(endpoint, SocketFile):
+        return connected_file(endpoint.path, timeout_s=30)
+    return socket.create_connection(endpoint, timeout=30)
+
+
 def test_i7_no_nonsense_at_any_port_ends_a_process_or_disturbs_the_pipeline(cluster: Cluster) -> None:
     restarts = dict(cluster.supervisor.restarts)
     source = cluster.send(cluster.numbered(2_000), rate=2_000)
     gateway = read_json(cluster.directory / "gateway" / "gateway.json")
     sinks = [read_json(place / "sink.json")["listen"] for place in cluster.local.sink_parts]
     for address in (gateway["listen"], gateway["control"], *sinks):
-        host, _, port = address.rpartition(":")
         for noise in NONSENSE.values():
-            with closing(socket.create_connection((host, int(port)), timeout=30)) as peer, suppress(ConnectionError):
+            with closing(connected(address)) as peer, suppress(ConnectionError):
                 peer.sendall(noise)
                 peer.shutdown(socket.SHUT_WR)
                 while peer.recv(65_536):  # until they have hung up: a peer like that is not kept

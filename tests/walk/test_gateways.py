@@ -53,7 +53,8 @@ class Several(Cluster):
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         self.inputs.append(path)
         to = str(addresses(self.directory / gateway)["listen"])
-        argv = [*COMMAND, "source", "file", str(path), "--to", to, *(["--rate", str(rate)] if rate else [])]
+        argv = [*COMMAND, "source", "file", str(path), "--to", to, "--dir", str(self.directory)]
+        argv += ["--rate", str(rate)] if rate else []
         self.supervisor.start(Part(f"source-{number}", tuple(argv)))
         return f"source-{number}"
 
@@ -77,7 +78,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     directory = tmp_path_factory.mktemp("gateways")
     deaf = Part(
         "deaf",
-        (*COMMAND, "sink", "file", str(directory / "deaf"), "--listen", "127.0.0.1:0"),
+        (*COMMAND, "sink", "file", str(directory / "deaf"), "--listen", "127.0.0.1:0", "--open"),
         is_ready=announced_in(directory / "deaf" / "sink.json"),
         stop_rank=3,
     )

@@ -48,7 +48,8 @@ def crash_run(
             path, heard = directory / f"sent-{number}.txt", directory / f"sent-{number}.acks"
             path.write_bytes(b"".join(b"%d record %d\n" % (number, record) for record in range(RECORDS)))
             cluster.arm(point)
-            argv = (*COMMAND, "source", "file", str(path), "--to", cluster.local.address, "--acks", str(heard))
+            to = ("--to", cluster.local.address, *cluster.local.producer_words)
+            argv = (*COMMAND, "source", "file", str(path), *to, "--acks", str(heard))
             cluster.supervisor.start(Part(f"source-{number}", argv))
             cluster.until_dead(part)
             cluster.until_done(f"source-{number}")

@@ -130,7 +130,7 @@ class Running(NamedTuple):
 @contextmanager
 def running(directory: str, *options: str) -> Iterator[Running]:
     """A gateway, with its log in this directory, while it is needed."""
-    words = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", *options]
+    words = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers", *options]
     with subprocess.Popen([sys.executable, "-m", "procession", "gateway", *words], stderr=subprocess.PIPE) as gateway:
         try:
             yield Running(gateway.pid, _address(Path(directory)))

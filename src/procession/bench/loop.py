@@ -152,7 +152,7 @@ class Ours:
         self._supervisor = supervisor
         self._local = local
         self._client = ControlClient(
-            local.gateway_directory, local.settings.cookie, 20.0, tls=local.settings.client_tls
+            local.gateway_directory, local.settings.control_cookie, 20.0, tls=local.settings.client_tls
         )
         self._tail = EpochTail(work / "epochs.jsonl")
         self.epochs = 0
@@ -163,8 +163,9 @@ class Ours:
         `rate` holds the source back to so many records a second."""
         before, used = self._client.status()["next_sequence"], self._used()
         started_ns = time.time_ns()
+        to = ["--to", self._local.address, *self._local.producer_words]
         paced = ["--rate", str(rate)] if rate else []
-        with subprocess.Popen([*COMMAND, "source", "file", str(source), "--to", self._local.address, *paced]) as sender:
+        with subprocess.Popen([*COMMAND, "source", "file", str(source), *to, *paced]) as sender:
             self.until(lambda: self._client.status()["next_sequence"] > before)
             began_ns = time.time_ns()
             self.until(lambda: sender.poll() is not None, WAIT_S)

@@ -15,6 +15,7 @@ and wrong only in meaning. As with the file source the id of a line is its posit
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 import time
@@ -29,6 +30,7 @@ import pyarrow as pa
 from procession.address import Address, parse_address
 from procession.connectors.file import stream_id_of
 from procession.sdk.acklog import AckLog
+from procession.storage.secret import PRIVATE_UMASK
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
@@ -60,7 +62,9 @@ class Session:
     """One connection. Lines go by their numbers here, and by their `ids` to the gateway; `hear` is told what is
     committed."""
 
-    def __init__(self, address: Address, name: str, ids: Sequence[int], hear: Callable[[int], object]) -> None:
+    def __init__(
+        self, address: Address, name: str, ids: Sequence[int], hear: Callable[[int], object], cookie: bytes = b""
+    ) -> None:
         self.committed: int | None = None
         self._ids = ids
         self._hear_committed = hear
@@ -68,7 +72,7 @@ class Session:
         self._answers: list[NotifyAck] = []
         self._is_welcome = False
         self._socket = socket.create_connection(address, timeout=ANSWER_TIMEOUT_S)
-        self._say(Hello(SOURCE_VERSION, b"", "rogue", name))
+        self._say(Hello(SOURCE_VERSION, cookie, "rogue", name))
         self._until(lambda: self._is_welcome)
 
     def close(self) -> None:
@@ -163,8 +167,9 @@ class Rogue:
     """The producer. Each method is a session or two, and says whether the deed was done; `finish` is the decent end of
     all of them."""
 
-    def __init__(self, address: Address, path: Path, acks: AckLog | None = None) -> None:
+    def __init__(self, address: Address, path: Path, acks: AckLog | None = None, cookie: bytes = b"") -> None:
         self._address = address
+        self._cookie = cookie
         self._acks = acks
         self._path = path
         self._stream = stream_id_of(path)
@@ -201,7 +206,7 @@ class Rogue:
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        session = Session(self._address, self._path.name, self._ids, self._heard)
+        session = Session(self._address, self._path.name, self._ids, self._heard, self._cookie)
         try:
             yield session
         finally:
@@ -280,10 +285,13 @@ def main() -> None:
     parser.add_argument("--to", required=True)
     parser.add_argument("--manners", choices=MANNERS, required=True)
     parser.add_argument("--acks", type=Path, help="note down here what is told to be committed")
+    parser.add_argument("--cookie-file", type=Path, help="the secret that the gateway wants to see")
     given = parser.parse_args()
+    os.umask(PRIVATE_UMASK)
+    cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     acks = AckLog(given.acks) if given.acks else None
     try:
-        Rogue(parse_address(given.to), given.path, acks).run(given.manners)
+        Rogue(parse_address(given.to), given.path, acks, cookie).run(given.manners)
     except Broken as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATUS_BROKEN)

@@ -19,6 +19,7 @@ the file was written.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -35,6 +36,7 @@ from procession.sdk.home import Home, serve
 from procession.sdk.outlet import Outlet, Where
 from procession.sdk.output import Output, Wait
 from procession.sdk.txnlog import TxnLog
+from procession.storage.secret import PRIVATE_UMASK
 
 ABORTS = ("abort_on", "abort_content", "abort_chance", "seed")
 DELAYS = ("vote_delay_s", "decide_delay_s", "hang_on")
@@ -163,11 +165,14 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--behaviour", type=Path, required=True)
+    parser.add_argument("--cookie-file", type=Path, help="the secret that a worker must show")
     given = parser.parse_args()
+    os.umask(PRIVATE_UMASK)
+    cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     try:
         home = WaywardHome(given.directory, Behaviour(given.behaviour))
         try:
-            serve(home, given.listen)
+            serve(home, given.listen, cookie)
         finally:
             home.close()
     except StorageError as error:

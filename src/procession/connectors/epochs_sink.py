@@ -138,7 +138,7 @@ def run_epochs_sink(
     *,
     suffix: str = SUFFIX,
     is_empty_kept: bool = False,
-    cookie: bytes = b"",
+    cookie: bytes | None = None,
     tls: ServerTls | None = None,
     tell: Tell | None = None,
 ) -> None:

@@ -90,7 +90,7 @@ def run_file_sink(
     directory: Path,
     listen: str = LISTEN,
     *,
-    cookie: bytes = b"",
+    cookie: bytes | None = None,
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,

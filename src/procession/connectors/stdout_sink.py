@@ -236,7 +236,7 @@ def run_stdout_sink(
     *,
     is_json: bool = False,
     in_doubt: InDoubt = InDoubt.REPEAT,
-    cookie: bytes = b"",
+    cookie: bytes | None = None,
     tls: ServerTls | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""

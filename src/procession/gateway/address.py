@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from procession.address import Address, parse_address
+from procession.address import SOCKET_FILE, Address, Endpoint, SocketFile, parse_address
 from procession.errors import ConfigError
 
 ADDRESS_FILE = "gateway.json"
+CONTROL_FILE = "control.sock"
+"""The Unix socket at which a gateway is asked by this machine, in its directory."""
 
 
 def starts(directory: Path) -> int:
@@ -23,11 +25,22 @@ def starts(directory: Path) -> int:
 
 
 def addresses(directory: Path) -> dict[str, Address]:
-    """Where the gateway of this directory listens, or last listened: `listen`, `control` and, if it serves
-    its log, `flight`; empty if it never did."""
+    """The ports at which the gateway of this directory listens, or last listened: `listen`, `control` unless that is a
+    socket file, and `flight` if it serves its log; empty if it never did."""
     try:
         document = json.loads((directory / ADDRESS_FILE).read_bytes())
-        doors = [door for door in ("listen", "control", "flight") if document.get(door) or door != "flight"]
-        return {door: parse_address(str(document[door])) for door in doors}
-    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        doors = {door: str(document.get(door) or "") for door in ("listen", "control", "flight")}
+        ports = {door: at for door, at in doors.items() if at and not at.startswith(SOCKET_FILE)}
+        return {door: parse_address(at) for door, at in ports.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return {}
+
+
+def control_of(directory: Path) -> Endpoint:
+    """Where the gateway of this directory is asked; a ConnectionError if it was never started. A socket file is in this
+    directory, wherever the directory was when the gateway wrote it down."""
+    try:
+        told = str(json.loads((directory / ADDRESS_FILE).read_bytes())["control"])
+        return SocketFile(directory / CONTROL_FILE) if told.startswith(SOCKET_FILE) else parse_address(told)
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        raise ConnectionError("it was never started") from None

@@ -15,15 +15,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from procession.address import parse_address
+from procession.address import Endpoint, SocketFile, connected_file, parse_endpoint
 from procession.errors import ConfigError, ProcessionError, RoundError
-from procession.gateway.address import addresses
+from procession.gateway.address import control_of
 from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
 from procession.gateway.words import place, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Declared
 from procession.merge.waiting import Key
+from procession.storage.secret import Secret, find_secret, pipeline_of
 from procession.tls import ClientTls, complaint
 
 DELAY_S_MIN = 0.02
@@ -76,11 +77,13 @@ class ControlClient:
         identity: str | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """With an `identity`, no other gateway that may have taken this one's port is asked."""
+        """With an `identity`, no other gateway that may have taken this one's port is asked. Without a `cookie`, the
+        secret of the directory's pipeline is shown, if it has one."""
         self._tls = tls
         self._at = at
         self._whom = {} if identity is None else {"identity": identity}
         self._cookie = cookie
+        self._shown = cookie
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
 
@@ -169,12 +172,12 @@ class ControlClient:
         self.close()
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        line = json.dumps({"op": op, "cookie": self._cookie.hex(), **self._whom, **fields}).encode() + b"\n"
+        request = {"op": op, **self._whom, **fields}
         deadline = time.monotonic() + self._timeout_s
         delay_s = DELAY_S_MIN
         while True:
             try:
-                return _checked(self._exchange(line, deadline))
+                return _checked(self._exchange(request, deadline))
             except (OSError, ValueError, Garbled) as error:
                 self.close()
                 if time.monotonic() + delay_s > deadline:
@@ -185,11 +188,11 @@ class ControlClient:
             time.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, DELAY_S_MAX)
 
-    def _exchange(self, line: bytes, deadline: float) -> dict[str, Any]:
+    def _exchange(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         if self._socket is None:
             self._socket = self._connected(deadline)
         self._socket.settimeout(_left(deadline))
-        self._socket.sendall(line)
+        self._socket.sendall(json.dumps({**request, "cookie": self._shown.hex()}).encode() + b"\n")
         reply = bytearray()
         while not reply.endswith(b"\n"):
             self._socket.settimeout(_left(deadline))
@@ -203,7 +206,13 @@ class ControlClient:
         return answer
 
     def _connected(self, deadline: float) -> socket.socket:
-        host, port = self._address()
+        address = self._address()
+        beside = address.path.parent if isinstance(address, SocketFile) else self._at
+        if isinstance(beside, Path) and not self._cookie:
+            self._shown = find_secret(pipeline_of(beside), Secret.CONTROL)
+        if isinstance(address, SocketFile):
+            return connected_file(address.path, _left(deadline))
+        host, port = address
         plain = socket.create_connection((host, port), timeout=_left(deadline))
         if self._tls is None:
             return plain
@@ -214,13 +223,8 @@ class ControlClient:
             plain.close()
             raise error if isinstance(error, OSError) else ConnectionError(error.sentence) from error
 
-    def _address(self) -> tuple[str, int]:
-        if isinstance(self._at, str):
-            return parse_address(self._at)
-        found = addresses(self._at).get("control")
-        if found is None:
-            raise ConnectionError("it was never started")
-        return found
+    def _address(self) -> Endpoint:
+        return parse_endpoint(self._at) if isinstance(self._at, str) else control_of(self._at)
 
 
 def _left(deadline: float) -> float:

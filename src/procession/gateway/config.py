@@ -56,7 +56,8 @@ class Limits:
 class GatewayConfig:
     directory: Path
     listen: str = "127.0.0.1:7100"
-    control: str = "127.0.0.1:7101"
+    control: str = ""
+    """Where the driver, other gateways and operators ask, HOST:PORT; empty: a socket file in the directory."""
     limits: Limits = Limits()
     tls: ServerTls | None = None
     """What producers, the driver and other gateways are shown, and must show; without it nothing is encrypted."""
@@ -105,6 +106,9 @@ class GatewayConfig:
     """How often a gateway shows the leader that it is there."""
     link_timeout_s: float = 10.0
     """How long leader and gateway wait for a word of the other before they take the link for lost."""
+    control_cookie: bytes = field(default=b"", repr=False)
+    """What the driver, other gateways, operators and who fetches the log must show; this gateway shows its leader the
+    same."""
     silence_s: float = 30.0
     """How long a peer's machine may be unreachable before its streams are free for another session."""
 

@@ -53,6 +53,9 @@ class ControlServer:
 
     async def start(self, listening: socket.socket) -> None:
         limit, tls = self._config.request_bytes_max, self._config.tls
+        if listening.family == socket.AF_UNIX:  # nobody listens in on it
+            self._server = await asyncio.start_unix_server(self._talk, sock=listening, limit=limit)
+            return
         if tls is None:
             self._server = await asyncio.start_server(self._talk, sock=listening, limit=limit)
             return
@@ -130,10 +133,11 @@ class ControlServer:
             return {"ok": False, "error": error.sentence, "next_step": error.next_step, "kind": kind}
 
     def _check_cookie(self, request: Request) -> None:
-        given = str(request.get("cookie", "")).encode()
-        if not hmac.compare_digest(given, self._config.limits.cookie.hex().encode()):
+        given = str(request.get("cookie", "")).encode(errors="replace")
+        if not hmac.compare_digest(given, self._config.control_cookie.hex().encode()):
             raise ConfigError(
-                "The gateway was asked with a wrong cookie, or none.", next_step="Give both the same cookie file."
+                "The gateway was asked with a wrong secret, or none.",
+                next_step="Give its pipeline's --dir, or a copy of its secrets/control as --control-cookie-file.",
             )
 
     async def _do(self, request: Request) -> Reply:

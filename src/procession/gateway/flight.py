@@ -42,7 +42,8 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         try:
             asked = json.loads(ticket.ticket)
-            if not hmac.compare_digest(str(asked.get("cookie")).encode(), self._config.limits.cookie.hex().encode()):
+            expected = self._config.control_cookie.hex().encode()
+            if not hmac.compare_digest(str(asked.get("cookie")).encode(errors="replace"), expected):
                 raise flight.FlightUnauthenticatedError("it was asked with a wrong cookie, or none")
             if asked.get("identity") != self._identity:
                 raise flight.FlightUnavailableError("this is another gateway than the one that was asked")

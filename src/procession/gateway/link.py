@@ -19,9 +19,9 @@ from typing import Any
 
 import structlog
 
-from procession.address import Address, notice_silence, parse_address
+from procession.address import SocketFile, connected_file, notice_silence, parse_endpoint
 from procession.errors import ConfigError
-from procession.gateway.address import addresses
+from procession.gateway.address import control_of
 from procession.gateway.core import Gateway
 from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
 from procession.gateway.leadership import greeting
@@ -74,7 +74,7 @@ class LeaderLink:
         if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
             return
         self._asked.append(request)
-        line = json.dumps({**request, "cookie": self._config.limits.cookie.hex()}, separators=(",", ":"))
+        line = json.dumps({**request, "cookie": self._config.control_cookie.hex()}, separators=(",", ":"))
         self._writer.write(line.encode() + b"\n")
 
     # The life of links
@@ -101,7 +101,7 @@ class LeaderLink:
     async def _link(self) -> None:
         """One link. Returns when it is lost; raises if it never came about."""
         async with asyncio.timeout(self._config.link_timeout_s):
-            reader, writer = await connect(self._address(), self._config.link_tls, REPLY_BYTES_MAX)
+            reader, writer = await self._connect()
         beats: asyncio.Task[None] | None = None
         try:
             notice_silence(writer.get_extra_info("socket"), self._config.silence_s)
@@ -124,13 +124,12 @@ class LeaderLink:
             writer.close()
             self._gateway.handle(LeaderLost())
 
-    def _address(self) -> Address:
-        if isinstance(self._at, str):
-            return parse_address(self._at)
-        found = addresses(self._at).get("control")
-        if found is None:
-            raise ConnectionError("it was never started")
-        return found
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address = parse_endpoint(self._at) if isinstance(self._at, str) else control_of(self._at)
+        if isinstance(address, SocketFile):
+            peer = connected_file(address.path, self._config.link_timeout_s)
+            return await asyncio.open_unix_connection(sock=peer, limit=REPLY_BYTES_MAX)
+        return await connect(address, self._config.link_tls, REPLY_BYTES_MAX)
 
     def _greeting(self) -> Request:
         self._turn += 1

@@ -22,8 +22,17 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 import uvloop
 
-from procession.address import Address, address_of, listening_socket, notice_silence, parse_address
-from procession.gateway.address import ADDRESS_FILE, addresses, starts
+from procession.address import (
+    SOCKET_FILE,
+    Address,
+    SocketFile,
+    address_of,
+    listening_file,
+    listening_socket,
+    notice_silence,
+    parse_address,
+)
+from procession.gateway.address import ADDRESS_FILE, CONTROL_FILE, addresses, starts
 from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
 from procession.gateway.control import ControlServer
@@ -221,9 +230,8 @@ class GatewayServer:
         loop = asyncio.get_running_loop()
         previous = addresses(self._config.directory)
         listening = listening_socket(parse_address(self._config.listen), previous.get("listen"))
-        controlling = listening_socket(parse_address(self._config.control), previous.get("control"))
+        controlling = self._control_socket(previous.get("control"))
         self.listen = str(address_of(listening))
-        self.control = str(address_of(controlling))
         if self._config.flight:
             from procession.gateway.flight import scheme, serve_log  # few gateways need what it brings along
 
@@ -253,6 +261,15 @@ class GatewayServer:
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
 
+    def _control_socket(self, previous: Address | None) -> socket.socket:
+        if self._config.control:
+            controlling = listening_socket(parse_address(self._config.control), previous)
+            self.control = str(address_of(controlling))
+            return controlling
+        path = self._config.directory.absolute() / CONTROL_FILE
+        self.control = str(SocketFile(path))
+        return listening_file(path)
+
     async def _lead_or_follow(self, controlling: socket.socket) -> None:
         """Open the side door; begin to lead, or look for who does."""
         config, gateway = self._config, self.gateway
@@ -278,6 +295,8 @@ class GatewayServer:
         await self._control.start(controlling)
 
     def _advertised(self, address: str) -> str:
+        if address.startswith(SOCKET_FILE):
+            return address
         return str(Address(self._config.advertise, parse_address(address).port)) if self._config.advertise else address
 
     def _depart(self, others: list[str]) -> None:

@@ -56,6 +56,7 @@ from procession.ops.part import Part
 from procession.ops.stage import Stage
 from procession.ops.toil import Toiling
 from procession.sdk.acklog import AckTail
+from procession.storage.secret import Secret, make_secret, path_of
 
 STORY_BYTES_MAX = 4000
 ANYWHERE = "127.0.0.1:0"
@@ -115,14 +116,20 @@ class ChaosCluster:
     def start(self) -> None:
         """Gateways, sinks, driver; returns when each has said that it is ready."""
         place = self.directory
+        for secret in Secret:
+            make_secret(place, secret)
         for name in GATEWAYS:
             self.start_gateway(name)
-        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE])
+        shown = self._cookie(Secret.SINKS)
+        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE, *shown])
         wayward = [sys.executable, "-m", "procession.chaos.wayward", str(place / "right"), "--listen", ANYWHERE]
-        self._start(RIGHT, [*wayward, "--behaviour", str(self.behaviour)])
+        self._start(RIGHT, [*wayward, *shown, "--behaviour", str(self.behaviour)])
         self.stage.wait_ready()
         self.stage.start(self._driver(""))
         self.stage.wait_ready()
+
+    def _cookie(self, secret: Secret) -> list[str]:
+        return ["--cookie-file", str(path_of(self.directory, secret))]
 
     def _driver(self, master: str) -> Part:
         driver = [*COMMAND, "driver", str(self._app), "--dir", str(self.directory)]
@@ -171,6 +178,7 @@ class ChaosCluster:
     def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
         to = ",".join(str(self.proxies.address(f"source-{gateway}")) for gateway in gateways)
         argv = [*COMMAND, "source", "file", str(path), "--to", to, "--acks", str(self._ack_log(name))]
+        argv += self._cookie(Secret.PRODUCERS)
         argv += ["--rate", str(rate)] if rate else []
         return Part(name, tuple(argv), self._clocks.environment(name))
 
@@ -181,6 +189,7 @@ class ChaosCluster:
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = [sys.executable, "-m", "procession.chaos.rogue", str(path), "--manners", manners]
         argv += ["--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(self._ack_log(name))]
+        argv += self._cookie(Secret.PRODUCERS)
         self._acks.follow(self._ack_log(name))
         self.stage.forget(name)
         self.stage.finite.add(name)

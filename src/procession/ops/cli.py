@@ -8,6 +8,7 @@ status (`ops/status`).
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import traceback
@@ -25,7 +26,7 @@ from procession.ops.cli_gateway import gateway
 from procession.ops.cli_gateways import gateways_app
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sinks import sink_app
-from procession.ops.cli_sources import CookieFile, source_app
+from procession.ops.cli_sources import ControlCookieFile, CookieFile, OpenProducers, source_app
 from procession.ops.cli_streams import streams
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 from procession.ops.cli_verify import cat, verify
@@ -33,6 +34,7 @@ from procession.ops.logs import keep_logs
 from procession.ops.partlog import NOTE_PREFIX
 from procession.ops.status import Status, status_of
 from procession.ops.supervise import PartFailed
+from procession.storage.secret import PRIVATE_UMASK
 
 app = typer.Typer(
     help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
@@ -104,6 +106,10 @@ Gateways = Annotated[
     int | None, typer.Option(min=1, max=64, show_default="1", help="Gateways that take records, each a process.")
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
+SinkCookieFile = Annotated[
+    Path | None,
+    typer.Option(show_default="made for file sinks, none for others", help="A file with the secret for all sinks."),
+]
 SpareDriver = Annotated[
     bool | None,
     typer.Option("--spare-driver", show_default="False", help="Keep a second driver that takes over at once."),
@@ -183,6 +189,9 @@ def run(
     gateways: Gateways = None,
     spare_driver: SpareDriver = None,
     cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
+    sink_cookie_file: SinkCookieFile = None,
+    open_producers: OpenProducers = None,
 ) -> None:
     """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
     from procession.ops.config import load_settings
@@ -206,6 +215,9 @@ def run(
         gateways=gateways,
         spare_driver=spare_driver,
         cookie_file=cookie_file.resolve() if cookie_file else None,
+        control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
+        sink_cookie_file=sink_cookie_file.resolve() if sink_cookie_file else None,
+        open_producers=open_producers,
     )
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
     print(json.dumps(figures) if as_json else sentence(figures))
@@ -241,7 +253,8 @@ def driver(
     state_keys_max: StateKeys = None,
     runs: Runs = None,
     master: Master = None,
-    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
+    sink_cookie_file: SinkCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
     tls_key: ShownKey = None,
@@ -252,7 +265,9 @@ def driver(
 ) -> None:
     """Run a driver alone: Spark, and the commit of every epoch. It takes over from any driver before it."""
     from procession.ops.config import load_settings
+    from procession.ops.cookie import read_cookie
     from procession.ops.driver import DriverConfig, run_driver
+    from procession.storage.secret import Secret, make_pipeline_private, make_secret
 
     settings = load_settings(
         epoch_interval_s=epoch_interval_s,
@@ -263,13 +278,16 @@ def driver(
         state_keys_max=state_keys_max,
         runs=runs,
         master=master,
-        cookie_file=cookie_file,
+        control_cookie_file=control_cookie_file,
+        sink_cookie_file=sink_cookie_file,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_name=tls_name,
     )
     directory = directory.resolve()
+    sink_cookie = read_cookie(settings.sink_cookie_file)
+    make_pipeline_private(directory)
     config = DriverConfig(
         app=app_file.resolve(),
         directory=directory,
@@ -284,7 +302,9 @@ def driver(
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,
-        cookie=settings.cookie,
+        control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),
+        sink_cookie=sink_cookie,
+        file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
     )
     say = lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True)  # noqa: E731
@@ -328,6 +348,8 @@ def options(
 
 def main() -> NoReturn:
     """The command `procession`."""
+    # Payloads, secrets and positions are nobody else's; processes that we start, Spark's too, inherit this.
+    os.umask(PRIVATE_UMASK)
     try:
         keep_logs()
         app()

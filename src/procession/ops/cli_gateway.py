@@ -10,14 +10,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_sources import ControlCookieFile, CookieFile, OpenProducers
 from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey, TrustedName
 
 
 def gateway(
     directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
     listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
-    control: Annotated[str, typer.Option(help="Where the driver asks.")] = "127.0.0.1:7101",
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default="a socket file in --dir",
+            help="Where the driver and other gateways ask, if not on this machine only.",
+        ),
+    ] = None,
     lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
     overrun_bytes_max: Annotated[
         int, typer.Option(min=0, help="More that may come on credits given before; then producers are not read.")
@@ -93,6 +100,8 @@ def gateway(
         str, typer.Option(show_default="this one", help="Whose executors map its files; others fetch from --flight.")
     ] = "",
     cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
+    open_producers: OpenProducers = None,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
@@ -106,14 +115,22 @@ def gateway(
     from procession.gateway.config import GatewayConfig, Limits
     from procession.gateway.server import serve
     from procession.merge.eventorder import declared_of
-    from procession.ops.cookie import read_cookie
+    from procession.ops.cookie import gateway_cookies
+    from procession.ops.local import beside
     from procession.ops.ordering import read
     from procession.tls import client_tls, server_tls
     from procession.wire.draft_messages import Extension
 
+    leader = _leader(join)
+    producers, asked = gateway_cookies(
+        directory, leader, cookie_file, control_cookie_file, is_open=bool(open_producers)
+    )
+    if control is None:
+        # A gateway that joins over the network is asked over it.
+        control = str(beside(listen)) if isinstance(leader, str) else ""
     allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
     limits = Limits(
-        cookie=read_cookie(cookie_file),
+        cookie=producers,
         lag_bytes_max=lag_bytes_max,
         overrun_bytes_max=overrun_bytes_max,
         credits_max=credits_max,
@@ -138,7 +155,8 @@ def gateway(
             limits,
             server_tls(tls_cert, tls_key, tls_client_ca),
             name=name,
-            join=_leader(join),
+            join=leader,
+            control_cookie=asked,
             link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
             advertise=advertise,
             metrics=metrics or "",

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_sources import ControlCookieFile, CookieFile
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 
 gateways_app = typer.Typer(
@@ -30,19 +30,20 @@ def list_gateways(
     directory: Pipeline = None,
     leader: Leader = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
     tls_key: ShownKey = None,
     tls_name: TrustedName = None,
 ) -> None:
     """Show each gateway, where it is, and how many streams it holds."""
-    from procession.ops.cookie import read_cookie
+    from procession.ops.cookie import control_cookie
     from procession.ops.roster import leader_of, listed, table
     from procession.tls import client_tls
 
     tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
-    found = listed(leader_of(directory, leader), read_cookie(cookie_file), tls)
+    at = leader_of(directory, leader)
+    found = listed(at, control_cookie(at, control_cookie_file), tls)
     print(json.dumps({"gateways": found}) if as_json else table(found))
 
 
@@ -55,12 +56,16 @@ def join(
         str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
     ] = None,
     cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
 ) -> None:
     """Start one more gateway on this machine, and look after it until it leaves, or Ctrl-C. It joins with an epoch."""
     from procession.ops.config import load_settings
     from procession.ops.roster import run_one_more
 
-    settings = load_settings(cookie_file=cookie_file.resolve() if cookie_file else None)
+    settings = load_settings(
+        cookie_file=cookie_file.resolve() if cookie_file else None,
+        control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
+    )
     run_one_more(directory.resolve(), name, listen, metrics, settings, print)
 
 
@@ -70,17 +75,18 @@ def leave(
     directory: Pipeline = None,
     leader: Leader = None,
     wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,
-    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
     tls_key: ShownKey = None,
     tls_name: TrustedName = None,
 ) -> None:
     """Let a gateway go: it takes nothing new, sends its producers to the others, and ends when all is committed."""
-    from procession.ops.cookie import read_cookie
+    from procession.ops.cookie import control_cookie
     from procession.ops.roster import leader_of, let_go
     from procession.tls import client_tls
 
     tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
-    let_go(leader_of(directory, leader), read_cookie(cookie_file), name, wait_s, tls)
+    at = leader_of(directory, leader)
+    let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls)
     print(f"{name} has left")

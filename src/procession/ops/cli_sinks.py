@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from procession.ops.cli_sources import CookieFile
 from procession.ops.cli_tls import ClientCa, ShownCert, ShownKey
 from procession.ops.status import Status
 
@@ -26,7 +25,23 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print an object a line: where it listens, and each commit and abort.")
 ]
 
+CookieFile = Annotated[
+    Path | None,
+    typer.Option(show_default="DIR/secrets/sinks", help="A file with the secret that the driver must show."),
+]
+Open = Annotated[bool, typer.Option("--open", help="Let anybody who reaches the port write, without a secret.")]
+
 ADDRESS = "127.0.0.1:7200"
+
+
+def _cookie(cookie_file: Path | None, is_open: bool) -> bytes | None:
+    """The secret of a file, none at all, or the one of the sink's own directory."""
+    from procession.errors import UsageError
+    from procession.ops.cookie import read_cookie
+
+    if cookie_file is not None and is_open:
+        raise UsageError("A sink cannot need a secret and none.", next_step="Give either --cookie-file or --open.")
+    return b"" if is_open else read_cookie(cookie_file) or None
 
 
 def _print_json(said: Mapping[str, object]) -> None:
@@ -43,19 +58,19 @@ def sink_file(
     ] = None,
     as_json: Json = False,
     cookie_file: CookieFile = None,
+    is_open: Open = False,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
     """Write each output to one file, of which its transaction log says what is committed (see `cat`)."""
     from procession.connectors.file_sink import run_file_sink
-    from procession.ops.cookie import read_cookie
     from procession.tls import server_tls
 
     run_file_sink(
         directory,
         listen,
-        cookie=read_cookie(cookie_file),
+        cookie=_cookie(cookie_file, is_open),
         tls=server_tls(tls_cert, tls_key, tls_client_ca),
         idempotent=idempotent or (),
         tell=_print_json if as_json else None,
@@ -72,13 +87,13 @@ def sink_epochs(
     ] = False,
     as_json: Json = False,
     cookie_file: CookieFile = None,
+    is_open: Open = False,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
     """Write a file for each committed epoch, DIR/OUTPUT.epochs/POSITION-EPOCH.data; it appears when it is committed."""
     from procession.connectors.epochs_sink import run_epochs_sink
-    from procession.ops.cookie import read_cookie
     from procession.tls import server_tls
 
     run_epochs_sink(
@@ -86,7 +101,7 @@ def sink_epochs(
         listen,
         suffix=suffix,
         is_empty_kept=empty,
-        cookie=read_cookie(cookie_file),
+        cookie=_cookie(cookie_file, is_open),
         tls=server_tls(tls_cert, tls_key, tls_client_ca),
         tell=_print_json if as_json else None,
     )
@@ -105,13 +120,13 @@ def sink_stdout(
         typer.Option("--json", help="Print objects, one a line: instance, start, end, and the text (or base64)."),
     ] = False,
     cookie_file: CookieFile = None,
+    is_open: Open = False,
     tls_cert: ShownCert = None,
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
     """Print what is committed, and nothing else. A pipe promises less than a file: see docs/connectors.md."""
     from procession.connectors.stdout_sink import InDoubt, run_stdout_sink
-    from procession.ops.cookie import read_cookie
     from procession.tls import server_tls
 
     if in_doubt not in set(InDoubt):
@@ -121,7 +136,7 @@ def sink_stdout(
         listen,
         is_json=as_json,
         in_doubt=InDoubt(in_doubt),
-        cookie=read_cookie(cookie_file),
+        cookie=_cookie(cookie_file, is_open),
         tls=server_tls(tls_cert, tls_key, tls_client_ca),
     )
 

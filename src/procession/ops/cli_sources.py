@@ -18,7 +18,30 @@ if TYPE_CHECKING:
 
 source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
 
-CookieFile = Annotated[Path | None, typer.Option(help="A file with the secret that both sides must show.")]
+CookieFile = Annotated[
+    Path | None,
+    typer.Option(show_default="the pipeline's own", help="A file with the secret that both sides must show."),
+]
+ControlCookieFile = Annotated[
+    Path | None,
+    typer.Option(
+        show_default="the pipeline's own", help="A file with the secret of the driver, the gateways and operators."
+    ),
+]
+OpenProducers = Annotated[
+    bool | None,
+    typer.Option(
+        "--open-producers", show_default="False", help="Let anybody who reaches the port send, without a secret."
+    ),
+]
+PipelineDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        show_default="the one in .procession",
+        help="The pipeline's directory: its secret is shown.",
+    ),
+]
 To = Annotated[
     str, typer.Option(help="The gateway's address, HOST:PORT; with several, of any of them, parted by commas.")
 ]
@@ -56,7 +79,7 @@ STOP_WAIT_S = 30.0
 def _options(
     connector: str,
     instance: str,
-    cookie_file: Path | None,
+    cookie: bytes,
     tls: tuple[Path | None, Path | None, Path | None, str | None],
     *,
     rate: float | None,
@@ -64,14 +87,13 @@ def _options(
     acks: Path | None,
     waits: tuple[float | None, float],
 ) -> SourceOptions:
-    from procession.ops.cookie import read_cookie
     from procession.sdk.options import SourceOptions
     from procession.tls import client_tls
 
     return SourceOptions(
         f"procession source {connector}",
         instance,
-        read_cookie(cookie_file),
+        cookie,
         client_tls(*tls),
         rate=rate,
         is_stamping=stamp,
@@ -97,6 +119,7 @@ def source_file(
     stamp: Stamp = False,
     acks: Acks = None,
     patience_s: Patience = None,
+    directory: PipelineDirectory = None,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -113,12 +136,14 @@ def source_file(
 
     from procession.connectors.file import FOLLOWED_MAX, FileSource
     from procession.connectors.framing import parse_framing
+    from procession.ops.cookie import source_cookie
     from procession.sdk.program import run_source
 
     source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s)
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, STOP_WAIT_S
-    options = _options("file", Path(paths[0]).name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
+    cookie = source_cookie(cookie_file, directory, to)
+    options = _options("file", Path(paths[0]).name, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
     if not run_source(source, to, options, is_json=as_json):
@@ -138,6 +163,7 @@ def source_stdin(
     acks: Acks = None,
     patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
+    directory: PipelineDirectory = None,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -154,11 +180,13 @@ def source_stdin(
     from procession.connectors.framing import parse_framing
     from procession.connectors.pushed import Keeping, run_pushed
     from procession.connectors.stdin import take_in
+    from procession.ops.cookie import source_cookie
 
     shape = parse_framing(framing)
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, stop_wait_s
-    options = _options("stdin", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
+    cookie = source_cookie(cookie_file, directory, to)
+    options = _options("stdin", stream, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "Standard input")
     if not run_pushed(inlet, lambda into: take_in(into, 0, shape), to, options, is_json=as_json):
         raise typer.Exit(Status.UNCLEAN)
@@ -179,6 +207,7 @@ def source_tcp_lines(
     acks: Acks = None,
     patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
+    directory: PipelineDirectory = None,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -194,10 +223,12 @@ def source_tcp_lines(
     from procession.address import listening_socket, parse_address
     from procession.connectors.pushed import Keeping, run_pushed
     from procession.connectors.tcp_lines import Door
+    from procession.ops.cookie import source_cookie
 
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, stop_wait_s
-    options = _options("tcp-lines", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
+    cookie = source_cookie(cookie_file, directory, to)
+    options = _options("tcp-lines", stream, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "A TCP connection")
     with listening_socket(parse_address(listen)) as listener:
         door = Door(listener, line_bytes_max, connections_max)
@@ -215,6 +246,7 @@ def source_udp(
     stamp: Stamp = False,
     patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
+    directory: PipelineDirectory = None,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -231,11 +263,13 @@ def source_udp(
 
     from procession.address import parse_address
     from procession.connectors.udp import UdpSource, datagram_socket
+    from procession.ops.cookie import source_cookie
     from procession.sdk.program import run_source
 
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, stop_wait_s
-    options = _options("udp", stream, cookie_file, tls, rate=rate, stamp=stamp, acks=None, waits=waits)
+    cookie = source_cookie(cookie_file, directory, to)
+    options = _options("udp", stream, cookie, tls, rate=rate, stamp=stamp, acks=None, waits=waits)
     source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
     options = replace(options, dialect="draft", report=source.hear)
     try:
@@ -263,6 +297,7 @@ def source_generator(
     stamp: Stamp = False,
     acks: Acks = None,
     patience_s: Patience = None,
+    directory: PipelineDirectory = None,
     cookie_file: CookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -278,6 +313,7 @@ def source_generator(
     import sys
 
     from procession.connectors.generator import GeneratorSource, Recipe
+    from procession.ops.cookie import source_cookie
     from procession.sdk.program import run_source
 
     source = GeneratorSource(Recipe(records, size, keys, seed, streams, name))
@@ -288,6 +324,7 @@ def source_generator(
         return
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, STOP_WAIT_S
-    options = _options("generator", name, cookie_file, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
+    cookie = source_cookie(cookie_file, directory, to)
+    options = _options("generator", name, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
     if not run_source(source, to, options, is_json=as_json):
         raise typer.Exit(Status.UNCLEAN)

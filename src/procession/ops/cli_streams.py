@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from procession.ops.cli_sources import CookieFile
+from procession.ops.cli_sources import ControlCookieFile
 from procession.ops.cli_tls import OwnCert, ShownKey, TrustedCa, TrustedName
 
 
@@ -29,7 +29,7 @@ def streams(
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 2.0,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long a gateway may take to answer.")] = 5.0,
-    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
     tls_key: ShownKey = None,
@@ -37,13 +37,14 @@ def streams(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show the streams of a running pipeline or gateway: state, owner, what is committed and seen, lag and rate."""
-    from procession.ops.cookie import read_cookie
+    from procession.ops.cookie import control_cookie
     from procession.ops.streams import place, show
     from procession.tls import client_tls
 
+    at = place(directory, gateway)
     show(
-        place(directory, gateway),
-        cookie=read_cookie(cookie_file),
+        at,
+        cookie=control_cookie(at, control_cookie_file),
         timeout_s=timeout_s,
         every_s=every_s if watch else None,
         as_json=as_json,

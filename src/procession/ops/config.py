@@ -76,7 +76,14 @@ class Settings(BaseSettings):
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
     spare_driver: bool = Field(False, description="a second driver waits, with Spark started, to take over")
-    cookie_file: Path | None = Field(None, description="a file with the secret that connectors must show")
+    cookie_file: Path | None = Field(None, description="a file with the secret that producers must show, if not made")
+    control_cookie_file: Path | None = Field(
+        None, description="a file with the secret of driver, gateways and operators, if not made"
+    )
+    sink_cookie_file: Path | None = Field(
+        None, description="a file with the secret that every sink is shown, if not made"
+    )
+    open_producers: bool = Field(False, description="anybody who reaches a gateway may send, without a secret")
     tls_cert: Path | None = Field(None, description="a certificate (PEM) that gateway and sinks show: they speak TLS")
     tls_key: Path | None = Field(None, description="its key (PEM, without a password)")
     tls_client_ca: Path | None = Field(None, description="who connects must show a certificate of this authority")
@@ -95,8 +102,9 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
-    def cookie(self) -> bytes:
-        return read_cookie(self.cookie_file)
+    def control_cookie(self) -> bytes:
+        """Empty: that of the pipeline's directory."""
+        return read_cookie(self.control_cookie_file)
 
     @property
     def client_tls(self) -> ClientTls | None:

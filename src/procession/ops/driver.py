@@ -80,7 +80,12 @@ class DriverConfig:
     """The streams of the inputs that the pipeline is run with: its sources end with them."""
     runs: Path | None = None
     master: str | None = None
-    cookie: bytes = field(default=b"", repr=False)
+    control_cookie: bytes = field(default=b"", repr=False)
+    """What gateways are shown."""
+    sink_cookie: bytes = field(default=b"", repr=False)
+    """What sinks are shown that the app names by address."""
+    file_sink_cookie: bytes = field(default=b"", repr=False)
+    """What our file sinks are shown."""
     tls: ClientTls | None = None
     """How to speak to the sinks and the gateways."""
 
@@ -162,7 +167,7 @@ class Driver:
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
         self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say)
-        self._gateway = GatewayWord(config.gateway, config.cookie, checkpoint.fence, config.tls)
+        self._gateway = GatewayWord(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
     def run(self) -> None:
@@ -171,7 +176,7 @@ class Driver:
         thread.start()
         conductor = self._conduct()
         config = self._config
-        watch = self._ask(departures.watch(config.gateway, config.cookie, config.tls, conductor.workers_left))
+        watch = self._ask(departures.watch(config.gateway, config.control_cookie, config.tls, conductor.workers_left))
         try:
             self._wait_for_gateway()
             if self._goes_on:
@@ -271,14 +276,14 @@ class Driver:
                     Keeping(
                         self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
                     ),
-                    Access(config.cookie, config.tls),
+                    Access(config.control_cookie, config.tls),
                     Tables(self._refresh.copies.directory, self._checkpoint.rounds, self._refresh.first)
                     if self._refresh.sides
                     else None,
                 ),
                 GatewayFeed(
                     config.gateway,
-                    config.cookie,
+                    config.control_cookie,
                     self._checkpoint,
                     config.epoch_records_max,
                     config.epoch_bytes_max,
@@ -371,7 +376,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 port=int(port),
                 program=graph.name,
                 instance=one.instance,
-                cookie=config.cookie,
+                cookie=config.file_sink_cookie if is_file else config.sink_cookie,
                 tls=config.tls,
                 # Without two-phase commit only the sink knows where its output ends.
                 is_authoritative=is_file or not graph.policy.is_strict,

@@ -15,11 +15,13 @@ from pathlib import Path
 from procession.address import Address, parse_address
 from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.ops.config import Settings
+from procession.ops.cookie import check_open
 from procession.ops.driver import READY
 from procession.ops.ordering import check_gateways, order_words
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
 from procession.plan.graph import Graph
+from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 
 GATEWAY = "gateway"
 DRIVER = "driver"
@@ -94,6 +96,8 @@ class Local:
         """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
         self.settings.check_tls()
         check_gateways(self.graph, self.settings.gateways)
+        check_open(self.settings.cookie_file, is_open=self.settings.open_producers)
+        make_pipeline_private(self.directory)
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         for part in self.gateway_parts:
             self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
@@ -118,7 +122,7 @@ class Local:
         whose `turn` it is."""
         found = self._addresses
         to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
-        argv = ["source", "file", *map(str, paths), "--to", to, *self._cookie(), *self._client_tls()]
+        argv = ["source", "file", *map(str, paths), "--to", to, *self.producer_words, *self._client_tls()]
         argv += ["--rate", str(rate)] if rate else []
         argv += ["--stamp"] if is_stamping else []
         self.supervisor.start(Part(name, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
@@ -162,7 +166,13 @@ class Local:
         for one in self.graph.participants:
             if one.sink.is_idempotent and self.sink_directories.get(one.sink.name) == directory:
                 argv += ["--idempotent", one.instance]
-        return argv + self._cookie() + self._server_tls()
+        shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
+        return [*argv, "--cookie-file", str(shown), *self._server_tls()]
+
+    def _made(self, secret: Secret) -> Path:
+        """The file of a secret of this pipeline, which is there when this returns."""
+        make_secret(self.directory, secret)
+        return path_of(self.directory, secret)
 
     def _driver(self) -> list[str]:
         settings = self.settings
@@ -180,10 +190,14 @@ class Local:
         for sink, directory in self.sink_directories.items():
             address = json.loads((directory / "sink.json").read_text())["listen"]
             argv += ["--sink", f"{sink}={address}"]
-        return argv + self._cookie() + self._client_tls()
+        return argv + _words(settings, "control_cookie_file", "sink_cookie_file") + self._client_tls()
 
-    def _cookie(self) -> list[str]:
-        return cookie_words(self.settings)
+    @property
+    def producer_words(self) -> list[str]:
+        """What a source is told of the secret that it shows."""
+        if self.settings.open_producers:
+            return []
+        return ["--cookie-file", str(self.settings.cookie_file or self._made(Secret.PRODUCERS))]
 
     def _server_tls(self) -> list[str]:
         return server_tls_words(self.settings)
@@ -194,9 +208,10 @@ class Local:
 
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
     """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
-    asked = settings.control or HERE
-    control = parse_address(asked) if part == GATEWAY else beside(asked)
-    argv = ["gateway", "--dir", str(directory / part), "--listen", listen, "--control", str(control)]
+    argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
+    if settings.control:
+        control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
+        argv += ["--control", str(control)]
     if part != GATEWAY:
         argv += ["--join", str(directory / GATEWAY), "--name", part, *_words(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
@@ -210,16 +225,13 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--sessions-max", str(settings.sessions_max)]
     argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
-    return argv + cookie_words(settings) + server_tls_words(settings)
+    argv += ["--open-producers"] * settings.open_producers
+    return argv + _words(settings, "cookie_file", "control_cookie_file") + server_tls_words(settings)
 
 
 def beside(address: str) -> Address:
     """Any other port of the same host."""
     return Address(parse_address(address).host, 0)
-
-
-def cookie_words(settings: Settings) -> list[str]:
-    return ["--cookie-file", str(settings.cookie_file)] if settings.cookie_file else []
 
 
 def server_tls_words(settings: Settings) -> list[str]:

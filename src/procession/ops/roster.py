@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from procession.address import parse_address
+from procession.address import SOCKET_FILE, parse_address
 from procession.errors import ConfigError, UsageError
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
@@ -48,7 +48,8 @@ def table(gateways: list[dict[str, Any]]) -> str:
         shown.add_column(column, no_wrap=True)
     for one in gateways:
         connected = "yes" if one["is_connected"] else "no"
-        shown.add_row(one["name"], one["standing"], connected, str(one["streams"]), one["listen"], one["control"])
+        asked_at = "its machine only" if one["control"].startswith(SOCKET_FILE) else one["control"]
+        shown.add_row(one["name"], one["standing"], connected, str(one["streams"]), one["listen"], asked_at)
     console = Console(width=TABLE_CHARS)
     with console.capture() as captured:
         console.print(shown)
@@ -78,7 +79,7 @@ def run_one_more(
         parse_address(address)
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
-    with ControlClient(directory / GATEWAY, settings.cookie, PATIENCE_S, tls=settings.client_tls) as client:
+    with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
         running = {one["name"] for one in client.gateways()}
         order = order_words_of(client.order())
     numbered = (f"{GATEWAY}-{number}" for number in range(1, len(running) + 2))

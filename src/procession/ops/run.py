@@ -31,9 +31,11 @@ def run_app(
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
-        progress = Progress.from_now(local.directory, settings.cookie, settings.client_tls)
+        progress = Progress.from_now(local.directory, settings.control_cookie, settings.client_tls)
         before = progress.committed, progress.epochs, progress.late
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
+        if settings.open_producers:
+            display.say(f"open: anybody who reaches {listen} can send to this pipeline, without a secret")
         if local.start():
             if inputs:
                 local.start_source(inputs)

@@ -24,10 +24,13 @@ from procession.sdk.program import run_program
 from procession.sdk.sink import SinkServer
 from procession.sdk.txnlog import Transaction, TxnLog
 from procession.storage.durable import lock_directory, write_durably
+from procession.storage.secret import Secret, make_secret
 from procession.tls import ServerTls
 
 LISTEN = "127.0.0.1:7200"
 ANNOUNCEMENT = "sink.json"
+
+log = structlog.get_logger("sink")
 
 Tell = Callable[[Mapping[str, object]], None]
 """Is told what happens, as an object that JSON can carry; from any thread."""
@@ -87,7 +90,7 @@ def run_sink(
     directory: Path,
     listen: str = LISTEN,
     *,
-    cookie: bytes = b"",
+    cookie: bytes | None = None,
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
@@ -95,13 +98,15 @@ def run_sink(
     """Serve a sink until SIGTERM or SIGINT; raises what stopped it otherwise.
 
     `open_output` makes the Output of an instance by its name, and is called once for each. `directory` is for the
-    sink alone; the Output may keep files there, of other names than `*.txnlog` and `*.json`.
+    sink alone; the Output may keep files there, of other names than `*.txnlog`, `*.json` and `secrets`. A worker must
+    show `cookie`; without one, the secret in `secrets/sinks` of the directory, which is made. An empty one lets in
+    anybody who reaches the port.
     """
     if not structlog.is_configured():
         _log_to_stderr()
     home = Home(directory, open_output, idempotent=idempotent, tell=tell)
     try:
-        serve(home, listen, cookie, tls)
+        serve(home, listen, make_secret(directory, Secret.SINKS) if cookie is None else cookie, tls)
     finally:
         home.close()
 
@@ -115,6 +120,8 @@ def _log_to_stderr() -> None:
 
 
 def serve(home: Home, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
+    if not cookie:
+        log.warning("sink.open", listen=listen, reason="anybody who reaches this port can write, without a secret")
     with listening_socket(parse_address(listen), home.previous()) as listener:
         home.announce(address_of(listener))
         run_program(SinkServer(home.open_outlet, cookie=cookie, tls=tls).serve(listener))

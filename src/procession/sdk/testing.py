@@ -171,14 +171,17 @@ class Peer:
 class Worker(Peer):
     """Stands in for the worker at a sink's door."""
 
+    cookie = b""
+    """What it shows, unless it is told otherwise."""
+
     @classmethod
     async def connect(cls, address: Address) -> Self:
         return cls(Connection(Side.INITIATOR, Role.SINK), *await asyncio.open_connection(*address))
 
-    async def hello(self, instance: str = "out", cookie: bytes = b"") -> tuple[int, tuple[str, ...]]:
+    async def hello(self, instance: str = "out", cookie: bytes | None = None) -> tuple[int, tuple[str, ...]]:
         """The whole greeting; the sink's committed end and its uncommitted transactions."""
         self.send(
-            Hello(SINK_VERSION, cookie, "test", instance),
+            Hello(SINK_VERSION, self.cookie if cookie is None else cookie, "test", instance),
             Notify(DATA_STREAM, "out", 0),
             twopc.wrap(ListUncommitted(7)),
         )

@@ -19,6 +19,7 @@ from procession import faults
 from procession.address import Address, address_of, listening_socket
 from procession.errors import ConfigError
 from procession.sdk.testing import Worker
+from procession.storage.secret import Secret, find_secret
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 60.0
@@ -115,7 +116,9 @@ class Trial:
         async with asyncio.timeout(START_TIMEOUT_S):
             while self._process.poll() is None:
                 try:
-                    return await Worker.connect(self.address)
+                    worker = await Worker.connect(self.address)
+                    worker.cookie = find_secret(self.directory, Secret.SINKS)
+                    return worker
                 except ConnectionError:
                     await asyncio.sleep(LOOK_S)
         words = self.stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()

@@ -1,0 +1,143 @@
+"""Secrets: what a program must show at a port of ours, each in a file of its own, in a pipeline's directory.
+
+The one rule: a secret is made once, by whoever comes first, in a file that only its owner can read; from then on it is
+read, never replaced. A file that others can read or could have written is refused. Before it: the commands and the
+gateways, which make and find secrets. After it: the ports, which compare them in constant time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from enum import StrEnum
+from pathlib import Path
+
+from procession.errors import ConfigError
+from procession.storage.durable import fsync_dir, storage_error, sync, write_all
+
+FOLDER = "secrets"
+SECRET_BYTES = 32
+PRIVATE_UMASK = 0o077
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+PIPELINE_NAMES = frozenset(
+    {FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors", "epochs.jsonl", "driver.json"}
+)
+"""What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""
+GATEWAY = "gateway"
+"""The name of the first gateway's directory, which is inside the pipeline's."""
+
+
+class Secret(StrEnum):
+    """Who shows the secret, and the name of its file."""
+
+    PRODUCERS = "producers"
+    CONTROL = "control"
+    """The driver, the other gateways, executors that fetch a log, and operators."""
+    SINKS = "sinks"
+
+
+def pipeline_of(directory: Path) -> Path:
+    """The directory whose secrets a gateway in this directory uses: that of its pipeline, or its own."""
+    directory = directory.absolute()
+    if directory.name == GATEWAY or (not (directory / FOLDER).is_dir() and (directory.parent / FOLDER).is_dir()):
+        return directory.parent
+    return directory
+
+
+def path_of(directory: Path, which: Secret) -> Path:
+    return directory / FOLDER / which
+
+
+def find_secret(directory: Path, which: Secret) -> bytes:
+    """The secret of this directory; empty if none was made."""
+    path = path_of(directory, which)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        raise ConfigError(
+            f"the secret {path} cannot be read: {error.strerror}",
+            next_step="run this as the user who runs the pipeline, or give a copy of the secret with --cookie-file",
+        ) from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if found.st_mode & OTHERS or found.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(
+                f"the secret {path} could be read or written by others",
+                next_step="delete it, and a new one is made; or, if you trust it: chown it to yourself and chmod 600",
+            )
+        return file.read().strip()
+
+
+def make_secret(directory: Path, which: Secret) -> bytes:
+    """The secret of this directory; made now if there is none. However many do so at once, all get the same one."""
+    if secret := find_secret(directory, which):
+        return secret
+    path = path_of(directory, which)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    try:
+        make_private(path.parent)
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+            write_all(descriptor, os.urandom(SECRET_BYTES).hex().encode() + b"\n", 0)
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass  # somebody else was faster
+        finally:
+            draft.unlink(missing_ok=True)
+        fsync_dir(path.parent)
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
+    return find_secret(directory, which)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only we can enter, or shut the one that is there; raises the plain OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(0o700)
+    except FileExistsError:
+        if directory.stat().st_mode & OTHERS:
+            directory.chmod(0o700)
+
+
+def make_pipeline_private(directory: Path) -> None:
+    """Let nobody else into a pipeline's directory, nor into what an earlier version left there. A directory that holds
+    other things than a pipeline keeps its mode: what we make in it is private anyway. ConfigError if it is another
+    user's, who could put files of theirs in the place of ours."""
+    try:
+        if not directory.exists():
+            make_private(directory)
+            return
+        found = directory.stat()
+        if os.geteuid() not in (0, found.st_uid):
+            raise ConfigError(
+                f"the directory {directory} belongs to another user",
+                next_step="give --dir a directory of your own",
+            )
+        names = {entry.name for entry in directory.iterdir()}
+        is_ours = not names or any(name in names for name in PIPELINE_NAMES)
+        if found.st_mode & OTHERS and is_ours and not found.st_mode & stat.S_ISVTX:
+            directory.chmod(0o700)
+            for name in names & PIPELINE_NAMES:
+                _shut(directory / name)
+    except OSError as error:
+        raise storage_error(directory, "make private", error) from error
+
+
+def _shut(root: Path) -> None:
+    if root.is_file():
+        root.chmod(0o600)
+    for folder, _, files in os.walk(root):
+        os.chmod(folder, 0o700)
+        for name in files:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) & ~OTHERS)
