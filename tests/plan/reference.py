@@ -8,6 +8,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy as own
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -19,7 +20,7 @@ from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
 from procession.plan.expiry import Expiring
 from procession.plan.graph import Framing, Graph, Kind, Node, Order
-from procession.plan.keyed import own, thawed
+from procession.plan.keyed import thawed
 from procession.plan.places import AFTER
 from procession.plan.strategies import TABLE
 from procession.plan.windows import Late, nanoseconds, seconds
@@ -54,8 +55,8 @@ def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
 @dataclass
 class Sequential:
     """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches
-    before the next one does. `by_row` has the one-row sense of each function that takes many: the payload of a
-    `map_batches`, the list of payloads of a `transform`."""
+    before the next one does, and every stage gets a copy of what it is given. `by_row` has the one-row sense of each
+    function that takes many: the payload of a `map_batches`, the list of payloads of a `transform`."""
 
     graph: Graph
     by_row: dict[str, Callable[[bytes], Any]] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class Sequential:
         stateful: Any = node.stateful
         self.fired = whose
         named = {"key": whose.decode()} if node.key is not None else {}
-        result = stateful.windowing.aggregate.of(values)
+        result = stateful.windowing.aggregate.of(own(values))
         times = {"start": seconds(start), "end": seconds(end)}
         return named | times | {"count": len(values), "value": result, "fired": why}
 
@@ -204,13 +205,14 @@ class Sequential:
             for one, gone in [(one, self.fired) for one in self._expiring(index, value)]:
                 for child in self.graph.children(index):
                     self._walk(child, one, record, letters, gone)
-            values = [(one, self._key_of(node, key)) for one in self._results(index, value)]
+            # A copy as soon as it is given: the function may change what it gave before it gives the next.
+            values = [(own(one), self._key_of(node, key)) for one in self._results(index, value)]
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
             return
         for one, its_key in values:
             for child in self.graph.children(index):
-                self._walk(child, one, record, letters, its_key)
+                self._walk(child, own(one), record, letters, its_key)
 
     def _key_of(self, node: Node, key: bytes) -> bytes:
         """The key of what comes out: that of the window, if it is a window's."""
@@ -235,17 +237,13 @@ class Sequential:
                 yield self.by_row[node.name](value.encode() if isinstance(value, str) else value)
             case Kind.TRANSFORM:
                 yield from self.by_row[node.name](value.encode() if isinstance(value, str) else value)
-            case Kind.PEEK | Kind.KEY_BY:
+            case Kind.PEEK:
                 function(value)
                 yield value
             case Kind.ADD_TIMESTAMPS:
                 self.time = nanoseconds(function(value))
                 yield value
-            case Kind.REBALANCE:
-                if function is not None:
-                    function(value)
-                yield value
-            case Kind.MERGE:
+            case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
                 yield value
             case Kind.DISTINCT:
                 place = index, as_key(node.key(value))  # type: ignore[misc]
@@ -345,7 +343,7 @@ class Sequential:
                 yield own(stage.join(thawed(one["value"]), None))
         near = [one for one in held if one["key"] == key and one["side"] != side]
         near = [one for one in near if abs(one["time"] - time) <= stage.within]
-        pairs = [(one, own(stage.join(*[thawed(one["value"]), value][:: -1 if side == 0 else 1]))) for one in near]
+        pairs = [(one, own(stage.join(*[thawed(one["value"]), own(value)][:: -1 if side == 0 else 1]))) for one in near]
         for one, pair in pairs:
             one["partners"] += 1
             yield pair

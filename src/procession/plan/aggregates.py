@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from procession.plan.ownership import own
+
 TOP_MAX = 100_000
 """The largest n of `top`: its state is written whole whenever it is touched."""
 
@@ -35,6 +37,8 @@ class Aggregate:
     finish: Callable[[Any], Any] = same
     combine: Callable[[Any, Any], Any] | None = None
     """What is held of the records of two sessions that turn out to be one, the earlier one's first. Only for them."""
+    is_holding: bool = True
+    """Whether what is held may contain the records themselves, or parts of them that can be changed."""
 
     def step(self, held: Any, value: Any) -> tuple[Any, Any]:
         """One more record, and the result so far."""
@@ -51,12 +55,12 @@ class Aggregate:
 
 def count() -> Aggregate:
     """How many records."""
-    return Aggregate(int, lambda held, _: held + 1, combine=_added)
+    return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False)
 
 
 def sum_of(of: By = same) -> Aggregate:
     """The sum of what the function says of each record, added in order."""
-    return Aggregate(int, lambda held, value: held + of(value), combine=_added)
+    return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False)
 
 
 def mean(of: By = same) -> Aggregate:
@@ -66,6 +70,7 @@ def mean(of: By = same) -> Aggregate:
         lambda held, value: (held[0] + 1, held[1] + of(value)),
         lambda held: held[1] / held[0] if held[0] else None,
         lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        is_holding=False,
     )
 
 
@@ -135,10 +140,12 @@ def ordered(by: By = same, *, reverse: bool = False) -> Aggregate:
 def all_of(**aggregates: Aggregate) -> Aggregate:
     """Several at a time: a dict of their results, by the names that are given here."""
     named: Mapping[str, Aggregate] = dict(aggregates)
+    # The first that holds records has the original; each further one has a copy.
+    copying = frozenset([name for name, aggregate in named.items() if aggregate.is_holding][1:])
 
     def add(held: dict[str, Any], value: Any) -> dict[str, Any]:
         for name, aggregate in named.items():
-            held[name] = aggregate.add(held[name], value)
+            held[name] = aggregate.add(held[name], own(value) if name in copying else value)
         return held
 
     def combine(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -149,6 +156,7 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
         add,
         lambda held: {name: aggregate.finish(held[name]) for name, aggregate in named.items()},
         combine if all(aggregate.combine is not None for aggregate in named.values()) else None,
+        any(aggregate.is_holding for aggregate in named.values()),
     )
 
 

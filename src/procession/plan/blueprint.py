@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
+from procession.plan.sharing import Sharing
 from procession.plan.strategies import Strategy, is_timed
 
 BY_RECORD = frozenset(
@@ -80,6 +81,8 @@ class Plan:
     endings: Mapping[int, Ending] = field(default_factory=dict)
     """The stages that fire when their input has ended, and what must have ended for that."""
     edges: tuple[Edge, ...] = ()
+    sharing: Sharing = field(default_factory=Sharing)
+    """Where values are copied, because several stages could change them."""
     notes: tuple[str, ...] = field(default=())
     """What the user asked for and did not get, with the reason."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.plan.flow import Numbers
+from procession.plan.ownership import separate
 
 SHARES = 4096
 """Keys are told apart in this many shares, whatever the number of tasks; a task has every n-th of them."""
@@ -73,6 +74,16 @@ def keyed(function: Callable[[Any], Any]) -> Callable[[Any], bytes]:
     return lambda value: as_key(function(value))
 
 
-def listed(function: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    """A function's results as a list, whatever it gives them as."""
-    return lambda value: list(function(value))
+def listed(
+    function: Callable[[Any], Any], *, is_exposed: bool = True, is_changing: bool = True
+) -> Callable[[Any], list[Any]]:
+    """A function's results as a list, whatever it gives them as, each as it was when it was given. `is_exposed`: a
+    stage behind may change a result; `is_changing`: the function itself may, before it gives the next."""
+    if not is_exposed and not is_changing:
+        return lambda value: list(function(value))
+
+    def results(value: Any) -> list[Any]:
+        given = function(value)
+        return separate(given) if is_exposed or type(given) not in (list, tuple) else list(given)
+
+    return results

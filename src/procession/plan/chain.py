@@ -152,7 +152,9 @@ class _Pass(Delivery):
         for step in self.chain.steps:
             is_by_record = self.plan.node(step[0]).kind in BY_RECORD
             self.flows[step[-1]] = (
-                self._in_blocks(step) if is_by_record else self._traced(step[0], self._stage(step[0]))
+                self._in_blocks(step)
+                if is_by_record
+                else self._traced(step[0], self._kept_apart(step[0], self._stage(step[0])))
             )
         yield from self.delivered()
 
@@ -191,7 +193,8 @@ class _Pass(Delivery):
             self.letters.add(stages[place], came, row, error)
 
         kinds = tuple(node.kind for node in nodes)
-        results, rows = fused(kinds, functions, before.as_list(), failed, self.chain.lines_of)
+        are_owned = tuple(index in self.plan.sharing.borrowing for index in stages)
+        results, rows = fused(kinds, functions, before.as_list(), failed, self.chain.lines_of, are_owned)
         made = before.pick(rows, results)
         return made if self.plan.traced.issuperset(stages) else replace(made, tail=())
 
@@ -235,13 +238,25 @@ class _Pass(Delivery):
         if node.kind is Kind.ADD_TIMESTAMPS:
             results, rows = self._each(index, timed(node.function), before)
             return replace(before.only(rows), times=pa.array(results, pa.int64()))
-        results, rows = self._each(index, listed(self.chain.joinings.get(index, node.function)), before)
-        return self._flattened(index, before, results, rows)
+        results, rows = self._each(index, self._listed(index, node), before)
+        return self._kept_apart(index, self._flattened(index, before, results, rows))
+
+    def _listed(self, index: int, node: Node) -> Callable[[Any], list[Any]]:
+        """A stage's function that gives a list for one value, each result apart from the others where it matters."""
+        assert node.function is not None
+        is_exposed, is_changing = (index in those for those in (self.plan.sharing.exposed, self.plan.sharing.changing))
+        if node.kind is Kind.HASH_JOIN:
+            return replace(self.chain.joinings[index], is_copying=is_exposed or is_changing)
+        return listed(node.function, is_exposed=is_exposed, is_changing=is_changing)
+
+    def _kept_apart(self, index: int, flow: Flow) -> Flow:
+        """What a stage gave, copied if its function may still hold it and somebody behind may change it."""
+        return self._owned(index, flow) if index in self.plan.sharing.borrowing else flow
 
     def _before(self, index: int) -> Flow:
         """What comes to a stage, of those of its parents that this chain runs."""
         parents = [parent for parent in self.plan.node(index).parents if parent in self.flows]
-        flows = [self._branch(parent, index, self.flows[parent]) for parent in parents]
+        flows = [self._branch(parent, index, self._given(parent, index)) for parent in parents]
         if self.plan.node(index).kind is not Kind.MERGE:
             return flows[0]
         is_kept = bool(self.plan.traced & set(parents))

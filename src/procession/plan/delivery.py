@@ -22,6 +22,7 @@ from procession.plan.dealing import deal_out, dealt_out, shared_out
 from procession.plan.flow import Flow, Numbers
 from procession.plan.graph import Codec, Framing, Kind, Order
 from procession.plan.letters import Letters
+from procession.plan.ownership import own, own_all
 from procession.plan.rows import TIME, Output, Rows, batch_of
 from procession.plan.strategies import Way, is_timed, key_of, way_of
 from procession.plan.windows import timed
@@ -82,6 +83,21 @@ class Delivery:
     def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
         branch = self.chain.branches.get((parent, index))
         return flow if branch is None else flow.numbered(branch)
+
+    def _given(self, parent: int, index: int) -> Flow:
+        """What left a stage, for one of those behind it: its own copy, if another one holds it too."""
+        flow = self.flows[parent]
+        return self._owned(parent, flow) if (parent, index) in self.plan.sharing.copied else flow
+
+    def _owned(self, stage: int, flow: Flow) -> Flow:
+        """Copies of what left a stage; a value that cannot be copied is the error of the stage that made it."""
+        if not isinstance(flow.values, list):
+            return flow
+        try:
+            return flow.with_values(own_all(flow.values))
+        except Exception:  # a copy may call the user's code; one by one, to find which value it is
+            results, rows = self._each(self._maker(stage), own, flow)
+            return flow.pick(rows, results)
 
     def _keys(self, flow: Flow) -> pa.Array:
         if flow.keys is not None:
@@ -157,7 +173,7 @@ class Delivery:
 
     def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
         node = self.plan.node(index)
-        flow = self._branch(parent, index, self.flows[parent])
+        flow = self._branch(parent, index, self._given(parent, index))
         if way_of(node) is Way.BY_KEY:
             flow = self._keyed_by(index, key_of(node), flow)
         elif node.stateful is not None:

@@ -20,7 +20,8 @@ import pyarrow as pa
 from procession.errors import PlanError
 from procession.plan.alarms import Alarms, Reached
 from procession.plan.flow import Numbers
-from procession.plan.keyed import SCALARS, Refuse, States, is_open, own
+from procession.plan.keyed import Refuse, States, is_open
+from procession.plan.ownership import own, separate
 from procession.plan.places import AFTER, PLACE, Result, place_of
 from procession.plan.rows import TIME
 from procession.plan.stateful import Gives, Step
@@ -126,11 +127,12 @@ class _Run:
             return True, [value] if held is None else []
         assert stage.step is not None
         state, result = stage.step(stage.initial() if held is None else held[1], value)
-        if stage.gives is Gives.KEPT:
-            return state, [value] if result else []
-        results = list(result) if stage.gives is Gives.MANY else [result]
-        is_shared = is_open(state)
-        return state, [own(one) if is_shared and type(one) not in SCALARS else one for one in results]
+        if stage.gives is Gives.MANY:
+            return state, separate(result, is_held=is_open(state))
+        if stage.gives is Gives.KEPT and not result:
+            return state, []
+        given = value if stage.gives is Gives.KEPT else result
+        return state, [own(given) if is_open(state) else given]
 
     def evict(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row: of these keys, the states whose time is over go."""

@@ -32,6 +32,7 @@ def explain(plan: Plan) -> str:
     if plan.endings:
         waits = [f"{_name(plan, index)}: {' and '.join(one.sources)}" for index, one in plan.endings.items()]
         lines += ["", "fires what it holds when all streams of these have ended", *(f"  {line}" for line in waits)]
+    lines += _copies(plan)
     if plan.notes:
         lines += ["", "asked for, but not so", *(f"  {note}" for note in plan.notes)]
     if later := not_yet(plan):
@@ -46,6 +47,17 @@ def _event_time(plan: Plan) -> list[str]:
     if asked.idle_timeout_s is not None:
         lines.append(f"a stream that is silent for {asked.idle_timeout_s:g} s is not waited for: two runs may differ")
     return lines
+
+
+def _copies(plan: Plan) -> list[str]:
+    """Where values that can be changed are copied."""
+    edges = [f"{_name(plan, one)} → {_name(plan, two)}" for one, two in sorted(plan.sharing.copied)]
+    lines = [f"  {edge}: another stage has the value too, and one of them may change it" for edge in edges]
+    lines += [
+        f"  what {_name(plan, index)} gives: its function may still hold it, and a stage behind may change it"
+        for index in sorted(plan.sharing.borrowing)
+    ]
+    return ["", "copies of lists, dicts and other values that can be changed", *lines] if lines else []
 
 
 def not_yet(plan: Plan) -> dict[str, str]:

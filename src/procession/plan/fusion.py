@@ -21,17 +21,23 @@ import numpy as np
 from procession.plan.flow import Numbers
 from procession.plan.graph import Kind
 from procession.plan.inlining import OURS, LinesOf, body_of
+from procession.plan.ownership import own
 
 LINES = {
     Kind.MAP: "our_value = {call}",
     Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
     Kind.PEEK: "{call}",
 }
+OWNED = "our_value = our_own({call})"
+"""A map whose function may still hold what it gave."""
 """The kinds of stages that a loop can be made of: they give at most one value for one."""
 
 VALUE = f"{OURS}value"
 
-_HEAD = ("def loop(our_values, our_results, our_dropped, our_count, {functions}):", "    for our_value in our_values:")
+_HEAD = (
+    "def loop(our_values, our_results, our_dropped, our_count, our_own, {functions}):",
+    "    for our_value in our_values:",
+)
 _END = "our_results.append(our_value)"
 
 Failed = Callable[[int, int, Exception], None]
@@ -44,18 +50,20 @@ def fused(
     values: Sequence[Any],
     failed: Failed,
     lines_of: LinesOf | None = None,
+    are_owned: tuple[bool, ...] = (),
 ) -> tuple[list[Any], Numbers | None]:
     """What the functions make of these values, one after the other, and of which rows (None: of all of them). With
-    `lines_of`, functions that are one expression are not called, but done in the loop itself."""
+    `lines_of`, functions that are one expression are not called, but done in the loop itself. `are_owned` says which
+    maps give what must be copied before the next stage has it."""
     bodies, names = _bodies(functions, lines_of)
-    loop = FunctionType(_loop(kinds, bodies), names)
+    loop = FunctionType(_loop(kinds, bodies, are_owned or (False,) * len(kinds)), names)
     results: list[Any] = []
     dropped: list[int] = []
     """Of each row that gave nothing, how many results there were before it."""
     left = iter(values)
     while True:
         try:
-            loop(left, results, dropped, len, *functions)
+            loop(left, results, dropped, len, own, *functions)
             break
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             place = _line(error) - len(_HEAD)
@@ -101,12 +109,15 @@ def _kept(count: int, dropped: Sequence[int]) -> Numbers:
 
 
 @cache
-def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...]) -> CodeType:
+def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tuple[bool, ...]) -> CodeType:
     """The loop through stages of these kinds: a line for each, behind those of the head."""
     names = [f"our_function{place}" for place in range(len(kinds))]
     head = (line.format(functions=", ".join(names)) for line in _HEAD)
     calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
-    stages = (LINES[kind].format(call=call) for kind, call in zip(kinds, calls, strict=True))
+    lines = (
+        OWNED if is_owned and kind is Kind.MAP else LINES[kind] for kind, is_owned in zip(kinds, are_owned, strict=True)
+    )
+    stages = (line.format(call=call) for line, call in zip(lines, calls, strict=True))
     whole = compile("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), "loop", "exec")
     return next(one for one in whole.co_consts if isinstance(one, CodeType))
 

@@ -55,7 +55,7 @@ class Joins:
         """Put the records of this stage and of another, a branch or a source of the same pipeline, together in pairs:
         `join(left, right)` comes out for each pair that has one key and times at most `within_s` seconds apart, where
         the later one of the two stood, in the order of the partners. `outer=True`: a left record that has found nobody
-        comes out as `join(left, None)` when the bound has passed. `join` must not change what it is given.
+        comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
 
         `key` and `time` (seconds of event time; without it, the time that a record was sent with) are of both sides, or
         each has its own. A record is held until one has come, of whatever key and side, that is `within_s` and
@@ -109,8 +109,8 @@ class Joins:
     ) -> Stage:
         """Look each record up in a table (`procession.sides`): `join(record, row)` comes out, where the record stood,
         for each row that is known by `key(record)`, in the order of the table; `join(record, None)` if there is none.
-        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` must not change a
-        row."""
+        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` is given its own
+        copies of rows, and may change them."""
         return self._joined(False, side, key, join, and_side, and_key, name, parallelism)
 
     def inner_hash_join(

@@ -8,18 +8,16 @@ step is never the state itself nor a part of it, which later steps would change 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from procession.plan.carriage import READ, VALUE, packed
+from procession.plan.ownership import SCALARS, own, separate
 from procession.plan.stateful import Gives, Stateful, Step
 
 ABSENT = object()
-SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
-"""What cannot be changed in place, and so cannot be a part of two things."""
 
 Refuse = Callable[[int, Exception], None]
 
@@ -133,14 +131,15 @@ def _some(
         state = held[slot]
         try:
             state, result = step(initial() if state is None else state, value)
-            result = list(result) if is_many else value if result else ABSENT
+            if is_many:
+                result = separate(result, is_held=is_open(state))
+            else:
+                result = ABSENT if not result else own(value) if is_open(state) else value
         except Exception as error:  # the user's code may raise anything; the record decides who acts
             refuse(row, error)
             continue
         held[slot] = state
         if result is not ABSENT:
-            if type(result) not in SCALARS and is_open(state):
-                result = own(result)
             results.append(result)
             rows.append(row)
     return results, rows
@@ -164,18 +163,10 @@ def is_open(state: Any) -> bool:
     return type(state) not in SCALARS
 
 
-def own(value: Any) -> Any:
-    """The same value, sharing nothing that can be changed."""
-    try:
-        return thawed(packed(value))
-    except (TypeError, ValueError):
-        return copy.deepcopy(value)
-
-
 def starting_with(initial: Any) -> Callable[[], Any]:
     """What gives each new key its first state: a function as it is, a value again and again, never the same object."""
     if callable(initial):
-        return initial  # type: ignore[no-any-return]
+        return lambda: own(initial())  # it may give one object again and again
     if type(initial) in SCALARS:
         return lambda: initial
     frozen = packed(initial)

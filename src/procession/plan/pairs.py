@@ -22,7 +22,8 @@ import pyarrow as pa
 from procession.errors import PlanError
 from procession.plan.alarms import Alarms, Reached
 from procession.plan.flow import Numbers
-from procession.plan.keyed import SCALARS, Refuse, States, own
+from procession.plan.keyed import Refuse, States
+from procession.plan.ownership import own
 from procession.plan.places import AFTER, PLACE, Result, place_of
 from procession.plan.rows import TIME
 from procession.plan.windows import seconds
@@ -152,7 +153,7 @@ class _Run:
         ]
         due = stage.due(time)
         if step >= due and stage.is_outer and side == LEFT and not found:
-            found = [(0, self._joined(value, None))]
+            found = [(0, stage.join(value, None))]
         elif step < due:
             held[side].append([time, value, bool(found)])
             if len(held[LEFT]) + len(held[RIGHT]) > stage.held_max:
@@ -186,7 +187,7 @@ class _Run:
         self.states.touch([b"k" + key for key in keys])
         for place, key, value in sorted(alone, key=lambda one: one[0]):
             try:
-                self.results.append((row, place, key, self._joined(value, None)))
+                self.results.append((row, place, key, self.stage.join(value, None)))
             except Exception as error:
                 raise PlanError(
                     f"the `join` of a record of key {key!r} that found nobody raised {type(error).__name__}: {error}",
@@ -195,10 +196,5 @@ class _Run:
                 ) from error
 
     def _joined(self, left: Any, right: Any) -> Any:
-        """What the user makes of a pair; it shares nothing with what is held, unless that cannot be changed."""
-        result = self.stage.join(left, right)
-        if type(result) in SCALARS:
-            return result
-        parts = result.values() if type(result) is dict else result if type(result) in (list, tuple) else None
-        is_flat = parts is not None and result is not left and result is not right
-        return result if is_flat and SCALARS.issuperset(map(type, parts or ())) else own(result)
+        """What the user makes of a pair: of copies, since both may be held and meet others."""
+        return self.stage.join(own(left), own(right))

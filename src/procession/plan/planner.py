@@ -15,6 +15,7 @@ from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
 from procession.plan.ends import find_endings
 from procession.plan.graph import Graph, Kind, Node, Order
+from procession.plan.sharing import find_sharing
 from procession.plan.strategies import TABLE, Strategy, Way, numbers_of, way_of
 
 RUNS_MAX = 65_536
@@ -216,6 +217,11 @@ def follow_ends(plan: Plan) -> Plan:
     return replace(plan, endings=find_endings(plan.graph))
 
 
+def find_copies(plan: Plan) -> Plan:
+    """Where values are copied, so that each stage has its own."""
+    return replace(plan, sharing=find_sharing(plan.graph, plan.exchanges))
+
+
 # Edges
 
 
@@ -346,5 +352,6 @@ RULES: tuple[Rule, ...] = (
     shape_keys,
     find_traced,
     follow_ends,
+    find_copies,
     choose_strategies,
 )

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from procession.errors import PlanError, ProcessionError, StorageError
 from procession.plan.buckets import as_key
+from procession.plan.ownership import own
 
 ROWS_MAX = 5_000_000
 """So many rows a side may have: every worker holds all of them."""
@@ -96,12 +97,19 @@ class Joining:
     pairs: tuple[tuple[Side, Callable[[Any], Any]], ...]
     join: Callable[..., Any]
     is_inner: bool
+    is_copying: bool = True
+    """Whether `join` is given copies: it, or a stage behind, may change what it is given."""
 
     def __call__(self, record: Any) -> list[Any]:
         found: list[list[Any]] = [side.matches(key(record)) for side, key in self.pairs]
         if not self.is_inner:
             found = [rows or [None] for rows in found]
-        return [self.join(record, *rows) for rows in product(*found)]
+        if not self.is_copying:
+            return [self.join(record, *rows) for rows in product(*found)]
+        # The table keeps its rows, and every call but one the record's copy.
+        matches = [[own(row) for row in rows] for rows in product(*found)]
+        records = [record, *(own(record) for _ in matches[1:])] if matches else []
+        return [self.join(one, *rows) for one, rows in zip(records, matches, strict=True)]
 
     def at(self, copies: Mapping[str, Path]) -> Joining:
         """The same, with those sides that may change as they were in these copies, by the files' paths."""

@@ -25,7 +25,8 @@ from procession.plan.aggregates import Aggregate
 from procession.plan.alarms import LOWEST, Alarms, Reached
 from procession.plan.carriage import READ
 from procession.plan.flow import Flow, Numbers
-from procession.plan.keyed import Refuse, States, own
+from procession.plan.keyed import Refuse, States
+from procession.plan.ownership import own
 from procession.plan.places import AFTER, PLACE, Result, flow_of, place_of, taken_in_order
 from procession.plan.rows import TIME, Rows
 from procession.plan.windows import Late, Windows, seconds
@@ -105,6 +106,10 @@ class _Results:
     def _add(self, window: list[Any], value: Any) -> None:
         window[3] = self.stage.aggregate.add(window[3], value)
         window[2] += 1
+
+    def _own(self, value: Any, number: int) -> Any:
+        """The record for this window: every window but the first that holds records has a copy of its own."""
+        return own(value) if number and self.stage.aggregate.is_holding else value
 
     def _early(self, row: int, key: bytes, window: list[Any], number: int) -> None:
         if self.stage.early_records and window[2] % self.stage.early_records == 0:
@@ -205,7 +210,7 @@ class _Run(_Results):
         if not ends and self.stage.late is Late.FIRE:
             for number, end in enumerate(self.windows.ends(time)):
                 window = [end - self.windows.size, end, 0, self.stage.aggregate.create()]
-                self._add(window, value)
+                self._add(window, self._own(value, number))
                 self._let_out(row, key, window, "late", number)
             return
         if not ends and self.stage.late is Late.DROP:
@@ -218,7 +223,7 @@ class _Run(_Results):
         by_end = {window[1]: window for window in opened}
         for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
             window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
-            self._add(window, value)
+            self._add(window, self._own(value, number))
             if end not in by_end:
                 opened.append(window)
                 self.alarms.set(self._due(end), key)

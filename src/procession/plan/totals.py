@@ -13,7 +13,8 @@ from typing import Any
 
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
-from procession.plan.keyed import Refuse, States, own
+from procession.plan.keyed import Refuse, States
+from procession.plan.ownership import own
 from procession.plan.places import Result, place_of, taken_in_order
 
 
