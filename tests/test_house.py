@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ TEXT_SUFFIXES = frozenset({".py", ".toml", ".md", ".txt", ".cfg", ".ini", ".yml"
 FOLDERS_OF_OURS = ("src", "tests", "examples", "docs", "scripts", ".ci")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """One source file, with its name below `procession` (empty for the front door, `__init__` left out)."""
 
@@ -116,13 +117,18 @@ class Module:
     def room(self) -> str:
         return self.name.partition(".")[0]
 
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text, str(self.path))
 
-    def imports(self) -> Iterator[str]:
+    @cached_property
+    def imports(self) -> tuple[str, ...]:
+        return tuple(self._imports())
+
+    def _imports(self) -> Iterator[str]:
         """Every absolute dotted name imported anywhere in the file, in functions and type-checking blocks too."""
         package = self.name.split(".") if self.path.name == "__init__.py" else self.name.split(".")[:-1]
-        for node in ast.walk(self.tree()):
+        for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -132,7 +138,7 @@ class Module:
 
     def imports_of_ours(self) -> Iterator[str]:
         """The same, of our own modules only, each as a name below `procession`."""
-        yield from (name.partition(".")[2] for name in self.imports() if name.split(".")[0] == "procession")
+        yield from (name.partition(".")[2] for name in self.imports if name.split(".")[0] == "procession")
 
 
 def read_modules(source: Path) -> list[Module]:
@@ -190,7 +196,7 @@ def purity_breaches(modules: list[Module]) -> list[str]:
         for pure in modules
         if matches(pure.name, PURE)
         for module in reached(pure.name, {""})
-        for impure in module.imports()
+        for impure in module.imports
         if impure.split(".")[0] in IMPURE_IMPORTS
     ]
 
@@ -199,7 +205,7 @@ def spark_breaches(modules: list[Module]) -> list[str]:
     return [
         f"{module.name} imports {name}: only {', '.join(ROOMS_WITH_PYSPARK)} may"
         for module in modules
-        for name in module.imports()
+        for name in module.imports
         if name.split(".")[0] in {"pyspark", "py4j"} and module.room not in ROOMS_WITH_PYSPARK
     ]
 
@@ -212,7 +218,7 @@ def habit_breaches(modules: list[Module]) -> list[str]:
             breaches.append(f"{shown}: a module is about one noun, and this name says none")
         if (lines := module.text.count("\n")) > LINES_MAX:
             breaches.append(f"{shown}: {lines} lines, more than {LINES_MAX}")
-        if not ast.get_docstring(module.tree()):
+        if not ast.get_docstring(module.tree):
             breaches.append(f"{shown}: no docstring that says what it is")
     return breaches
 
@@ -261,7 +267,7 @@ def sync_breaches(modules: list[Module]) -> list[str]:
         f"{module.name} calls os.{node.attr}, not storage.durable.sync"
         for module in modules
         if module.name not in SYNCS_ITSELF
-        for node in ast.walk(module.tree())
+        for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync")
     ]
 
