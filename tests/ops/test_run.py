@@ -22,6 +22,10 @@ DONE = {"committed": 1_200, "records_in": 1_300, "epochs": 12, "late": 0, "late_
     [
         ({}, "1,200 of 1,300 records committed in 12 epochs"),
         ({"epochs": 1}, "1,200 of 1,300 records committed in 1 epoch"),
+        (
+            {"late_at": {"w": 1_234}},
+            "1,200 of 1,300 records committed in 12 epochs; 1,234 came too late to stage 'w'",
+        ),
         ({"late_rule": "drop"}, "1,200 of 1,300 records committed in 12 epochs"),
         (
             {"late": 37, "late_rule": "drop"},
@@ -44,8 +48,9 @@ def test_progress_reads_what_came_late_from_the_log_of_epochs(tmp_path: Path) ->
     log.write_text(json.dumps(line) + "\n")
     assert Progress.from_now(tmp_path).late == 0
     with log.open("a") as file:
-        file.write(json.dumps(line | {"epoch": 4, "late": 7}) + "\n")
+        file.write(json.dumps(line | {"epoch": 4, "late": 7, "late at minutes": 3}) + "\n")
     assert Progress.from_now(tmp_path).late == 7
+    assert Progress.from_now(tmp_path).late_at == {"minutes": 3}
 
 
 @pytest.mark.parametrize("declared", [None, Declared(frozenset({1, 2}))], ids=["arrival", "event time"])

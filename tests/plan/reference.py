@@ -18,15 +18,20 @@ import pyarrow as pa
 from procession.plan.buckets import as_key
 from procession.plan.carriage import packed
 from procession.plan.codecs import DECODE, ENCODE
+from procession.plan.ends import sources_before
 from procession.plan.expiry import Expiring
 from procession.plan.graph import Framing, Graph, Kind, Node, Order
+from procession.plan.inputs import number_of
 from procession.plan.keyed import thawed
+from procession.plan.pairs import LatePair
 from procession.plan.places import AFTER
+from procession.plan.planner import make_plan
 from procession.plan.strategies import TABLE
-from procession.plan.windows import Late, nanoseconds, seconds
+from procession.plan.windows import Late, late_record, nanoseconds, seconds
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
 
 Record = dict[str, Any]
+LOWEST = -(2**62)
 
 
 Ends = Sequence[tuple[int, int]]
@@ -83,6 +88,19 @@ class Sequential:
     """Of each stream that has begun, whether it has ended."""
     is_over: dict[int, bool] = field(default_factory=dict)
     """Of each stage, whether all its streams have ended, and it knows."""
+    input: int = 0
+    """Whose times the record at hand counts among, at a stage whose watermark is the minimum over several."""
+    known: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
+    """`has_ended`, as each stage knows it: it learns of an end behind all that stages before it have made of that."""
+    aside: Exception | None = None
+    """Why the record at hand is late at the stage at hand, if it is."""
+    came: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """How far each input of each stage has come."""
+
+    def __post_init__(self) -> None:
+        plan = make_plan(self.graph)
+        self.inputs = plan.inputs
+        self.origins = {chain.root: plan.origins[chain.number] for chain in plan.chains}
 
     def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
         with self.loop:
@@ -92,6 +110,8 @@ class Sequential:
                     self._end(record, letters)
                 else:
                     self._begin(record["stream_id"])
+                    source = self._source_of(record)
+                    self.input = record["stream_id"] if self.graph.nodes[source].ends else number_of(source)
                     self.time = record["event_time"]
                     self.latest = max(self.latest, self.time)
                     self._walk(self._source_of(record), record["payload"], record, letters, record["key"])
@@ -111,18 +131,78 @@ class Sequential:
     def _begin(self, stream: int) -> None:
         self.has_ended[stream] = False
         for index in range(len(self.graph.nodes)):
+            self.known[index][stream] = False
             if self._streams_of(index, [stream]):
                 self.is_over[index] = False
+
+    # Watermarks
+
+    def _holding(self, index: int) -> set[int]:
+        """The inputs of a stage that have not ended, as far as it knows."""
+        known, inputs = self.known[index], self.inputs[index]
+        found = set()
+        for number, ending in inputs.wholes.items():
+            awaited = [stream for source in self.graph.sources for stream in source.awaited]
+            mine = self._streams_of(number_of(number), [*known, *awaited])
+            if ending is None or not mine or not all(known.get(stream) for stream in mine):
+                found.add(number)
+        for number, ending in inputs.sources.items():
+            found |= {stream for stream in known if ending.takes(stream) and not known[stream]}
+            found |= {stream for stream in ending.awaited if not known.get(stream)}
+            if not ending.awaited and not any(map(ending.takes, known)):
+                found.add(number)
+        return found
+
+    def _moved(self, index: int, to: int | None) -> int:
+        """The watermark of a stage: a record has come that would take its input to here (None: an input has ended)."""
+        if index not in self.inputs:
+            assert to is not None
+            self.watermarks[index] = max(self.watermarks.get(index, to), to)
+            return self.watermarks[index]
+        holding, came = self._holding(index), self.came[index]
+        for number in came.keys() - holding:
+            del came[number]
+        if to is not None and self.input in holding:
+            came[self.input] = max(to, came.get(self.input, to))
+        least = min((came.get(number, LOWEST) for number in holding), default=LOWEST)
+        self.watermarks[index] = max(least, self.watermarks.get(index, LOWEST))
+        return self.watermarks[index]
+
+    def _due(self, index: int) -> Iterator[Any]:
+        """What the watermark of a stage lets out, as it stands."""
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        watermark = self.watermarks[index]
+        if node.kind is Kind.JOIN:
+            held = self.held.setdefault(index, [])
+            gone = [one for one in held if one["time"] + stage.within < watermark]
+            held[:] = [one for one in held if one not in gone]
+            for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
+                if stage.is_outer and one["side"] == 0 and not one["partners"]:
+                    self.fired = one["key"]
+                    yield own(stage.join(thawed(one["value"]), None))
+        elif isinstance(stage, Expiring):
+            yield from self._expired(index, watermark)
+        elif not stage.windows.count:
+            opened = self.windows.setdefault(index, {})
+            for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
+                start, values = opened.pop((whose, end))
+                yield self._told(node, start, end, values, whose, "end")
 
     def _end(self, record: Record, letters: list[tuple[int, bytes]]) -> None:
         self.has_ended[record["stream_id"]] = True
         for index, node in enumerate(self.graph.nodes):
+            self.known[index][record["stream_id"]] = True
+            if index in self.inputs:
+                self.time = self.latest
+                self._moved(index, None)
+                for one, key in [(one, self.fired) for one in self._due(index)]:
+                    self._walk_on(index, one, record, letters, key)
             awaited = [stream for source in self.graph.sources for stream in source.awaited]
             mine = self._streams_of(index, [*self.has_ended, *awaited])
-            sources = {self._source_of({"stream_id": stream}) for stream in mine}
             if (
                 record["stream_id"] in mine
-                and all(self.graph.nodes[source].ends for source in sources)
+                and all(source.ends for source in sources_before(self.graph, index))
                 and all(self.has_ended.get(stream) for stream in mine)
                 and not self.is_over.get(index)
                 and node.stateful is not None
@@ -130,8 +210,15 @@ class Sequential:
                 self.is_over[index] = True
                 self.time = self.latest
                 for one, key in [(one, self.fired) for one in self._fired(index)]:
-                    for child in self.graph.children(index):
-                        self._walk(child, one, record, letters, key)
+                    self._walk_on(index, one, record, letters, key)
+
+    def _walk_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
+        """A stage lets something out because streams have ended."""
+        # None of those that are open: what a stage lets out by itself is of that stage, or of nobody.
+        origin = self.origins.get(index)
+        self.input = -1 if origin is None else origin
+        for child in self.graph.children(index):
+            self._walk(child, value, record, letters, key)
 
     def _fired(self, index: int) -> Iterator[Any]:
         """What a stage still holds."""
@@ -187,11 +274,11 @@ class Sequential:
         return f"{node.name}.{share % node.connections}"
 
     def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
-        came = self.time
+        came, of = self.time, self.input
         try:
             self._go_on(index, value, record, letters, key)
         finally:
-            self.time = came  # a time that was given is that of the ways from there on
+            self.time, self.input = came, of  # a time that was given is that of the ways from there on
 
     def _go_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
         node = self.graph.nodes[index]
@@ -202,7 +289,8 @@ class Sequential:
         try:
             key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
             key = key if key_of is None else as_key(key_of(value))
-            for one, gone in [(one, self.fired) for one in self._expiring(index, value)]:
+            expired = [(one, self.fired) for one in self._expiring(index, value)]
+            for one, gone in expired:
                 for child in self.graph.children(index):
                     self._walk(child, one, record, letters, gone)
             # A copy as soon as it is given: the function may change what it gave before it gives the next.
@@ -210,6 +298,10 @@ class Sequential:
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
             return
+        aside, self.aside = self.aside, None
+        if aside is not None and node.stateful is not None and node.stateful.sets_late_aside:
+            letters.append((index, letter_of(record, node.name, aside)))
+        self.input = self.origins.get(index) or self.input
         for one, its_key in values:
             for child in self.graph.children(index):
                 self._walk(child, own(one), record, letters, its_key)
@@ -296,17 +388,15 @@ class Sequential:
             elif stage.early_records and len(held) % stage.early_records == 0:
                 yield told(0, 0, len(held), held, key, "early")
             return
-        moved = (time - stage.lateness) // by.step * by.step
-        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
-        for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
-            start, values = opened.pop((whose, end))
-            yield told(start, end, len(values), values, whose, "end")
+        watermark = self._moved(index, (time - stage.lateness) // by.step * by.step)
+        yield from self._due(index)
         near = [end for whose, end in opened if whose == key and time < end and time + by.size > opened[whose, end][0]]
         if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
             if stage.late is Late.FIRE:
                 for end in by.ends(time):
                     yield told(end - by.size, end, 1, [value], key, "late")
             if stage.late is not Late.OLDEST:
+                self.aside = late_record(time, watermark)
                 return
             time = watermark
             near = [e for whose, e in opened if whose == key and time < e and time + by.size > opened[whose, e][0]]
@@ -333,14 +423,12 @@ class Sequential:
         key = as_key(node.key(sided))  # type: ignore[misc]
         time = nanoseconds(node.time(sided)) if node.time is not None else self.time
         side, value = sided
-        moved = (time - stage.lateness) // stage.step * stage.step
-        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
+        watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
         held = self.held.setdefault(index, [])
-        gone = [one for one in held if one["time"] + stage.within < watermark]
-        held[:] = [one for one in held if one not in gone]
-        for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
-            if stage.is_outer and one["side"] == 0 and not one["partners"]:
-                yield own(stage.join(thawed(one["value"]), None))
+        yield from self._due(index)
+        if time + stage.within < watermark and stage.late is not LatePair.MEET:
+            self.aside = late_record(time, watermark)
+            return
         near = [one for one in held if one["key"] == key and one["side"] != side]
         near = [one for one in near if abs(one["time"] - time) <= stage.within]
         pairs = [(one, own(stage.join(*[thawed(one["value"]), own(value)][:: -1 if side == 0 else 1]))) for one in near]
@@ -362,8 +450,7 @@ class Sequential:
             return
         as_key(node.key(value))  # type: ignore[misc]
         self.stage_time = nanoseconds(node.time(value)) if node.time is not None else self.time
-        moved = self.stage_time // stage.step_ns * stage.step_ns
-        watermark = self.watermarks[index] = max(self.watermarks.get(index, moved), moved)
+        watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
         yield from self._expired(index, watermark)
 
     def _expired(self, index: int, watermark: int) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from procession import faults
 from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.counters import counted
 from procession.commit.emitter import payloads, runs_for
 from procession.commit.events import (
     Acknowledge,
@@ -41,7 +42,7 @@ from procession.commit.events import (
     WriteRecord,
 )
 from procession.commit.link import Link, SinkOptions
-from procession.commit.ranges import added, check_joined, joined
+from procession.commit.ranges import check_joined, joined
 from procession.commit.rounds import Round
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.runs import Manifest, Run, RunStore
@@ -162,12 +163,7 @@ class Conductor:
             starts=starts,
             ends=joined(epoch, ranges, starts),
             positions=positions,
-            counters=added(
-                last.counters if last is not None else {},
-                records_in=sum(manifest.records for manifest in manifests),
-                records_out=sum(run.count for own in runs.values() for run in own),
-                late=sum(manifest.late for manifest in manifests),
-            ),
+            counters=counted(last.counters if last is not None else {}, manifests, runs, self._keyed),
             states=self._versions(manifests),
         )
 

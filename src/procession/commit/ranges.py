@@ -1,4 +1,4 @@
-"""The ranges of an epoch: where it begins and ends in the logs, and what is counted over the life of the checkpoint.
+"""The ranges of an epoch: where it begins and ends in the logs.
 
 The one rule: an epoch goes on exactly where the last one ended, in every log; anything else is a StorageError. Pure.
 Before it the manifests of an epoch's tasks; after it `commit/conductor`.
@@ -10,12 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from procession.errors import StorageError
 from procession.storage.runs import Manifest
-
-
-def added(before: Mapping[str, int], **counts: int) -> dict[str, int]:
-    """Counters go on over the life of the checkpoint. Where no record was ever late, none says so."""
-    added = {name: before.get(name, 0) + count for name, count in counts.items()}
-    return {name: count for name, count in added.items() if count or name != "late"}
 
 
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:

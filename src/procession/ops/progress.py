@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from procession.commit.counters import LATE_AT
 from procession.errors import ProcessionError
 from procession.gateway.address import ADDRESS_FILE
 from procession.gateway.client import ControlClient
@@ -43,6 +44,8 @@ class Progress:
     committed: int = 0
     late: int = 0
     """Of the committed ones, those that came behind the watermark of their stream."""
+    late_at: Mapping[str, int] = field(default_factory=dict)
+    """The stages with a watermark, with the records that came behind it."""
     epochs: int = 0
     away: tuple[str, ...] = ()
     """The gateways that the first one does not find: by event time nothing is put out without them."""
@@ -96,6 +99,7 @@ class Progress:
             self.epochs = max(self.epochs, line["epoch"] + 1)
             self.committed, self._end = line["records_in"], line["last"]
             self.late = line.get("late", 0)
+            self.late_at = {name[len(LATE_AT) :]: line[name] for name in line if name.startswith(LATE_AT)}
 
     @property
     def rate(self) -> float:
@@ -151,7 +155,7 @@ def _cells(progress: Progress, restarts: int) -> dict[str, str]:
     return {
         "records in": f"{progress.records_in:,}",
         "committed": f"{progress.committed:,}",
-        **({"late": f"{progress.late:,}"} if progress.late else {}),
+        **({"late": f"{late:,}"} if (late := progress.late + sum(progress.late_at.values())) else {}),
         "epochs": f"{progress.epochs:,}",
         "records/s": f"{progress.rate:,.0f}",
         "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",

@@ -6,6 +6,7 @@ it the command line; after it `ops/local`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def run_app(
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
         progress = Progress.from_now(local.directory, settings.control_cookie, settings.client_tls)
         before = progress.committed, progress.epochs, progress.late
+        late_before = progress.late_at
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if settings.open_producers:
             display.say(f"open: anybody who reaches {listen} can send to this pipeline, without a secret")
@@ -52,6 +54,7 @@ def run_app(
             "committed": progress.committed - before[0],
             "epochs": progress.epochs - before[1],
             "late": progress.late - before[2],
+            "late_at": dict(Counter(progress.late_at) - Counter(late_before)),
             "late_rule": None if graph.event_time is None else graph.event_time.late,
             "restarts": sum(supervisor.restarts.values()),
             "is_done": bool(inputs) and not supervisor.is_asked_to_stop,
@@ -62,6 +65,8 @@ def sentence(figures: Mapping[str, Any]) -> str:
     """What was done, as it stands at the end of a run."""
     epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
     told = f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"
+    stages = figures.get("late_at", {}).items()
+    told += "".join(f"; {count:,} came too late to stage {name!r}" for name, count in stages)
     if not figures["late"]:
         return told
     is_one = figures["late"] == 1

@@ -10,12 +10,13 @@ one. Those who set alarms keep what they have of a key under `k` and the key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from procession.plan.flow import Numbers
 from procession.plan.keyed import States
@@ -28,18 +29,44 @@ LISTS_MAX = 64
 """So many lists of keys there are for one step before they are put together."""
 
 
+Reach = Callable[[int, Numbers], Numbers]
+"""Where a watermark stands before rows and behind each: of where it stood, and the step that each row would lead to."""
+
+
+def greatest(before: int, steps: Numbers) -> Numbers:
+    """The watermark of a stage with one input."""
+    reached: Numbers = np.maximum.accumulate(np.concatenate(([before], steps)))
+    return reached
+
+
+def by_input(ids: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Numbers]]:
+    """The rows of each input, in order."""
+    if not len(ids):
+        return
+    if (ids == ids[0]).all():
+        yield int(ids[0]), np.arange(len(ids))
+        return
+    order = np.argsort(ids, kind="stable")
+    found, firsts = np.unique(ids[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=True)
+
+
 @dataclass
 class Reached:
-    """How far a watermark has come."""
+    """How far each input of a stage has come; the number of the only one does not matter."""
 
-    step: int = LOWEST
+    steps: dict[int, int] = field(default_factory=dict)
 
-    def moved_at(self, steps: Numbers) -> Numbers:
-        """The rows at which it moves, as far as can be seen from here, if these are the steps that each row alone
+    def moved_at(self, steps: Numbers, ids: npt.NDArray[np.uint64] | None = None) -> Numbers:
+        """The rows at which an input moves, as far as can be seen from here, if these are the steps that each row alone
         would lead to; and it is moved."""
-        reached = np.maximum.accumulate(np.concatenate(([self.step], steps)))
-        self.step = int(reached[-1])
-        return np.flatnonzero(np.diff(reached))
+        found = []
+        for number, rows in [(0, None)] if ids is None else by_input(ids):
+            reached = greatest(self.steps.get(number, LOWEST), steps if rows is None else steps[rows])
+            self.steps[number] = int(reached[-1])
+            moved = np.flatnonzero(np.diff(reached))
+            found.append(moved if rows is None else rows[moved])
+        return found[0] if len(found) == 1 else np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
 
 
 class Alarms:
@@ -49,12 +76,12 @@ class Alarms:
         self.states = states
         self.pending: dict[int, list[bytes]] = {}
 
-    def stretches(self, steps: Numbers) -> Iterator[tuple[int, int, int, list[bytes]]]:
+    def stretches(self, steps: Numbers, reach: Reach = greatest) -> Iterator[tuple[int, int, int, list[bytes]]]:
         """Cut rows, each of which would lead to such a step, into stretches over which the watermark stands still:
         (first row, end, step, the keys whose alarms have rung there)."""
         mark = self._mark()
         before = LOWEST if mark["at"] is None else mark["at"]
-        reached = np.maximum.accumulate(np.concatenate(([before], steps)))
+        reached = reach(before, steps)
         edges = [*np.flatnonzero(np.diff(reached)).tolist(), len(steps)]
         if edges[0] != 0:
             edges.insert(0, 0)
@@ -90,6 +117,16 @@ class Alarms:
                 lists[step].append(serial)
         self.states.touch([WATERMARK, *names.values(), *old])
         self.pending = {}
+
+    def run_to(self, step: int) -> Iterator[tuple[int, list[bytes]]]:
+        """The watermark goes on to this step, with no record: (step, the keys whose alarms ring there), in order."""
+        reached = self._mark()["at"]
+        if step == LOWEST or (reached is not None and step <= reached):
+            return
+        while due := [one for one in self._mark()["lists"] if one <= step]:
+            yield min(due), self._rung(min(due))
+        self._mark()["at"] = step
+        self.states.touch([WATERMARK])
 
     def run_out(self) -> Iterator[tuple[int, list[bytes]]]:
         """As if the watermark went through all that is due: (step, the keys whose alarms ring there). Then it stands

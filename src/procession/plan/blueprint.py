@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from procession.plan.ends import Ending
 from procession.plan.graph import Graph, Kind, Node, Order
+from procession.plan.inputs import Inputs
 from procession.plan.sharing import Sharing
 from procession.plan.strategies import Strategy, is_timed
 
@@ -80,6 +81,10 @@ class Plan:
     """The exchanges over which records take what they have beside their payload, because a stage behind is shown it."""
     endings: Mapping[int, Ending] = field(default_factory=dict)
     """The stages that fire when their input has ended, and what must have ended for that."""
+    origins: tuple[int | None, ...] = ()
+    """Of each chain, the one input that all its records are of; None: each is of its stream's, see `plan/inputs`."""
+    inputs: Mapping[int, Inputs] = field(default_factory=dict)
+    """The stages with a watermark that is the minimum over several inputs."""
     edges: tuple[Edge, ...] = ()
     sharing: Sharing = field(default_factory=Sharing)
     """Where values are copied, because several stages could change them."""
@@ -101,6 +106,11 @@ class Plan:
         if node.kind is Kind.SINK:
             return node.connections > 1 and self.graph.order_at(node) is not Order.NONE
         return node.kind in SHOWN_ALL or (is_timed(node) and node.time is None)
+
+    @property
+    def follows_streams(self) -> bool:
+        """Whether somebody must be told which streams go on and which end."""
+        return bool(self.endings or self.inputs)
 
     @property
     def levels(self) -> int:

@@ -30,18 +30,21 @@ from procession.plan.carriage import as_column, as_payloads, unpack
 from procession.plan.codecs import DECODE
 from procession.plan.delivery import Delivery
 from procession.plan.ends import BEYOND, Change, End
+from procession.plan.eventtime import LateRecord
 from procession.plan.final import fired_at_end, followed, row_of_end
 from procession.plan.flow import Flow, Numbers, joined, ordinals, put_together
 from procession.plan.fusion import LINES, fused
 from procession.plan.graph import Codec, Kind, Node
 from procession.plan.inlining import LinesOf
+from procession.plan.inputs import Turn
 from procession.plan.keyed import NO_STATES, States, run_keyed
-from procession.plan.places import flow_of
+from procession.plan.places import Result, flow_of
 from procession.plan.rows import Output, Rows
 from procession.plan.sides import joinings_at
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
-from procession.plan.timed import timed_flow
+from procession.plan.timed import Timed, timed_flow
+from procession.plan.watermark import Watermark
 from procession.plan.windows import timed
 from procession.record import COLUMNS
 
@@ -107,7 +110,18 @@ class Chain:
         # How far this task's records have moved the watermark of each stage with windows that it feeds.
         self.reached: defaultdict[int, Reached] = defaultdict(Reached)
         ending = None if root is None else plan.endings.get(root)
-        self.ends = [] if ending is None else followed(ending, states, changes)
+        self.ends: list[End | Turn] = [] if ending is None else [*followed(ending, states, changes)]
+        inputs = None if root is None else plan.inputs.get(root)
+        self.watermark = None if inputs is None else Watermark(inputs, states, changes)
+        if self.watermark is not None:
+            # Where both are, first an input ends, and then all that is held goes.
+            self.ends = sorted([*self.watermark.ends, *self.ends], key=lambda end: (end.sequence, type(end) is End))
+        self.late = 0
+
+    @property
+    def input(self) -> int | None:
+        """The one input that what leaves this chain is of; None: each record is of its stream's."""
+        return self.plan.origins[self.planned.number]
 
     def run_all(self, pieces: Iterable[Rows]) -> Iterator[Output]:
         """The output of all rows of an epoch, and of the ends that lie between them."""
@@ -122,16 +136,25 @@ class Chain:
             yield from self.run(rows.slice(start, len(rows) - start) if start else rows)
         for last in ends:
             yield from self._end(last)
+        if self.watermark is not None:
+            self.watermark.keep()
 
-    def _end(self, end: End) -> Iterator[Output]:
-        """The input of the first stage has ended: what it fires stands behind all else at that place."""
+    def _end(self, end: End | Turn) -> Iterator[Output]:
+        """The input of the first stage has ended, or one of its inputs: what that fires stands behind all else at that
+        place."""
         root = self.planned.root
         assert root is not None
         stateful = self.plan.node(root).stateful
         assert stateful is not None
         key = (end.sequence, BEYOND + root, *[0] * self.key_length)[: self.key_length]
         row = row_of_end(key, end, is_carrying=root in self.plan.carrying)
-        for results in fired_at_end(stateful, self.states):
+        if isinstance(end, Turn):
+            assert stateful.windowing is not None
+            assert self.watermark is not None
+            fired: Iterator[Sequence[Result]] = stateful.windowing.go_on(self.states, self.watermark.end(end))
+        else:
+            fired = fired_at_end(stateful, self.states)
+        for results in fired:
             yield from _Pass(self, row, flow_of(results)).outputs()
 
     def run(self, rows: Rows) -> Iterator[Output]:
@@ -205,7 +228,8 @@ class _Pass(Delivery):
                 return self.fired
             assert self.rows.forms is not None
             if node.stateful is not None and (windowing := node.stateful.windowing) is not None:
-                return timed_flow(self.rows, windowing, self.chain.states, partial(self.letters.add, index))
+                refused = partial(self._refused, index, windowing)
+                return timed_flow(self.rows, windowing, self.chain.states, refused, self.chain.watermark)
             flow = Flow(unpack(self.rows.payload, self.rows.forms), keys=self.rows.keys)
             if node.stateful is not None and (totals := node.stateful.totals) is not None:
                 assert self.rows.keys is not None
@@ -272,6 +296,13 @@ class _Pass(Delivery):
         for row in np.flatnonzero(are_late).tolist():
             self.letters.late(index, flow, row)
         return flow.take(np.flatnonzero(~are_late))
+
+    def _refused(self, index: int, windowing: Timed, flow: Flow, row: int, error: Exception) -> None:
+        if isinstance(error, LateRecord):
+            self.chain.late += 1
+            if not windowing.sets_late_aside:
+                return
+        self.letters.add(index, flow, row, error)
 
     def _source(self, index: int, node: Node) -> Flow:
         flow = Flow(self.rows.payload)

@@ -14,7 +14,7 @@ from procession.plan.alarms import Reached
 from procession.plan.buckets import dealt, parted
 from procession.plan.flow import Numbers
 from procession.plan.graph import Node
-from procession.plan.rows import Output
+from procession.plan.rows import INPUT, TIME, Output
 from procession.plan.strategies import Way, way_of
 from procession.plan.timed import with_ticks
 
@@ -30,7 +30,8 @@ def deal_out(
     assert keys is not None
     parts = parted(keys, tasks)
     if node.stateful is not None and node.stateful.windowing is not None:
-        ticks = node.stateful.windowing.ticks(rows, reached)
+        ids = rows.column(INPUT).to_numpy() if INPUT in rows.schema.names else None
+        ticks = reached.moved_at(node.stateful.windowing.steps(rows.column(TIME).to_numpy()), ids)
         yield from (Output(index, *part) for part in with_ticks(rows, parts, ticks, tasks))
         return
     yield from shared_out(index, rows, parts)

@@ -21,9 +21,10 @@ from procession.plan.codecs import ENCODE
 from procession.plan.dealing import deal_out, dealt_out, shared_out
 from procession.plan.flow import Flow, Numbers
 from procession.plan.graph import Codec, Framing, Kind, Order
+from procession.plan.inputs import Ids, input_ids
 from procession.plan.letters import Letters
 from procession.plan.ownership import own, own_all
-from procession.plan.rows import TIME, Output, Rows, batch_of
+from procession.plan.rows import INPUT, TIME, Output, Rows, batch_of
 from procession.plan.strategies import Way, is_timed, key_of, way_of
 from procession.plan.windows import timed
 from procession.record import COLUMNS
@@ -195,10 +196,18 @@ class Delivery:
             more.append(("key", self._keys(flow)))
         if is_timed(node):
             more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
+        if index in self.plan.inputs:
+            more.append((INPUT, pa.array(self._inputs(flow))))
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
         (behind,) = (chain for chain in self.plan.chains if chain.root == index)
         turn, reached = self.chain.turn, self.chain.reached[index]
         yield from deal_out(index, node, whole, flow.keys, behind.tasks, turn=turn, reached=reached)
+
+    def _inputs(self, flow: Flow) -> Ids:
+        """The inputs that these rows are of, for a stage behind that has several."""
+        if self.chain.input is not None:
+            return np.full(len(flow), self.chain.input, np.uint64)
+        return input_ids(self.plan.graph, self._came_with(flow).column("stream_id").to_numpy())
 
     def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: Flow) -> Flow:
         """These rows with the keys that a user's function gives them."""

@@ -138,10 +138,10 @@ def find_endings(graph: Graph) -> Mapping[int, Ending]:
     for index, node in enumerate(graph.nodes):
         if node.stateful is None or not node.stateful.heeds_ends:
             continue
-        sources = [graph.nodes[one] for one in _before(graph, index) if graph.nodes[one].kind is Kind.SOURCE]
+        sources = sources_before(graph, index)
         endless = [source.name for source in sources if not source.ends]
         if not endless:
-            endings[index] = _ending(graph, sources)
+            endings[index] = ending_of(graph, sources)
         elif node.stateful.needs_ends:
             raise PlanError(
                 f"stage {node.name!r} gives its result when its input has ended, and source {endless[0]!r} never ends",
@@ -152,15 +152,17 @@ def find_endings(graph: Graph) -> Mapping[int, Ending]:
     return endings
 
 
-def _before(graph: Graph, index: int) -> set[int]:
+def sources_before(graph: Graph, index: int) -> list[Node]:
+    """The sources whose records come to a stage."""
     found = {index}
     for one in range(index, -1, -1):
         if one in found:
             found |= set(graph.nodes[one].parents)
-    return found
+    return [graph.nodes[one] for one in found if graph.nodes[one].kind is Kind.SOURCE]
 
 
-def _ending(graph: Graph, sources: list[Node]) -> Ending:
+def ending_of(graph: Graph, sources: list[Node]) -> Ending:
+    """What must have ended before these sources have."""
     names = tuple(source.name for source in sources)
     awaited: frozenset[int] = frozenset().union(*(source.awaited for source in sources))
     if all(source.streams is not None for source in sources):

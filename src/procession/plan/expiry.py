@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from procession.errors import PlanError
-from procession.plan.alarms import Alarms, Reached
+from procession.plan.alarms import Alarms, Reach, greatest
 from procession.plan.flow import Numbers
 from procession.plan.keyed import Refuse, States, is_open
 from procession.plan.ownership import own, separate
 from procession.plan.places import AFTER, PLACE, Result, place_of
-from procession.plan.rows import TIME
 from procession.plan.stateful import Gives, Step
 from procession.plan.windows import seconds
 
@@ -56,16 +54,24 @@ class Expiring:
         """The step of the watermark that each time alone would lead to."""
         return np.floor_divide(times, self.step_ns)
 
-    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
-        """The rows at which the watermark moves, as far as can be seen from here."""
-        return reached.moved_at(self.steps(rows.column(TIME).to_numpy()))
+    @property
+    def sets_late_aside(self) -> bool:
+        """No record comes too late for a state."""
+        return False
 
     def run(
-        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
     ) -> list[Result]:
         """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
         run = _Run(self, states)
-        for start, end, step, rung in run.alarms.stretches(self.steps(times)):
+        for start, end, step, rung in run.alarms.stretches(self.steps(times), reach):
             run.evict(start, step, rung)
             run.take(
                 [row for row in range(start, end) if not is_tick[row]], keys, values, times, step * self.step_ns, refuse
@@ -75,10 +81,12 @@ class Expiring:
     def end(self, states: States) -> Iterator[list[Result]]:
         """Nothing will come any more: all states expire, in order, and a bounded number at a time."""
         run = _Run(self, states)
-        for step, rung in run.alarms.run_out():
-            run.evict(0, step, rung)
-            results, run.results = run.results, []
-            yield results
+        return run.evict_at(run.alarms.run_out())
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """The states that expire because the watermark goes on to this step, with no record."""
+        run = _Run(self, states)
+        return run.evict_at(run.alarms.run_to(step))
 
 
 class _Run:
@@ -133,6 +141,13 @@ class _Run:
             return state, []
         given = value if stage.gives is Gives.KEPT else result
         return state, [own(given) if is_open(state) else given]
+
+    def evict_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
+        """With no record: (step, the keys whose alarms ring there)."""
+        for step, rung in ringing:
+            self.evict(0, step, rung)
+            results, self.results = self.results, []
+            yield results
 
     def evict(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row: of these keys, the states whose time is over go."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from procession.plan.blueprint import Edge, Plan, PlannedChain
 from procession.plan.graph import Exchange, Kind, Node
+from procession.plan.inputs import Inputs, number_of
 from procession.plan.strategies import TABLE
 
 
@@ -32,12 +33,24 @@ def explain(plan: Plan) -> str:
     if plan.endings:
         waits = [f"{_name(plan, index)}: {' and '.join(one.sources)}" for index, one in plan.endings.items()]
         lines += ["", "fires what it holds when all streams of these have ended", *(f"  {line}" for line in waits)]
+    if plan.inputs:
+        waits = [
+            f"{_name(plan, index)}: {' and '.join(_held_back_by(plan, one))}" for index, one in plan.inputs.items()
+        ]
+        lines += ["", "the watermark is the minimum over inputs that have not ended", *(f"  {line}" for line in waits)]
     lines += _copies(plan)
     if plan.notes:
         lines += ["", "asked for, but not so", *(f"  {note}" for note in plan.notes)]
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
+
+
+def _held_back_by(plan: Plan, inputs: Inputs) -> list[str]:
+    return [
+        *(f"each stream of {_name(plan, number_of(one))}" for one in inputs.sources),
+        *(_name(plan, number_of(one)) for one in inputs.wholes),
+    ]
 
 
 def _event_time(plan: Plan) -> list[str]:
@@ -127,6 +140,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "key": list(plan.keys[index]),
                 "is_traced": index in plan.traced,
                 "ends_with": list(plan.endings[index].sources) if index in plan.endings else [],
+                "held_back_by": _held_back_by(plan, plan.inputs[index]) if index in plan.inputs else [],
             }
             for index, node in enumerate(graph.nodes)
         ],

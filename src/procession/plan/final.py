@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from procession.plan.carriage import BYTES
 from procession.plan.ends import ENDS, Change, End, Ending, new_mark
+from procession.plan.inputs import Turn
 from procession.plan.keyed import States
 from procession.plan.places import Result
 from procession.plan.rows import Rows
@@ -37,7 +38,7 @@ def fired_at_end(stateful: Stateful, states: States) -> Iterator[Sequence[Result
     return stage.end(states)
 
 
-def row_of_end(key: Sequence[int], end: End, *, is_carrying: bool) -> Rows:
+def row_of_end(key: Sequence[int], end: End | Turn, *, is_carrying: bool) -> Rows:
     """A row that stands for the end, with this order key: what the results come from."""
     columns = {
         "key": pa.array([b""], pa.binary()),

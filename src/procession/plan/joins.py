@@ -7,15 +7,22 @@ The one rule: as in `plan/stage`, of which these are a part: each word gives the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.graph import Kind, Node
-from procession.plan.pairs import HELD_MAX, Pairing, Sided, as_left, as_right
+from procession.plan.pairs import HELD_MAX, LatePair, Pairing, Sided, as_left, as_right
 from procession.plan.sides import Joining, Side
 from procession.plan.stateful import Gives, Stateful
 from procession.plan.windows import nanoseconds, span
-from procession.plan.words import checked_count, checked_flag, checked_function, checked_name, checked_seconds
+from procession.plan.words import (
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_function,
+    checked_name,
+    checked_seconds,
+)
 
 if TYPE_CHECKING:
     from procession.plan.pipeline import Pipeline
@@ -49,6 +56,7 @@ class Joins:
         lateness_s: float = 0.0,
         outer: bool = False,
         held_max: int = HELD_MAX,
+        late: Literal["meet", "drop", "dead-letter"] = "meet",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
@@ -58,9 +66,10 @@ class Joins:
         comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
 
         `key` and `time` (seconds of event time; without it, the time that a record was sent with) are of both sides, or
-        each has its own. A record is held until one has come, of whatever key and side, that is `within_s` and
-        `lateness_s` behind it; a record that comes later than that meets those that are still held, and is not held
-        itself. More than `held_max` records of a key stop the pipeline."""
+        each has its own. A record is held until one has come, of whatever key, that is `within_s` and `lateness_s`
+        behind it, from each input that has not ended (docs/joins.md). A record that comes later than that is counted;
+        it meets those that are still held, and is not held itself ("meet"), or is dropped ("drop"), or set aside
+        ("dead-letter"). More than `held_max` records of a key stop the pipeline."""
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise PlanError(
                 f".join() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
@@ -78,6 +87,7 @@ class Joins:
             is_outer=checked_flag(outer, "outer", "join"),
             lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "join")),
             held_max=checked_count(held_max, "held_max", "join", HELD_LARGEST),
+            late=checked_choice(LatePair, late, "late"),
         )
         # Three stages stand before it: two that mark the sides, and one that puts them in order.
         named = f"join-{self._pipeline.size + 3}" if name is None else checked_name(name, "a stage")

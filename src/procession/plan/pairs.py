@@ -14,19 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from procession.errors import PlanError
-from procession.plan.alarms import Alarms, Reached
+from procession.plan.alarms import Alarms, Reach, greatest
 from procession.plan.flow import Numbers
 from procession.plan.keyed import Refuse, States
 from procession.plan.ownership import own
 from procession.plan.places import AFTER, PLACE, Result, place_of
-from procession.plan.rows import TIME
-from procession.plan.windows import seconds
+from procession.plan.windows import late_record, seconds
 
 LEFT, RIGHT = 0, 1
 
@@ -35,6 +34,15 @@ STEPS = 8
 
 HELD_MAX = 100_000
 """So many records of one key a join holds, unless it is said."""
+
+
+class LatePair(Enum):
+    """What becomes of a record that comes when those which it could meet may have been let go."""
+
+    MEET = "meet"
+    """It meets those that are still held, and is not held itself."""
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
 
 
 def as_left(value: Any) -> list[Any]:
@@ -67,6 +75,11 @@ class Pairing:
     """Whether a left record that finds nobody comes out with None."""
     lateness: int = 0
     held_max: int = HELD_MAX
+    late: LatePair = LatePair.MEET
+
+    @property
+    def sets_late_aside(self) -> bool:
+        return self.late is LatePair.DEAD_LETTER
 
     @property
     def shape(self) -> str:
@@ -81,20 +94,23 @@ class Pairing:
         """The step of the watermark that each time alone would lead to."""
         return np.floor_divide(times - self.lateness, self.step)
 
-    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
-        """The rows at which the watermark moves, as far as can be seen from here."""
-        return reached.moved_at(self.steps(rows.column(TIME).to_numpy()))
-
     def due(self, time: int) -> int:
         """The step at which a record of this time is let go: the first that is further than the bound behind it."""
         return (time + self.within) // self.step + 1
 
     def run(
-        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
     ) -> list[Result]:
         """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
         run = _Run(self, states)
-        for start, end, step, rung in run.alarms.stretches(self.steps(times)):
+        for start, end, step, rung in run.alarms.stretches(self.steps(times), reach):
             run.let_go(start, step, rung)
             run.meet([row for row in range(start, end) if not is_tick[row]], keys, values, times, step, refuse)
         return run.results
@@ -102,10 +118,12 @@ class Pairing:
     def end(self, states: States) -> Iterator[list[Result]]:
         """Nothing will come any more: all are let go, in order, and a bounded number at a time."""
         run = _Run(self, states)
-        for step, rung in run.alarms.run_out():
-            run.let_go(0, step, rung)
-            results, run.results = run.results, []
-            yield results
+        return run.let_go_at(run.alarms.run_out())
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """What is let go because the watermark goes on to this step, with no record."""
+        run = _Run(self, states)
+        return run.let_go_at(run.alarms.run_to(step))
 
 
 class _Run:
@@ -133,34 +151,41 @@ class _Run:
             held = known.get(name) or [[], []]
             side, value = values[row]
             try:
-                self._meet(row, keys[row], side, value, int(times[row]), step, held)
+                is_late = self._meet(row, keys[row], side, value, int(times[row]), step, held)
             except PlanError:
                 raise
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
+                is_late = False
+            if is_late:
+                refuse(row, late_record(int(times[row]), step * self.stage.step))
             if held[LEFT] or held[RIGHT]:
                 known[name] = held
         self.states.touch(names.values())
         self.alarms.keep()
 
-    def _meet(self, row: int, key: bytes, side: int, value: Any, time: int, step: int, held: list[Any]) -> None:
+    def _meet(self, row: int, key: bytes, side: int, value: Any, time: int, step: int, held: list[Any]) -> bool:
         """Put a record together with all that are held of the other side and near it; then hold it, unless it is
-        late. If `join` raises, it has not been here."""
+        late. If `join` raises, it has not been here. Says whether it is late."""
         stage = self.stage
+        due = stage.due(time)
+        is_late = step >= due
+        if is_late and stage.late is not LatePair.MEET:
+            return True
         near = [(number, other) for number, other in enumerate(held[1 - side]) if abs(other[0] - time) <= stage.within]
         found = [
             (number, self._joined(other[1], value) if side else self._joined(value, other[1])) for number, other in near
         ]
-        due = stage.due(time)
-        if step >= due and stage.is_outer and side == LEFT and not found:
+        if is_late and stage.is_outer and side == LEFT and not found:
             found = [(0, stage.join(value, None))]
-        elif step < due:
+        elif not is_late:
             held[side].append([time, value, bool(found)])
             if len(held[LEFT]) + len(held[RIGHT]) > stage.held_max:
                 raise PlanError(
-                    f"a join holds more than {stage.held_max:,} records of key {key!r}",
-                    next_step="give it a smaller within_s or lateness_s, or a larger held_max; nothing of this epoch"
-                    " was committed",
+                    f"a join holds more than {stage.held_max:,} records of key {key!r}: they wait for the input that"
+                    " is furthest behind in event time",
+                    next_step='let its inputs be read side by side, as with order_by="event_time"; or give it a'
+                    " smaller within_s or lateness_s, or a larger held_max; nothing of this epoch was committed",
                 )
             if (due, key) not in self.is_set:
                 self.is_set.add((due, key))
@@ -168,6 +193,14 @@ class _Run:
         for _, other in near:
             other[2] = True
         self.results += [(row, (AFTER, number, *[0] * (PLACE - 2)), key, result) for number, result in found]
+        return is_late
+
+    def let_go_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
+        """With no record: (step, the keys whose alarms ring there)."""
+        for step, rung in ringing:
+            self.let_go(0, step, rung)
+            results, self.results = self.results, []
+            yield results
 
     def let_go(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row: of these keys, what has waited long enough goes."""

@@ -139,6 +139,14 @@ class Pipeline:
         if self.event_time is not None:
             undeclared = [node.name for node in nodes if node.kind is Kind.SOURCE and node.streams is None]
             check_declared(self.name, undeclared, self.event_time, has_letters=self._dead_letter is not None)
+        for node in nodes:
+            if self._dead_letter is None and node.stateful is not None and node.stateful.sets_late_aside:
+                raise PlanError(
+                    f"stage {node.name!r} makes dead letters of late records, but pipeline {self.name!r} has nowhere to"
+                    " put them",
+                    next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',
+                    stage=node.name,
+                )
         on_error = OnError.STOP
         if self._dead_letter is not None:
             nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))

@@ -15,8 +15,9 @@ from procession.errors import PlanError
 from procession.plan.blueprint import Edge, Plan, PlannedChain
 from procession.plan.ends import find_endings
 from procession.plan.graph import Graph, Kind, Node, Order
+from procession.plan.inputs import inputs_of, number_of
 from procession.plan.sharing import find_sharing
-from procession.plan.strategies import TABLE, Strategy, Way, numbers_of, way_of
+from procession.plan.strategies import TABLE, Strategy, Way, is_timed, numbers_of, way_of
 
 RUNS_MAX = 65_536
 """How many runs one exchange may write in an epoch: a file for each of its tasks before and behind."""
@@ -222,6 +223,39 @@ def find_copies(plan: Plan) -> Plan:
     return replace(plan, sharing=find_sharing(plan.graph, plan.exchanges))
 
 
+# Watermarks
+
+
+def find_inputs(plan: Plan) -> Plan:
+    """What each watermark is the minimum over. In the order of event time nothing has to be waited for: the greatest
+    time is that of all streams."""
+    nodes = plan.graph.nodes
+    origins: dict[int, int | None] = {}
+    for chain in sorted(plan.chains, key=lambda chain: chain.level):
+        if chain.root is None:
+            origins[chain.number] = None
+            continue
+        feeding = {origins[other.number] for other in plan.fed_by(chain.root)}
+        is_passing = len(feeding) == 1 and not TABLE[nodes[chain.root].kind].is_firing
+        origins[chain.number] = feeding.pop() if is_passing else number_of(chain.root)
+    behind = {chain.root: origins[chain.number] for chain in plan.chains if chain.root is not None}
+    inputs = {}
+    for index in sorted(plan.exchanges):
+        if plan.graph.event_time is None and is_timed(nodes[index]):
+            found = inputs_of(plan.graph, index, behind)
+            if not found.is_one:
+                inputs[index] = found
+    # Where records pass an exchange on their way to such a stage, they take their stream along.
+    passing = {root for root, origin in behind.items() if origin is None}
+    carrying = {index for index in passing if inputs.keys() & _reached(plan, index) - {index}}
+    return replace(
+        plan,
+        origins=tuple(origins[chain.number] for chain in plan.chains),
+        inputs=inputs,
+        carrying=plan.carrying | carrying,
+    )
+
+
 # Edges
 
 
@@ -353,5 +387,6 @@ RULES: tuple[Rule, ...] = (
     find_traced,
     follow_ends,
     find_copies,
+    find_inputs,
     choose_strategies,
 )

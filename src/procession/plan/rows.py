@@ -20,6 +20,9 @@ from procession.record import COLUMNS, ORDER
 TIME = "time"
 """The column of the times that move a watermark."""
 
+INPUT = "input"
+"""The column that says which input a row is of, where the stage behind has several."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -35,6 +38,8 @@ class Rows:
     """The keys by which rows came over an exchange to a stage that keeps something about each."""
     times: Numbers | None = None
     """Their times, where a watermark moves that stage."""
+    inputs: npt.NDArray[np.uint64] | None = None
+    """The inputs that they are of, where that stage has several: see `plan/inputs`."""
     are_late: npt.NDArray[np.bool_] | None = None
     """Which of them came behind the watermark of their stream; None: none did."""
 
@@ -53,7 +58,8 @@ class Rows:
         columns = batch.select(COLUMNS) if COLUMNS[-1] in names else None
         keys = batch.column("key") if "key" in names else None
         times = batch.column(TIME).to_numpy() if TIME in names else None
-        return cls(batch.column("payload"), order, batch.column("form").to_numpy(), columns, keys, times)
+        inputs = batch.column(INPUT).to_numpy() if INPUT in names else None
+        return cls(batch.column("payload"), order, batch.column("form").to_numpy(), columns, keys, times, inputs)
 
     def __len__(self) -> int:
         return len(self.payload)
@@ -67,6 +73,7 @@ class Rows:
             None if self.columns is None else self.columns.slice(start, count),
             None if self.keys is None else self.keys.slice(start, count),
             None if self.times is None else self.times[start:end],
+            None if self.inputs is None else self.inputs[start:end],
             None if self.are_late is None else self.are_late[start:end],
         )
 

@@ -167,7 +167,7 @@ class SensitiveStage(Joins):
         key: Key | None = None,
         time: Callable[[Any], float] | None = None,
         lateness_s: float = 0.0,
-        late: Literal["drop", "fire", "oldest"] = "drop",
+        late: Literal["drop", "fire", "oldest", "dead-letter"] = "drop",
         early_records: int = 0,
         name: str | None = None,
         parallelism: int | None = None,
@@ -176,8 +176,9 @@ class SensitiveStage(Joins):
         dict: key, start and end (seconds), count, value (the aggregate's) and why it fired: "end", "early" or "late".
 
         `time(record)` is a record's event time in seconds; without it, the time that it was sent with. A window fires
-        when a record has come, of whatever key, that is `lateness_s` behind its end. A record that comes later than
-        that is dropped, fires a window of its own ("fire"), or goes into the oldest that is open ("oldest").
+        when a record has come, of whatever key, that is `lateness_s` behind its end; from each input, if the stage has
+        several (docs/windows.md). A record that comes later than that is counted, and dropped ("drop"), set aside
+        ("dead-letter"), fires a window of its own ("fire"), or goes into the oldest that is open ("oldest").
         `early_records=n` also lets out every n-th record's result so far."""
         if not isinstance(windows, Windows) or not isinstance(aggregate, Aggregate):
             raise PlanError(

@@ -46,6 +46,11 @@ class Stateful:
     sorting: Sorting | None = None
 
     @property
+    def sets_late_aside(self) -> bool:
+        """Whether late records are dead letters."""
+        return self.windowing is not None and self.windowing.sets_late_aside
+
+    @property
     def heeds_ends(self) -> bool:
         """Whether the end of its input lets it fire."""
         return self.windowing is not None or self.needs_ends

@@ -1,7 +1,8 @@
 """Timed stages: windows by key over a sequence of records, fired by a watermark that is a function of that sequence.
 
 The one rule: the watermark is the greatest event time among all records that have come to the stage, of whatever key,
-less the lateness, in whole steps; it moves before the record that moves it is looked at. Every task learns of every
+less the lateness, in whole steps; of a stage with several inputs it is the minimum over these (`plan/watermark`). It
+moves before the record that moves it is looked at. Every task learns of every
 step (`with_ticks`), so keys that are quiet fire too; and what fires has the place of the record that moved the
 watermark, then its end, then its key. So neither the cut of epochs nor the number of tasks can be seen. Before it
 `plan/chain`; beside it whoever keeps the states. Pure.
@@ -22,14 +23,15 @@ import pyarrow.compute as pc
 
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
-from procession.plan.alarms import LOWEST, Alarms, Reached
+from procession.plan.alarms import LOWEST, Alarms, Reach, greatest
 from procession.plan.carriage import READ
 from procession.plan.flow import Flow, Numbers
 from procession.plan.keyed import Refuse, States
 from procession.plan.ownership import own
 from procession.plan.places import AFTER, PLACE, Result, flow_of, place_of, taken_in_order
-from procession.plan.rows import TIME, Rows
-from procession.plan.windows import Late, Windows, seconds
+from procession.plan.rows import Rows
+from procession.plan.watermark import Watermark
+from procession.plan.windows import Late, Windows, late_record, seconds
 
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
@@ -42,13 +44,28 @@ class Timed(Protocol):
     def shape(self) -> str:
         """What its states are cut by: they are of no use to a stage of another shape."""
 
-    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
-        """The rows at which the watermark moves, as far as can be seen from here."""
+    @property
+    def sets_late_aside(self) -> bool:
+        """Whether late records are dead letters."""
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
 
     def run(
-        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
     ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time; a late
+        record is refused with `LateRecord`."""
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """What comes out because the watermark goes on to this step, with no record."""
 
     def end(self, states: States) -> Iterator[list[Result]]:
         """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
@@ -70,23 +87,34 @@ class Windowing:
         """What its states are cut by: they are of no use to windows of another shape."""
         return self.windows.shape
 
+    @property
+    def sets_late_aside(self) -> bool:
+        return self.late is Late.DEAD_LETTER
+
     def steps(self, times: Numbers) -> Numbers:
         """The step of the watermark that each time alone would lead to."""
         if self.windows.count:
             return np.full(len(times), LOWEST, np.int64)  # no time moves it
         return np.floor_divide(times - self.lateness, self.windows.step)
 
-    def ticks(self, rows: pa.RecordBatch, reached: Reached) -> Numbers:
-        """The rows at which the watermark moves, as far as can be seen from here."""
-        return reached.moved_at(self.steps(rows.column(TIME).to_numpy()))
-
     def run(
-        self, states: States, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
     ) -> list[Result]:
         """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
         if self.windows.count:
             return _Counting(self, states).run(keys, values, refuse)
-        return _Run(self, states).run(keys, values, times, is_tick, refuse)
+        return _Run(self, states).run(keys, values, times, is_tick, refuse, reach)
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """The windows that fire because the watermark goes on to this step, with no record."""
+        return iter(()) if self.windows.count else _Run(self, states).go_on(step)
 
     def end(self, states: States) -> Iterator[list[Result]]:
         """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
@@ -163,15 +191,27 @@ class _Run(_Results):
     """Windows of time."""
 
     def run(
-        self, keys: Sequence[bytes], values: Sequence[Any], times: Numbers, is_tick: Any, refuse: Refuse
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach,
     ) -> list[Result]:
-        for start, end, step, rung in self.alarms.stretches(self.stage.steps(times)):
+        for start, end, step, rung in self.alarms.stretches(self.stage.steps(times), reach):
             self._fire(start, step, rung)
             self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
         return self.results
 
+    def go_on(self, step: int) -> Iterator[list[Result]]:
+        return self._fired_at(self.alarms.run_to(step))
+
     def end(self) -> Iterator[list[Result]]:
-        for step, rung in self.alarms.run_out():
+        return self._fired_at(self.alarms.run_out())
+
+    def _fired_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
+        for step, rung in ringing:
             self._fire(0, step, rung)
             results, self.results = self.results, []
             yield results
@@ -194,32 +234,36 @@ class _Run(_Results):
         for row in rows:
             opened = known.get(names[row]) or []
             try:
-                self._put(row, keys[row], values[row], int(times[row]), watermark, opened)
+                is_late = self._put(row, keys[row], values[row], int(times[row]), watermark, opened)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
+                is_late = False
+            if is_late:
+                refuse(row, late_record(int(times[row]), watermark))
             if opened:
                 known[names[row]] = opened
         self.states.touch(names.values())
         self.alarms.keep()
 
-    def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> None:
-        """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first."""
+    def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> bool:
+        """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first. Says
+        whether it is late."""
         ends = [end for end in self.windows.ends(time) if end > watermark]
         if not ends and self.windows.is_session:
             ends = [window[1] for window in self._near(time, opened)]
-        if not ends and self.stage.late is Late.FIRE:
+        is_late = not ends
+        if is_late and self.stage.late is Late.FIRE:
             for number, end in enumerate(self.windows.ends(time)):
                 window = [end - self.windows.size, end, 0, self.stage.aggregate.create()]
                 self._add(window, self._own(value, number))
                 self._let_out(row, key, window, "late", number)
-            return
-        if not ends and self.stage.late is Late.DROP:
-            return
-        if not ends:
+        if is_late and self.stage.late is not Late.OLDEST:
+            return True
+        if is_late:
             time = watermark
         if self.windows.is_session:
             self._put_in_session(row, key, value, time, opened)
-            return
+            return is_late
         by_end = {window[1]: window for window in opened}
         for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
             window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
@@ -229,6 +273,7 @@ class _Run(_Results):
                 self.alarms.set(self._due(end), key)
             self._early(row, key, window, number)
         opened.sort(key=lambda window: window[1])
+        return is_late
 
     def _near(self, time: int, opened: list[Any]) -> list[Any]:
         """The sessions that a record of this time belongs to."""
@@ -285,8 +330,19 @@ class _Run(_Results):
         self.alarms.keep()
 
 
-def timed_flow(rows: Rows, windowing: Timed, states: States, refuse: Callable[[Flow, int, Exception], None]) -> Flow:
-    """What comes out of a stage that a watermark moves, of rows that came over its exchange."""
+def timed_flow(
+    rows: Rows,
+    windowing: Timed,
+    states: States,
+    refuse: Callable[[Flow, int, Exception], None],
+    watermark: Watermark | None,
+) -> Flow:
+    """What comes out of a stage that a watermark moves, of rows that came over its exchange. `watermark` is that of a
+    stage with several inputs."""
+    reach = greatest
+    if watermark is not None:
+        assert rows.inputs is not None
+        reach = partial(watermark.reached, rows.inputs, rows.order[0])
     assert rows.forms is not None
     assert rows.keys is not None
     assert rows.times is not None
@@ -295,7 +351,7 @@ def timed_flow(rows: Rows, windowing: Timed, states: States, refuse: Callable[[F
     values = [None if form == TICK else READ[form](data) for form, data in zip(forms, payload, strict=True)]
     before = Flow(values, keys=rows.keys)
     keys = rows.keys.to_pylist()
-    results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before))
+    results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before), reach)
     return flow_of(results)
 
 

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from procession.errors import PlanError
+from procession.plan.eventtime import LateRecord
 
 NS = 1_000_000_000
 SESSION_STEPS = 8
@@ -34,6 +35,7 @@ class Late(Enum):
     DROP = "drop"
     FIRE = "fire"
     OLDEST = "oldest"
+    DEAD_LETTER = "dead-letter"
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ def nanoseconds(time: Any) -> int:
     if not -TIME_MAX <= ns <= TIME_MAX:
         raise ValueError(f"the time {time} s is out of range")
     return ns
+
+
+def late_record(time: int, watermark: int) -> LateRecord:
+    """Said of a record that came behind the watermark of a stage."""
+    return LateRecord(f"its time {seconds(time)} s is too far behind the watermark {seconds(watermark)} s of the stage")
 
 
 def timed(function: Callable[[Any], Any]) -> Callable[[Any], int]:

@@ -121,7 +121,7 @@ class Task:
         those of the one log that there is."""
         if not pieces and first < last:
             pieces = (self._piece(first, last),)
-        summary, listening = Summary(), Listening() if self.plan.endings else None
+        summary, listening = Summary(), Listening() if self.plan.follows_streams else None
         empty = Manifest(
             attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number, pieces=pieces
         )
@@ -201,7 +201,7 @@ class Task:
                 writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
             if states is None:
                 return writer.publish(told())
-            made = writer.publish(replace(told(), states=states.finish()))
+            made = writer.publish(replace(told(), states=states.finish(), late=chain.late))
             assert self.keeping is not None
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
             return made

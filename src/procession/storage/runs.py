@@ -67,7 +67,8 @@ class Manifest:
     pieces: tuple[Piece, ...] = ()
     """What the range is in the logs of the gateways."""
     late: int = 0
-    """So many of the records came behind the watermark of their stream."""
+    """So many of the records came behind the watermark: of the first chain, that of their stream, by event time; of a
+    later one, that of the stage that it begins with."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
