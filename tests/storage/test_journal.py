@@ -147,7 +147,9 @@ def test_a_full_disk_is_a_storage_error_that_says_what_to_do() -> None:
         with pytest.raises(StorageError, match="No space left") as caught:
             fill(journal, appended)
         assert "Free space" in caught.value.next_step
-        assert reopened(path) == appended
+        with pytest.raises(StorageError, match="No space left"):
+            reopened(path)  # a start needs room for a copy
+        assert list(read_journal(path)) == appended
         with pytest.raises(StorageError, match="No space left"):
             write_durably(disk / "snapshot", bytes(1 << 20))
         assert [entry.name for entry in disk.iterdir()] == ["journal"]
@@ -178,21 +180,6 @@ def test_write_durably_replaces_the_whole_file_or_leaves_it(tmp_path: Path) -> N
     write_durably(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_journal_that_is_found_has_its_name_on_disk_before_an_entry_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed between making the file and the sync of the directory, its successor finds a name that a power cut would
-    take back, with every vote in it."""
-    path = tmp_path / "votes"
-    path.touch()
-    synced: list[Path] = []
-    monkeypatch.setattr("procession.storage.journal.fsync_dir", synced.append)
-    journal = Journal(path)
-    journal.open()
-    journal.close()
-    assert synced == [tmp_path]
 
 
 def test_a_journal_can_be_replaced_by_another_and_goes_on(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from procession.commit.places import Places
 from procession.commit.rounds import Round, Rounds
 from procession.commit.sparklog import SparkLog, is_whole
 from procession.errors import ConfigError, PlanError, StorageError
-from procession.storage.durable import fsync_dir, storage_error, sync, write_all, write_durably
+from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
@@ -86,11 +86,7 @@ class Checkpoint:
         """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `doors`
         are its sources and sinks, by name, with what they are. `check(last committed round)` may raise: then nothing is
         claimed, and a driver that is at work goes on."""
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(root, "make", error) from error
-        fsync_dir(root.parent)
+        make_directory(root)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             identity = _identity(root, name, fingerprint, doors or {})
@@ -99,6 +95,9 @@ class Checkpoint:
                 check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root)):
                 raise _damaged(root / CURRENT)
+            # What is read back may never have reached the disk: it is written anew before anything is built on it.
+            write_durably(root / PIPELINE, (root / PIPELINE).read_bytes())
+            checkpoint.places.renew()
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
         try:
             checkpoint._copy_last()
@@ -123,6 +122,7 @@ class Checkpoint:
             for part in ("offsets", "commits"):
                 _copy_files(last / part, draft / part)
             committed = SparkLog(draft).committed
+            SparkLog(draft).tell_decided(committed)
             _copy_files(last / "rounds", draft / "rounds", up_to=committed)
             write_reserved(draft, read_reserved(last, committed))
             if is_whole(last / "metadata"):
@@ -230,7 +230,7 @@ def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None
     target.mkdir()
     named = {int(path.name): path for path in source.glob("[0-9]*") if path.name.isdigit()}
     # Spark does not sync: a power cut may leave its newest file torn. Nothing was built on a file that we did not sync.
-    if named and not is_whole(named[max(named)]):
+    while named and not is_whole(named[max(named)]):
         del named[max(named)]
     for epoch in sorted(epoch for epoch in named if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
         _copy_file(named[epoch], target / named[epoch].name)

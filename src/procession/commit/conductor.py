@@ -1,8 +1,9 @@
 """The conductor: carries out what the coordinator decides, on sockets, disk and Spark's log.
 
 The one rule: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch`
-returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. Lives in an event loop of its
-own in the driver. Before it `spark/query` (an epoch's manifests); after it `commit/link` (the sinks) and the gateway.
+returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. A sync that fails ends the
+driver: it is never tried again here. Lives in an event loop of its own in the driver. Before it `spark/query` (an
+epoch's manifests); after it `commit/link` (the sinks) and the gateway.
 """
 
 from __future__ import annotations
@@ -189,8 +190,8 @@ class Conductor:
     async def query_ended(self) -> None:
         """Spark writes no more commits: look the open round up, and tell the sinks."""
         opened = self._coordinator.open
-        if opened is None:
-            return
+        if opened is None or self._error is not None:
+            return  # after a failed sync nothing is decided here: a successor looks it up
         epoch = opened.ready.epoch
         if opened.phase is Phase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
             self._found(epoch)

@@ -30,6 +30,11 @@ class Places:
     def all(self) -> dict[str, Place]:
         return dict(self._known)
 
+    def renew(self) -> None:
+        """Write every place anew: the last driver may have failed to sync what is read back here."""
+        for gateway, place in self._known.items():
+            self._write(gateway, place)
+
     def keep(self, gateway: str, place: Place) -> None:
         """Raises StorageError if this gateway had another directory before."""
         known = self._known.get(gateway)
@@ -41,11 +46,14 @@ class Places:
                 f"the directory of {gateway} is not the one that this checkpoint was made with",
                 next_step="restore the gateway's directory, or begin anew with another --dir (and an empty output)",
             )
-        if not self._folder.exists():
+        self._write(gateway, place)
+        self._known[gateway] = place
+
+    def _write(self, gateway: str, place: Place) -> None:
+        if gateway not in self._known:
             self._folder.mkdir(exist_ok=True)
             fsync_dir(self._root)
         write_durably(self._folder / f"{gateway}.json", json.dumps(asdict(place)).encode())
-        self._known[gateway] = place
 
     def _first_identity(self, gateway: str) -> str | None:
         path = self._root / GATEWAY

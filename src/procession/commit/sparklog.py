@@ -1,26 +1,35 @@
 """Spark's own log of a checkpoint: `offsets/N` before an epoch, `commits/N` after it.
 
-The one rule: Spark does not sync these files, so we do, before anything that relies on them: `offsets/N` before phase
-1, `commits/N` before phase 2. Before it `spark/query`, which makes Spark write them; after it `commit/coordinator`.
+The one rule: Spark does not sync these files, and a sync of a file that somebody else wrote proves nothing: an earlier
+failed sync may have left its pages clean without writing them. So the driver copies each file into a new one, syncs
+that and renames it over Spark's, before anything relies on it: `offsets/N` before phase 1, `commits/N` before phase 2.
+An epoch is decided if and only if `commits/N`, or a later one, is there and whole (`is_committed`); there is no other
+test. Before it `spark/query`, which makes Spark write them; after it `commit/coordinator`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error, sync
+from procession.errors import RoundError, StorageError
+from procession.storage.durable import fsync_dir, storage_error, write_durably
 
 POLL_S = 0.002
 """How often the directory is looked at while a decision is awaited. The listener of queries lags by 130 ms."""
+DECISION_TIMEOUT_S = 60.0
+"""How long the helper process waits until the driver has put the last commit on disk."""
+DECIDED = "DECIDED"
+"""Names the last epoch whose commit the driver of this copy has put on disk. Not synced: it is for the helper process
+of the same driver, and a successor writes its own."""
 
 
 class SparkLog:
-    """Reads and syncs what Spark writes; never writes."""
+    """Reads what Spark writes, and puts it on disk."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,7 +42,8 @@ class SparkLog:
     @property
     def committed(self) -> int:
         """The last epoch that is decided commit; -1 if none."""
-        return _newest(self.directory / "commits")
+        folder = self.directory / "commits"
+        return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -59,40 +69,66 @@ class SparkLog:
             )
 
     def sync_offsets(self, epoch: int) -> None:
-        self._sync("offsets", epoch)
-
-    def sync_newest_commit(self) -> None:
-        """Before Spark is given a new epoch, the last one is decided for good."""
-        if (epoch := self.committed) >= 0:
-            self.sync_commit(epoch)
+        self._renew("offsets", epoch)
 
     def sync_commit(self, epoch: int) -> None:
-        self._sync("commits", epoch)
+        """Put `commits/N` on disk, and tell the helper process."""
+        self._renew("commits", epoch)
+        self.tell_decided(epoch)
+
+    def tell_decided(self, epoch: int) -> None:
+        path = self.directory / DECIDED
+        try:
+            path.write_text(str(epoch))
+        except OSError as error:
+            raise storage_error(path, "write", error) from error
+
+    @property
+    def decided(self) -> int:
+        """The last epoch whose commit the driver has put on disk; -1 if none."""
+        try:
+            return int((self.directory / DECIDED).read_text())
+        except (OSError, ValueError):  # not there, or just being written
+            return -1
+
+    def await_decided(self, check: Callable[[], None], timeout_s: float = DECISION_TIMEOUT_S) -> None:
+        """For the helper process: returns when the driver has put the newest commit on disk. `check` may raise."""
+        newest, deadline = self.committed, time.monotonic() + timeout_s
+        while self.decided < newest:
+            check()
+            if time.monotonic() > deadline:
+                raise RoundError(f"The driver did not put the commit of epoch {newest} on disk within {timeout_s:g} s.")
+            time.sleep(POLL_S)
 
     def is_committed(self, epoch: int) -> bool:
         # Old files are purged, so a later one counts too; the usual case costs one look.
-        return (self.directory / "commits" / str(epoch)).exists() or self.committed >= epoch
+        return is_whole(self.directory / "commits" / str(epoch)) or self.committed >= epoch
 
     async def until_committed(self, epoch: int) -> None:
-        """Returns when `commits/N` is there and on disk."""
+        """Returns when `commits/N` is there. Spark renames it into place, so one that is not whole is damaged; for a
+        successor it does not exist."""
         path = self.directory / "commits" / str(epoch)
         while not path.exists():  # noqa: ASYNC110  (Spark tells nobody)
             await asyncio.sleep(POLL_S)
-        self.sync_commit(epoch)
+        if not self.is_committed(epoch):
+            raise StorageError(f"{path} is there but not whole: epoch {epoch} is not committed.", path=str(path))
 
-    def _sync(self, part: str, epoch: int) -> None:
+    def _renew(self, part: str, epoch: int) -> None:
         path = self.directory / part / str(epoch)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                sync(descriptor)
-            finally:
-                os.close(descriptor)
+            data = path.read_bytes()
         except OSError as error:
-            raise storage_error(path, "sync", error) from error
-        fsync_dir(path.parent)
-        _sync_once(self.directory, part)
+            raise storage_error(path, "read", error) from error
+        if not _is_all(data, part):
+            raise StorageError(f"{path} is there but not whole.", path=str(path))
+        write_durably(path, data)
+        if path.parent not in _named:
+            fsync_dir(self.directory)  # the folder itself is made once
+            _named.add(path.parent)
 
+
+_named: set[Path] = set()
+"""The folders whose names this process has put on disk."""
 
 LINES = {"offsets": 3, "commits": 2}
 """A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
@@ -101,27 +137,26 @@ LINES = {"offsets": 3, "commits": 2}
 def is_whole(path: Path) -> bool:
     """Whether a file of Spark's is all there: it has its lines, and the last one is a JSON object."""
     try:
-        lines = path.read_text().splitlines()
-        return len(lines) >= LINES.get(path.parent.name, 1) and isinstance(json.loads(lines[-1]), dict)
-    except (OSError, ValueError, IndexError):
+        return _is_all(path.read_bytes(), path.parent.name)
+    except OSError:
         return False
 
 
-@functools.cache
-def _sync_once(directory: Path, part: str) -> None:
-    """The folder `part` itself, and the file in which Spark keeps its query's name: both are made only once."""
-    metadata = directory / "metadata"
+def _is_all(data: bytes, part: str) -> bool:
     try:
-        if metadata.exists():
-            with metadata.open("rb") as file:
-                sync(file.fileno())
-    except OSError as error:
-        raise storage_error(metadata, "sync", error) from error
-    fsync_dir(directory)
+        lines = data.decode().splitlines()
+        return len(lines) >= LINES.get(part, 1) and isinstance(json.loads(lines[-1]), dict)
+    except (ValueError, IndexError):
+        return False
+
+
+def _epochs(directory: Path) -> list[int]:
+    """The newest first."""
+    try:
+        return sorted((int(name) for name in os.listdir(directory) if name.isdigit()), reverse=True)
+    except FileNotFoundError:
+        return []
 
 
 def _newest(directory: Path) -> int:
-    try:
-        return max((int(name) for name in os.listdir(directory) if name.isdigit()), default=-1)
-    except FileNotFoundError:
-        return -1
+    return next(iter(_epochs(directory)), -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from procession.errors import StorageError, UsageError
 from procession.sdk.home import LISTEN, Tell, run_sink
 from procession.sdk.output import Output
 from procession.sdk.txnlog import Transaction
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.durable import fsync_dir, storage_error, sync
 from procession.tls import ServerTls
 
 SUFFIX = ".data"
@@ -46,6 +47,8 @@ class EpochsOutput(Output):
         self._suffix = suffix
         self._is_empty_kept = is_empty_kept
         self._pending = Pending(base.with_name(f"{base.name}.pending"))
+        self._draft = base.with_name(f"{base.name}.renewed")
+        """Beside the directory, where readers do not look."""
         try:
             self.directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -81,6 +84,23 @@ class EpochsOutput(Output):
                     )
                 os.rename(self._pending.path, path)
                 faults.point("sink:epoch-renamed")
+                fsync_dir(self.directory)
+                return
+        except OSError as error:
+            raise storage_error(path, "write", error) from error
+        if path.exists():
+            # An earlier life renamed it and may have failed to sync the name: a copy gets the name again.
+            self._renew(path)
+
+    def _renew(self, path: Path) -> None:
+        try:
+            with open(path, "rb") as old, open(self._draft, "wb") as new:
+                shutil.copyfileobj(old, new)
+                new.flush()
+                sync(new.fileno())
+            os.rename(self._draft, path)
+        except FileNotFoundError:
+            return  # a reader has taken it away
         except OSError as error:
             raise storage_error(path, "write", error) from error
         fsync_dir(self.directory)

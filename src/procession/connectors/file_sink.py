@@ -1,8 +1,9 @@
 """Files as sink: bytes out.
 
 The one rule: the output file holds each byte at the position that the round gave it, so that it needs no memory of how
-far it was written. Before it on the walk: sdk/outlet. After it: DIR/<instance>.data, of which DIR/<instance>.txnlog
-says what is committed.
+far it was written. Bytes are synced once, before their vote; a sync that fails ends the sink, and what it was for is
+cut off and sent again. A file for which no vote was given is made anew: its name may not be on disk. Before it on the
+walk: sdk/outlet. After it: DIR/<instance>.data, of which DIR/<instance>.txnlog says what is committed.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class FileOutput(Output):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise storage_error(path, "open", error) from error
-        fsync_dir(path.parent)
+        self._is_named = False
+        self._descriptor = self._opened()
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         end = max(committed_end, prepared.end if prepared else 0)
+        if not self._is_named and not end:
+            self._make_anew()
+        self._is_named = True
         size = os.fstat(self._descriptor).st_size
         if size < end:
             raise StorageError(
@@ -62,6 +63,22 @@ class FileOutput(Output):
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+    def _opened(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise storage_error(self.path, "open", error) from error
+
+    def _make_anew(self) -> None:
+        """The last life may have failed to sync the name. What was voted for later proves that somebody did not."""
+        os.close(self._descriptor)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(self.path, "remove", error) from error
+        self._descriptor = self._opened()
+        fsync_dir(self.path.parent)
 
     def _cut(self, end: int) -> None:
         try:

@@ -43,7 +43,7 @@ class GatewayFeed:
 
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         self.checkpoint.check_fence()
-        self.checkpoint.log.sync_newest_commit()
+        self.checkpoint.log.await_decided(self.checkpoint.check_fence)
         if self.is_ordered:
             return self._agreed_ends(starts)
         desks, places = _desks(self.at, self.cookie, self.tls), _places(self.checkpoint.root)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
-from procession.storage.durable import fsync_dir, storage_error, sync
+from procession.storage.durable import fsync_dir, make_directory, storage_error, sync
 
 DRAFT = ".draft"
 
@@ -35,7 +35,7 @@ class Copies:
             return name
         draft = self.directory / f"{name}{DRAFT}"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
             with open(path, "rb") as source, open(draft, "wb") as target:
                 shutil.copyfileobj(source, target)
                 target.flush()

@@ -10,10 +10,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from procession import faults
 from procession.errors import StorageError
+
+PIECE_BYTES = 1024 * 1024
 
 _NEXT_STEPS = {
     errno.ENOSPC: "Free space on the disk that holds it, then start again; nothing acknowledged is lost.",
@@ -66,22 +71,60 @@ def sync(descriptor: int, *, is_data_only: bool = False) -> None:
 def fsync_dir(path: Path) -> None:
     """Make the names in a directory durable: a new or renamed file exists for sure only after this."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            sync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_names(path)
     except OSError as error:
         raise storage_error(path, "sync the directory", error) from error
 
 
+def _sync_names(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents. The name of each that is made is on disk before anything is put into it, so
+    of those that are there only the last may have been made by somebody who was killed before its sync."""
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    try:
+        with suppress(PermissionError):  # who may not read that directory has made nothing in it
+            _sync_names(missing[-1].parent.parent)
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            _sync_names(directory.parent)
+    except OSError as error:
+        raise storage_error(path, "make the directory", error) from error
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the file at `path` by `data`, so that any crash leaves the old content or the new, whole."""
+    replace_durably(path, (data,))
+
+
+def renew_durably(path: Path, length: int) -> None:
+    """Replace a file by a new one with its first `length` bytes. What is read back may be in the page cache only,
+    whatever a sync of the old file says: an earlier one may have failed."""
+    try:
+        with open(path, "rb") as file:
+            replace_durably(path, _pieces(file, length))
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
+
+
+def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
+    """The same, piece by piece."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            write_all(descriptor, data, 0)
+            position = 0
+            for piece in pieces:
+                write_all(descriptor, piece, position)
+                position += len(piece)
             sync(descriptor)
         finally:
             os.close(descriptor)
@@ -90,6 +133,12 @@ def write_durably(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
         raise storage_error(path, "write", error) from error
     fsync_dir(path.parent)
+
+
+def _pieces(file: BinaryIO, length: int) -> Iterator[bytes]:
+    while length and (piece := file.read(min(length, PIECE_BYTES))):
+        length -= len(piece)
+        yield piece
 
 
 def disk_free_bytes(path: Path) -> int:
@@ -103,12 +152,11 @@ def disk_free_bytes(path: Path) -> int:
 
 def lock_directory(path: Path) -> int:
     """Make `path` if need be and hold it for this process alone; closing the returned descriptor lets it go."""
+    make_directory(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise storage_error(path, "open the directory", error) from error
-    fsync_dir(path.parent)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

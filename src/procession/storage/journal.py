@@ -3,7 +3,8 @@
 A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a newline.
 
 The one rule: an entry is there, whole, once `append` has returned; a crash can only leave a strict prefix of the last
-line behind, which `open` cuts off. Any other damage is a StorageError, never a guess: a lost vote is lost data.
+line behind, which `open` cuts off. `open` copies what it finds into a new file: that it can be read does not mean
+that it is on disk. Any other damage is a StorageError, never a guess: a lost vote is lost data.
 A writer may replace the whole file by one that says the same in less; a `JournalTail` notices. Before it on the walk:
 sdk/txnlog. After it: storage/durable.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, storage_error, sync, write_all, write_durably
+from procession.storage.durable import renew_durably, storage_error, sync, write_all, write_durably
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 
@@ -40,18 +41,16 @@ class Journal:
         self._end = 0
 
     def open(self, take: Callable[[Entry], object] = _forget) -> None:
-        """Recover: every whole entry is given to `take`, oldest first; a torn tail is gone from the file afterwards."""
+        """Give every whole entry to `take`, oldest first. Afterwards they are on disk, without a torn tail."""
         self._end = 0
         for entry, end in _scan(self.path):
             take(entry)
             self._end = end
-        try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(self._descriptor, self._end)
-            sync(self._descriptor)
-        except OSError as error:
-            raise storage_error(self.path, "open", error) from error
-        fsync_dir(self.path.parent)  # whoever made the file may have been killed before its name was on disk
+        if self._end:
+            renew_durably(self.path, self._end)
+        else:
+            write_durably(self.path, b"")
+        self._descriptor = self._opened()
 
     def append(self, entry: Entry, *, is_synced: bool = True) -> None:
         """Write one entry at the end; with `is_synced`, it and all before it are on disk on return."""
@@ -78,11 +77,14 @@ class Journal:
         data = b"".join(map(encode, entries))
         self.close()
         write_durably(self.path, data)
+        self._descriptor = self._opened()
+        self._end = len(data)
+
+    def _opened(self) -> int:
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR)
+            return os.open(self.path, os.O_RDWR)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
-        self._end = len(data)
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.durable import fsync_dir, make_directory
 from procession.storage.statefile import Fresh, Sorted, StateFile, hashes_of, merged_pieces, write_file
 
 KEYS_MAX = 1_000_000
@@ -192,11 +192,7 @@ class StateStore:
         self.directory = directory
 
     def make(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(self.directory, "make", error) from error
-        fsync_dir(self.directory.parent)
+        make_directory(self.directory)
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove files that no version to come will name."""

@@ -3,7 +3,8 @@
 The one rule, as in `commit/checkpoint`: `CURRENT` is replaced durably, then offsets, commits and rounds are copied in
 this order, then the copy gets its name, then its driver decides. Every call is a `yield`, because two drivers work on
 one directory and either can be stopped between any two of them. What Spark writes is not synced, and a power cut can
-leave the name of such a file without its bytes. Before it: `driver` and `spark`. After it: `files`.
+leave the name of such a file without its bytes; a driver writes it anew before it relies on it. Before it: `driver` and
+`spark`. After it: `files`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from procession.errors import StorageError
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
 ATTEMPTS = "attempts"
+DECIDED = "DECIDED"
 EPOCHS_COPIED = 10
 LINES = {"offsets": 2, "commits": 1}
 """How many ends of lines a whole file of Spark's has: none after the last line."""
@@ -82,6 +84,7 @@ class Checkpoint:
             yield from self._copy_files(f"{last}/rounds", f"{draft}/rounds", up_to=committed)
             reserved = self._files.read(f"{last}/{ATTEMPTS}") or b"%d" % (committed + 1)
             yield from write_durably(files, draft, ATTEMPTS, reserved)
+            files.write(f"{draft}/{DECIDED}", b"%d" % committed)
             if not files.exists(last):
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
         files.sync_directory(draft)
@@ -104,7 +107,7 @@ class Checkpoint:
         names = {int(name): name for name in files.names(source) if name.isdigit()}
         yield
         # A power cut may leave Spark's newest file torn. Nothing was built on a file that was not synced.
-        if names and not is_whole(files.read(f"{source}/{names[max(names)]}"), source.rpartition("/")[2]):
+        while names and not is_whole(files.read(f"{source}/{names[max(names)]}"), source.rpartition("/")[2]):
             del names[max(names)]
         for epoch in sorted(epoch for epoch in names if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
             data = files.read(f"{source}/{names[epoch]}")
@@ -126,7 +129,15 @@ class Checkpoint:
 
     @property
     def committed(self) -> int:
-        return _newest(self._files.names(f"{self.directory}/commits"))
+        """The last epoch whose `commits/N` is there and whole: the one test of what is decided."""
+        folder = f"{self.directory}/commits"
+        epochs = sorted(map(int, filter(str.isdigit, self._files.names(folder))), reverse=True)
+        return next((one for one in epochs if is_whole(self._files.read(f"{folder}/{one}"), "commits")), -1)
+
+    @property
+    def decided(self) -> int:
+        """The last epoch whose commit the driver of this copy has put on disk, as it tells its helper."""
+        return int(self._files.read(f"{self.directory}/{DECIDED}") or b"-1")
 
     def check(self) -> None:
         offered, committed = self.offered, self.committed
@@ -175,12 +186,15 @@ class Checkpoint:
 
     def sync_commit(self, epoch: int) -> Steps:
         yield from self._sync("commits", epoch)
+        self._files.write(f"{self.directory}/{DECIDED}", b"%d" % epoch)
 
     def _sync(self, part: str, epoch: int) -> Steps:
-        self._files.sync(f"{self.directory}/{part}/{epoch}")
-        yield
-        self._files.sync_directory(f"{self.directory}/{part}")
-        yield
+        """As `SparkLog._renew`: what Spark wrote, in a new file of ours."""
+        folder = f"{self.directory}/{part}"
+        data = self._files.read(f"{folder}/{epoch}")
+        if data is None or not is_whole(data, part):
+            raise StorageError(f"{part}/{epoch} is not whole")
+        yield from write_durably(self._files, folder, str(epoch), data)
         if part not in self._synced:
             self._synced.add(part)  # the folder itself is made only once
             self._files.sync_directory(self.directory)

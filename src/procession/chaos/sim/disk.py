@@ -2,8 +2,9 @@
 
 The one rule: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not
 synced. A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that
-were changed in one directory a power cut keeps the first few, in order, as a journaling file system does. Before it:
-`files`, a process's hands. After it: `oracle`, which looks at what is durable.
+were changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
+behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
+succeeds without writing it. Before it: `files`, a process's hands. After it: `oracle`, which looks at what is durable.
 """
 
 from __future__ import annotations
@@ -12,20 +13,44 @@ from procession.chaos.sim.chance import Chance
 
 
 class File:
-    __slots__ = ("data", "durable", "lost_s")
+    __slots__ = ("data", "durable", "lost")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = data
         self.durable = b""
-        self.lost_s: float | None = None
-        """When a sync failed and the kernel dropped the pages. Every process of that time hears of it when it syncs the
-        file; one that starts later finds what is left. (A real kernel tells those only that had the file open.)"""
+        self.lost: set[int] | None = None
+        """Bytes that a failed sync left clean: they are read back, they are not on the platter, and no later sync
+        writes them unless they are written again."""
+
+    def write(self, data: bytes, start: int, end: int) -> None:
+        """`data` is all there is now; the bytes [start, end) of it were written, and what is behind its end was cut."""
+        self.data = data
+        if self.lost is not None:
+            self.lost = {at for at in self.lost if at < len(data) and not start <= at < end}
+
+    def sync(self) -> None:
+        self.durable = self._written() if self.lost else self.data
+
+    def fail_to_sync(self, *, is_dropped: bool) -> None:
+        """The kernel could not write, and takes the pages for clean; or it drops them at once."""
+        if is_dropped:
+            self.data, self.lost = self.durable, None
+            return
+        old = self.durable
+        fresh = {at for at, byte in enumerate(self.data) if at >= len(old) or byte != old[at]}
+        self.lost = fresh | (self.lost or set())
+
+    def _written(self) -> bytes:
+        """What a sync that succeeds leaves on the platter."""
+        assert self.lost is not None
+        old = self.durable.ljust(len(self.data), b"\0")
+        return bytes(old[at] if at in self.lost else byte for at, byte in enumerate(self.data))
 
     def cut_power(self, chance: Chance) -> None:
-        self.lost_s = None
         if self.data is self.durable:
             return
-        old, new = self.durable, self.data
+        old, new = self.durable, self._written() if self.lost else self.data
+        self.lost = None
         if new.startswith(old):
             # Appended: any prefix of what came after the last sync may be there, and often none of it or all.
             kept = chance.choice((len(old), len(new), chance.randrange(len(old), len(new) + 1)))
@@ -36,29 +61,43 @@ class File:
 
 
 class Directory:
-    __slots__ = ("durable", "names", "pending")
+    __slots__ = ("durable", "lost", "names", "pending")
 
     def __init__(self) -> None:
         self.names: dict[str, File | Directory] = {}
         self.durable: dict[str, File | Directory] = {}
         self.pending: list[dict[str, File | Directory | None]] = []
         """Changes of names since the last sync, each of them all or nothing."""
+        self.lost: set[str] = set()
+        """Names whose last change a failed sync left clean: it is seen, and no later sync makes it durable."""
 
     def change(self, changes: dict[str, File | Directory | None]) -> None:
         _apply(self.names, changes)
         self.pending.append(changes)
+        if self.lost:
+            self.lost.difference_update(changes)
 
     def sync(self) -> None:
         if self.pending:
-            self.durable = dict(self.names)
+            self.durable, old = dict(self.names), self.durable
+            _apply(self.durable, {name: old.get(name) for name in self.lost})
             self.pending = []
 
+    def fail_to_sync(self, *, is_lost: bool) -> None:
+        """What was renamed is seen by everybody and not durable; unless it `is_lost`, a later sync may make it so.
+        Directories are not lost: they are made once, and a file system whose journal fails does not sync again."""
+        if is_lost:
+            kept = [changes for changes in self.pending if any(type(node) is Directory for node in changes.values())]
+            self.lost.update(name for changes in self.pending if changes not in kept for name in changes)
+            self.pending = kept
+
     def cut_power(self, chance: Chance) -> None:
-        if self.pending:
+        if self.pending or self.lost:
             for changes in self.pending[: chance.randrange(0, len(self.pending) + 1)]:
                 _apply(self.durable, changes)
             self.names = dict(self.durable)
             self.pending = []
+            self.lost.clear()
         for node in self.names.values():
             node.cut_power(chance)
 

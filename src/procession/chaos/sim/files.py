@@ -10,14 +10,15 @@ from procession.chaos.sim.disk import Directory, Disk, File
 from procession.chaos.sim.process import Process
 from procession.errors import StorageError
 
+DROPPED = 0.2
+"""How likely a sync that fails drops what was written at once. Otherwise it is read back, and is not on disk."""
+
 
 class Files:
     def __init__(self, process: Process, disk: Disk) -> None:
         self._step = process.step
         self._edge = process.edge
         self._chance = process.site.chance
-        self._clock = process.site.clock
-        self._born_s = process.site.clock.now
         self.disk = disk
 
     def names(self, path: str) -> list[str]:
@@ -49,23 +50,33 @@ class Files:
         self._step()
         if self.disk.is_full and data:
             raise disk_error(path, "write", "No space left on device")
-        file = self._file(path)
-        file.data = data
+        self._file(path).write(data, 0, len(data))
 
     def append(self, path: str, data: bytes) -> None:
         self._step()
         file = self._file(path)
         if self.disk.is_full:
             # A part of it may have found room.
-            file.data += data[: self._chance.randrange(0, len(data) + 1)]
+            data = data[: self._chance.randrange(0, len(data) + 1)]
+        start = len(file.data)
+        file.write(file.data + data, start, start + len(data))
+        if self.disk.is_full:
             raise disk_error(path, "write", "No space left on device")
-        file.data += data
+
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        """Write over what is there from `position` on. Not durable."""
+        self._step()
+        if self.disk.is_full and data:
+            raise disk_error(path, "write", "No space left on device")
+        file = self._file(path)
+        end = position + len(data)
+        file.write(file.data[:position] + data + file.data[end:], position, end)
 
     def truncate(self, path: str, length: int) -> None:
         """Cut a file, which is made if there is none; a full disk is no hindrance. Not durable."""
         self._step()
         file = self._file(path)
-        file.data = file.data[:length]
+        file.write(file.data[:length], length, length)
 
     def sync(self, path: str) -> None:
         self._edge()
@@ -74,12 +85,9 @@ class Files:
             raise gone(path)
         if self.disk.fsync_failures:
             self.disk.fsync_failures -= 1
-            if self._chance.random() < 0.5:
-                file.data, file.lost_s = file.durable, self._clock.now
+            file.fail_to_sync(is_dropped=self._chance.random() < DROPPED)
             raise disk_error(path, "sync", "Input/output error")
-        if file.lost_s is not None and file.lost_s >= self._born_s:
-            raise disk_error(path, "sync", "Input/output error")
-        file.durable = file.data
+        file.sync()
         self.disk.syncs += 1
 
     def sync_directory(self, path: str) -> None:
@@ -88,8 +96,8 @@ class Files:
         if directory is None:
             raise gone(path)
         if self.disk.fsync_failures:
-            # What was renamed is seen by everybody, and is not durable; a later sync may make it so.
             self.disk.fsync_failures -= 1
+            directory.fail_to_sync(is_lost=self._chance.random() < 0.5)
             raise disk_error(path, "sync", "Input/output error")
         directory.sync()
         self.disk.syncs += 1

@@ -32,10 +32,10 @@ class FileOutput:
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
+        self._folder = folder
+        self._is_named = False
         self.path = f"{folder}/data"
         files.make_directory(folder)
-        files.truncate(self.path, len(self.data))  # made, if it was not there
-        files.sync_directory(folder)
         files.sync_directory("")
 
     @property
@@ -46,15 +46,20 @@ class FileOutput:
         end = max(committed_end, prepared.end if prepared else 0)
         if len(self.data) < end:
             raise StorageError(f"The output has {len(self.data)} bytes, but {end} were promised.")
+        if not self._is_named and not end:
+            # Nothing was voted for: the file's name may be one that was never put on disk.
+            self._files.remove(self._folder, "data")
+            self._files.truncate(self.path, 0)
+            self._files.sync_directory(self._folder)
+        self._is_named = True
         self._files.truncate(self.path, end)
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         payload = b"".join(payloads)
-        data = self.data
-        if position == len(data):
+        if position == len(self.data):
             self._files.append(self.path, payload)
         else:
-            self._files.write(self.path, data[:position] + payload + data[position + len(payload) :])
+            self._files.write_at(self.path, position, payload)
 
     def prepare(self, transaction: Transaction) -> None:
         self._files.sync(self.path)
@@ -87,9 +92,7 @@ class SimJournal:
                 raise StorageError(f"{self.path} is damaged at byte {end}.")
             end += len(line)
             take(_entry(line))
-        self._files.truncate(self.path, end)
-        self._files.sync(self.path)
-        self._files.sync_directory(self._folder)
+        self._files.write_durably(self._folder, "txnlog", data[:end])
 
     def append(self, entry: Entry) -> None:
         self._hear(entry)

@@ -110,8 +110,10 @@ class Spark(Process):
         if self.is_stopping:
             return
         self._checkpoint.check_fence()
-        if (newest := self._checkpoint.committed) >= 0:
-            yield from self._checkpoint.sync_commit(newest)
+        if self._checkpoint.decided < self._checkpoint.committed:
+            self.later(TRIGGER_S, self._trigger)  # the driver has yet to put it on disk
+            return
+        yield
         self.site.oracle.look()
         fence, names = self._checkpoint.fence, self._desks.names
         records_max = max(1, self._epoch_records_max // len(names))

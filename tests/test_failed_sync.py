@@ -1,0 +1,183 @@
+"""A sync that fails, at each place in turn, and a start after it: what was promised since survives the machine.
+
+Each story is told once with every one of its syncs failing. Whoever meets the failure ends; another life begins on what
+is read back; what it promises must be there when the machine loses its power.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.rounds import Part, Round
+from procession.connectors.epochs_sink import EpochsOutput, epoch_files
+from procession.connectors.file_sink import FileOutput
+from procession.errors import StorageError
+from procession.sdk.outlet import Outlet
+from procession.sdk.output import Output
+from procession.sdk.txnlog import TxnLog
+from procession.storage.pieces import Place
+from tests.storage.linux_disk import LinuxDisk
+
+ROUNDS = (b"one", b"two!", b"three")
+SYNCS_MAX = 150
+
+
+def open_file(directory: Path) -> Output:
+    return FileOutput(directory / "out.data")
+
+
+def open_epochs(directory: Path) -> Output:
+    return EpochsOutput(directory / "out")
+
+
+def shown_file(directory: Path, end: int) -> bytes:
+    return (directory / "out.data").read_bytes()[:end]
+
+
+def shown_epochs(directory: Path, end: int) -> bytes:
+    return b"".join(file.path.read_bytes() for file in epoch_files(directory / "out.epochs") if file.end <= end)
+
+
+class Sink:
+    """One output over several lives. `voted` is what it has said, and was not told about."""
+
+    def __init__(self, directory: Path, open_output: Callable[[Path], Output]) -> None:
+        self.directory = directory
+        self._open_output = open_output
+        self._attempts = 0
+        self.voted: str | None = None
+
+    def life(self) -> Outlet:
+        self._txnlog = TxnLog(self.directory / "out.txnlog")
+        output = self._open_output(self.directory)
+        self._txnlog.open()
+        outlet = Outlet(output, self._txnlog)
+        outlet.begin()
+        return outlet
+
+    def live(self) -> bool:
+        """Until all is committed, or a sync fails."""
+        try:
+            outlet = self.life()
+            if self.voted is not None and self.voted in outlet.uncommitted:
+                self._commit(outlet, self.voted)
+            for txn in outlet.uncommitted:
+                outlet.phase2(txn, False)
+            while self._done(outlet.committed_end) < len(ROUNDS):
+                self._round(outlet, ROUNDS[self._done(outlet.committed_end)])
+        except StorageError:
+            return False
+        finally:
+            self._txnlog.close()
+        outlet.close()
+        return True
+
+    def _done(self, end: int) -> int:
+        return next(n for n in range(len(ROUNDS) + 1) if len(b"".join(ROUNDS[:n])) == end)
+
+    def _round(self, outlet: Outlet, data: bytes) -> None:
+        self._attempts += 1
+        start, txn = outlet.committed_end, f"t{self._attempts}:c_id={self._attempts}"
+        outlet.append([start], [data])
+        assert outlet.phase1(txn, [(1, start, start + len(data))])
+        self.voted = txn
+        self._commit(outlet, txn)
+
+    def _commit(self, outlet: Outlet, txn: str) -> None:
+        outlet.phase2(txn, True)
+        self.voted = None
+
+
+@pytest.mark.parametrize(
+    ("open_output", "shown"), [(open_file, shown_file), (open_epochs, shown_epochs)], ids=["file", "epochs"]
+)
+def test_a_sink_keeps_its_votes_and_what_it_committed_whichever_sync_fails(
+    open_output: Callable[[Path], Output], shown: Callable[[Path, int], bytes], tmp_path: Path
+) -> None:
+    fails_at = 0
+    while (fails_at := fails_at + 1) < SYNCS_MAX:
+        directory = tmp_path / str(fails_at)
+        directory.mkdir()
+        sink = Sink(directory, open_output)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = LinuxDisk(directory, patch, fails_at)
+            first_ended_well = sink.live()
+            while not sink.live():
+                pass
+            left = disk.crash(tmp_path / f"{fails_at}-after")
+        after = Sink(left, open_output).life()
+        assert (after.committed_end, after.uncommitted) == (len(b"".join(ROUNDS)), ()), f"sync {fails_at}"
+        assert shown(left, after.committed_end) == b"".join(ROUNDS)
+        if first_ended_well:
+            break
+    assert 5 < fails_at < SYNCS_MAX, "many syncs failed, and in the end none did"
+
+
+def write_as_spark(path: Path, text: str) -> None:
+    """Nothing is synced."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+
+
+def drive(root: Path) -> int:
+    """A driver takes over and brings one epoch through; gives the epoch for which phase 2 may go out."""
+    checkpoint = Checkpoint.claim(root, name="p", fingerprint="f")
+    checkpoint.places.keep("gateway-0", Place("somewhere", "g0"))
+    epoch = checkpoint.log.committed + 1
+    if checkpoint.log.offered < epoch:
+        write_as_spark(checkpoint.directory / "offsets" / str(epoch), 'v1\n{}\n{"gateway-0": 1}')
+    checkpoint.log.sync_offsets(epoch)
+    checkpoint.rounds.write(Round(epoch, checkpoint.fence, "f", 0, 1, {"a": Part(f"t{epoch}", 0, 1)}))
+    write_as_spark(checkpoint.directory / "commits" / str(epoch), "v1\n{}")
+    checkpoint.log.sync_commit(epoch)
+    return epoch
+
+
+def test_what_a_driver_decided_is_decided_for_every_successor_whichever_sync_fails(tmp_path: Path) -> None:
+    fails_at = 0
+    while (fails_at := fails_at + 1) < SYNCS_MAX:
+        place = tmp_path / str(fails_at)
+        place.mkdir()
+        decided: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            disk = LinuxDisk(place, patch, fails_at)
+            while len(decided) < 3:
+                try:
+                    decided.append(drive(place / "checkpoint"))
+                except StorageError:
+                    assert disk.syncs == fails_at, "only the sync that was to fail did"
+            is_over, disk.fails_at = disk.syncs < fails_at, 0
+            identity = Checkpoint.claim(place / "checkpoint", name="p", fingerprint="f").id
+            left = disk.crash(tmp_path / f"{fails_at}-after")
+        successor = Checkpoint.claim(left / "checkpoint", name="p", fingerprint="f")
+        assert successor.id == identity
+        assert successor.places.all() == {"gateway-0": Place("somewhere", "g0")}
+        assert all(successor.log.is_committed(epoch) and successor.rounds.read(epoch) for epoch in decided)
+        if is_over:
+            break
+    assert 20 < fails_at < SYNCS_MAX, "many syncs failed, and in the end none did"
+
+
+def test_a_commit_that_somebody_else_failed_to_sync_is_decided_only_by_a_new_file(tmp_path: Path) -> None:
+    """As when another process of the driver's fails to sync it: a second sync of the same file succeeds in vain."""
+    place = tmp_path / "before"
+    place.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = LinuxDisk(place, patch)
+        checkpoint = Checkpoint.claim(place / "checkpoint", name="p", fingerprint="f")
+        write_as_spark(checkpoint.directory / "offsets" / "0", 'v1\n{}\n{"gateway-0": 1}')
+        checkpoint.log.sync_offsets(0)
+        checkpoint.rounds.write(Round(0, checkpoint.fence, "f", 0, 1, {"a": Part("t0", 0, 1)}))
+        commit = checkpoint.directory / "commits" / "0"
+        write_as_spark(commit, "v1\n{}")
+        disk.fails_at = disk.syncs + 1
+        with open(commit, "rb") as file, pytest.raises(OSError, match="Input/output error"):
+            os.fsync(file.fileno())
+        checkpoint.log.sync_commit(0)
+        left = disk.crash(tmp_path / "after")
+    assert Checkpoint.claim(left / "checkpoint", name="p", fingerprint="f").log.is_committed(0)
