@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "procession"
 
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls"}),
+    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls", "cache", "compiled"}),
     frozenset({"wire", "storage", "plan", "merge"}),
     frozenset({"gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors"}),

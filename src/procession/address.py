@@ -136,6 +136,12 @@ def connected_file(path: Path, timeout_s: float | None) -> socket.socket:
     return connected
 
 
+def check_free(address: Address) -> None:
+    """Raise ConfigError if nobody could listen there now. Any port (0) is free."""
+    if address.port:
+        listening_socket(address).close()
+
+
 def address_of(listener: socket.socket) -> Address:
     host, port = listener.getsockname()[:2]
     return Address(host, port)

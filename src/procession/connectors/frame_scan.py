@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
+
+from procession.compiled import compiled
 
 _READ_ONLY = types.Array(types.uint8, 1, "C", readonly=True)
 _LENGTH_BYTES = 4
 
 
-@numba.njit(types.int64[::1](_READ_ONLY, types.int64), nogil=True, cache=True)
+@compiled(types.int64[::1](_READ_ONLY, types.int64))
 def frame_starts(data: Any, payload_bytes_max: int) -> Any:
     """Where each whole frame begins, and where the last one ends. A length over the limit ends the pass."""
     end = len(data)

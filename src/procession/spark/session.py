@@ -18,6 +18,10 @@ import py4j
 import pyspark
 from pyspark.sql import SparkSession
 
+from procession.cache import INSTALLED, VARIABLE, cache_directory
+from procession.errors import ConfigError
+from procession.spark.java import java
+
 Session = SparkSession
 """For rooms that hold one and know nothing else of Spark."""
 
@@ -69,10 +73,13 @@ def open_session(
     master: str | None = None,
     log_file: Path | None = None,
     home: Path | None = None,
+    scratch: Path | None = None,
+    sockets: Path | None = None,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
     """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks. Executors that Spark
-    starts here by itself, for a `local-cluster`, leave their logs in `home`, in `work`."""
+    starts here by itself, for a `local-cluster`, leave their logs in `home`, in `work`. Temporary files are in
+    `scratch`, sockets in `sockets`, both of this machine; without them, where the system keeps such."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(spark_home(home))
@@ -80,6 +87,11 @@ def open_session(
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     for key, value, _ in SETTINGS:
         builder = builder.config(key, value)
+    if scratch is not None:
+        os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
+        options.append(f'"-Djava.io.tmpdir={scratch}"')
+    if sockets is not None:
+        builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
     if (master or "").startswith(LOCAL_CLUSTER):
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
@@ -90,15 +102,24 @@ def spark_home(home: Path | None = None) -> Path:
     """A Spark home whose Python path is the installed package. Spark would put its own zip first, which holds no
     compiled modules and costs each worker most of a second."""
     package = Path(pyspark.__file__).parent
-    home = home or cache_directory() / f"spark-home-{pyspark.__version__}"
-    library = home / "python" / "lib"
-    library.mkdir(parents=True, exist_ok=True)
-    _link(home / "bin", package / "bin")
-    _link(home / "jars", package / "jars")
-    _link(library / "pyspark.zip", package.parent)
+    name = f"spark-home-{pyspark.__version__}"
+    links = {"bin": package / "bin", "jars": package / "jars", "python/lib/pyspark.zip": package.parent}
     for archive in (package / "python" / "lib").glob("py4j-*-src.zip"):
-        _link(library / archive.name, Path(py4j.__file__).parent.parent)
+        links[f"python/lib/{archive.name}"] = Path(py4j.__file__).parent.parent
+    if home is None and all(_is_link(INSTALLED / name / link, target) for link, target in links.items()):
+        return INSTALLED / name  # it may be read-only
+    home = home or _cache() / name
+    for link, target in links.items():
+        (home / link).parent.mkdir(parents=True, exist_ok=True)
+        if not _is_link(home / link, target):
+            draft = (home / link).with_name(f"{(home / link).name}.{os.getpid()}")
+            draft.symlink_to(target)
+            draft.replace(home / link)
     return home
+
+
+def _is_link(name: Path, target: Path) -> bool:
+    return name.is_symlink() and name.readlink() == target
 
 
 def archive_options() -> list[str]:
@@ -108,31 +129,21 @@ def archive_options() -> list[str]:
 
 
 def archive_path() -> Path:
+    """Where the archive is, or is to be made."""
     version = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr
     key = hashlib.sha256(f"{version}{pyspark.__version__}".encode()).hexdigest()[:12]
-    return cache_directory() / f"classes-{key}.jsa"
+    installed = INSTALLED / f"classes-{key}.jsa"
+    return installed if installed.exists() else _cache() / installed.name
 
 
-def cache_directory() -> Path:
-    """Where what is derived from the installation is kept: in the environment itself, so that it goes with it; in the
-    user's cache where the environment is somebody else's."""
-    if os.access(sys.prefix, os.W_OK):
-        return Path(sys.prefix) / "var" / "procession"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "procession" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-
-
-def java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else "java"
-
-
-def _link(name: Path, target: Path) -> None:
-    if name.is_symlink() and name.readlink() == target:
-        return
-    draft = name.with_name(f"{name.name}.{os.getpid()}")
-    draft.symlink_to(target)
-    draft.replace(name)
+def _cache() -> Path:
+    place = cache_directory()
+    if place is None:
+        raise ConfigError(
+            f"there is no place for a cache: neither {sys.prefix} nor a home directory can be written to",
+            next_step=f"set {VARIABLE} to a directory of your own",
+        )
+    return place
 
 
 def _log_settings(log_file: Path | None) -> Path:

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from procession.cache import VARIABLE
 from procession.errors import StorageError
-from procession.spark.session import archive_path, cache_directory, open_session
+from procession.spark.session import archive_path, open_session
 
 EPOCHS = 3
 REHEARSAL_TIMEOUT_S = 120
@@ -33,10 +34,11 @@ def warm() -> Path | None:
     if archive.exists():
         return archive
     try:
-        cache_directory().mkdir(parents=True, exist_ok=True)
+        archive.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"{cache_directory()} cannot be made: {error.strerror}", next_step="run `make setup` as the owner of .venv"
+            f"{archive.parent} cannot be made: {error.strerror}",
+            next_step=f"run `make setup` as the owner of .venv, or set {VARIABLE} to a directory of your own",
         ) from error
     draft = archive.with_name(f"{archive.name}.{os.getpid()}")
     # In a process of its own: the archive is written when its JVM ends.

@@ -2,20 +2,20 @@
 
 The one rule: they read no byte that is not there and write no byte that there is no room for; what `scan` does not
 understand it leaves where it is, and says why it stopped. Importing this module imports numba, which takes half a
-second and some 60 MB: only `columns` does, when it is told to. numba itself caches what it compiled, beside the module.
+second and some 60 MB: only `columns` does, when it is told to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from procession.compiled import compiled
 
 END, LENGTH, OTHER, ENOUGH, TRUNCATED = range(5)
 """Why a scan stopped: see `columns.Stop`."""
@@ -71,27 +71,12 @@ _store: Any = intrinsic(_generate_store)
 _copy: Any = intrinsic(_generate_copy)
 
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
-def _compiled(signature: Any) -> Callable[[Kernel], Kernel]:
-    """Compile for these types, and keep the result; where there is nowhere to keep it, for this process alone."""
-
-    def compile_it(function: Kernel) -> Kernel:
-        try:
-            return cast(Kernel, numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError:
-            return cast(Kernel, numba.njit(signature, nogil=True)(function))
-
-    return compile_it
-
-
 def _read_only(kind: Any) -> Any:
     """An array that a kernel only reads: one that may be written to serves as well."""
     return types.Array(kind, 1, "C", readonly=True)
 
 
-@_compiled(
+@compiled(
     types.UniTuple(types.int64, 2)(  # type: ignore[no-untyped-call]
         _read_only(types.uint8),
         types.int64,
@@ -170,7 +155,7 @@ def scan(
     return position, why
 
 
-@_compiled(
+@compiled(
     types.void(
         types.uint64,
         _read_only(types.uint64),
