@@ -9,12 +9,23 @@ import pytest
 
 from procession.merge.eventorder import Declared
 from procession.ops.progress import Display, Progress
-from procession.ops.run import sentence
+from procession.ops.run import is_clean, sentence
 from procession.wire.messages import Eos
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 
-DONE = {"committed": 1_200, "records_in": 1_300, "epochs": 12, "late": 0, "late_rule": None}
+DONE = {
+    "committed": 1_200,
+    "records_in": 1_300,
+    "epochs": 12,
+    "late": 0,
+    "late_rule": None,
+    "dead_letters": 0,
+    "dead_letter_share_max": 0.5,
+    "held_back": [],
+    "has_inputs": True,
+    "is_done": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +47,44 @@ DONE = {"committed": 1_200, "records_in": 1_300, "epochs": 12, "late": 0, "late_
             "1,200 of 1,300 records committed in 12 epochs; 1 of them came late, and is a dead letter",
         ),
         ({"late": 2, "late_rule": "fail"}, "1,200 of 1,300 records committed in 12 epochs; 2 of them came late"),
+        ({"dead_letters": 600}, "1,200 of 1,300 records committed in 12 epochs; 600 set aside as dead letters"),
+        (
+            {"dead_letters": 1_200},
+            "1,200 of 1,300 records committed in 12 epochs; 1,200 set aside as dead letters, more than"
+            " dead_letter_share_max (0.5) allows",
+        ),
+        (
+            {"is_done": False, "held_back": ["the totals of 'a'", "the open windows of 'b'"]},
+            "1,200 of 1,300 records committed in 12 epochs; stopped before all of the input and its end were committed;"
+            " start again to go on; still held back: the totals of 'a', the open windows of 'b'",
+        ),
+        (
+            {"has_inputs": False, "is_done": False, "held_back": ["the totals of 'a'"]},
+            "1,200 of 1,300 records committed in 12 epochs; still held back: the totals of 'a'",
+        ),
     ],
 )
 def test_the_end_says_what_was_committed_and_what_became_of_late_records(figures: dict[str, object], told: str) -> None:
     assert sentence(DONE | figures) == told
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_fine"),
+    [
+        ({}, True),
+        ({"is_done": False}, False),
+        ({"is_done": False, "has_inputs": False}, True),
+        ({"dead_letters": 600}, True),
+        ({"dead_letters": 601}, False),
+        ({"dead_letters": 9_000, "dead_letter_share_max": 1.0}, True),
+        ({"committed": 0}, True),
+        ({"committed": 1, "dead_letters": 1}, False),
+    ],
+)
+def test_a_run_is_clean_if_it_is_done_and_few_enough_records_were_set_aside(
+    figures: dict[str, object], is_fine: bool
+) -> None:
+    assert is_clean(DONE | figures) is is_fine
 
 
 def test_progress_reads_what_came_late_from_the_log_of_epochs(tmp_path: Path) -> None:
@@ -98,3 +143,25 @@ def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
     finally:
         first.kill()
         second.kill()
+
+
+def test_a_disk_with_little_room_is_told_with_its_path_in_the_progress_and_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = GatewayProcess(tmp_path / "gateway", {"disk_free_bytes_min": 2**62}).start()
+    try:
+        progress = Progress.from_now(tmp_path)
+        assert progress.look().disks_low == (tmp_path / "gateway",)
+        with Display() as display:
+            display.show(progress, 0)
+            progress.disks_low = ()
+            display.show(progress, 0)
+        told = capsys.readouterr().err
+        assert f"the disk of {tmp_path / 'gateway'} has less room than disk_free_bytes_min: producers wait" in told
+        assert f"disk low {tmp_path / 'gateway'}" in told
+        assert "has room again" in told
+        log = gateway.log.read_text()
+        assert "gateway.disk_low" in log
+        assert f"path={tmp_path / 'gateway' / 'log'}" in log
+    finally:
+        gateway.kill()

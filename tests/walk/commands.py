@@ -69,7 +69,16 @@ def running(*words: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
 
 def living(mark: str) -> list[str]:
     """The commands of all processes that descend from the one with this mark, however long their parents are dead."""
-    found = []
+    return list(_living(mark).values())
+
+
+def pids(mark: str, part: str) -> list[int]:
+    """The processes among them that run this command of ours."""
+    return [pid for pid, words in _living(mark).items() if f" -m procession {part} " in words]
+
+
+def _living(mark: str) -> dict[int, str]:
+    found = {}
     for one in sweep.processes():
         try:
             environment = Path(f"/proc/{one.pid}/environ").read_bytes()
@@ -77,7 +86,7 @@ def living(mark: str) -> list[str]:
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environment.split(b"\0"):
-            found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+            found[one.pid] = words.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 

@@ -20,6 +20,7 @@ from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator, Phase
 from procession.commit.counters import counted
+from procession.commit.dead_letters import DeadLetterLimit, judged
 from procession.commit.emitter import payloads, runs_for
 from procession.commit.events import (
     Acknowledge,
@@ -93,7 +94,8 @@ class Tables(Protocol):
 
 class Conductor:
     """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
-    stage, with its name and kind; `tables` those that may change, if there are any."""
+    stage, with its name and kind; `tables` those that may change, if there are any; `letters` how many dead letters
+    there may be, if they are set aside."""
 
     def __init__(
         self,
@@ -105,6 +107,7 @@ class Conductor:
         states: StateStore | None = None,
         keyed: Mapping[int, tuple[str, str]] | None = None,
         tables: Tables | None = None,
+        letters: DeadLetterLimit | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
@@ -113,6 +116,7 @@ class Conductor:
         self._states = states
         self._keyed = keyed or {}
         self._tables = tables
+        self._letters = letters
         self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
         self._epoch: OpenEpoch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,10 +145,10 @@ class Conductor:
         self._checkpoint.check_fence()
         if self._coordinator.policy.is_synced:
             self._checkpoint.log.sync_offsets(epoch)
-        sides = await self._next_sides(epoch)
+        ready = replace(self._ready(epoch, manifests), sides=await self._next_sides(epoch))
         self._idle.clear()
         self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
-        self._handle(replace(self._ready(epoch, manifests), sides=sides))
+        self._handle(ready)
         await self._epoch.finished
 
     def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
@@ -164,9 +168,19 @@ class Conductor:
             starts=starts,
             ends=joined(epoch, ranges, starts),
             positions=positions,
-            counters=counted(last.counters if last is not None else {}, manifests, runs, self._keyed),
+            counters=self._counted(epoch, manifests, runs),
             states=self._versions(manifests),
         )
+
+    def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, list[Run]]) -> dict[str, int]:
+        last, limit = self._coordinator.rounds.get(epoch - 1), self._letters
+        before = last.counters if last is not None else {}
+        counters = counted(before, manifests, runs, self._keyed)
+        if limit is None:
+            return counters
+        letters = [run for own in runs.values() for run in own if run.to == limit.sink]
+        count = sum(run.count for run in letters)
+        return judged(before, counters, limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py())
 
     def _runs_for(self, name: str, manifests: Sequence[Manifest]) -> list[Run]:
         options = self._links[name].options

@@ -225,7 +225,9 @@ class Gateway:
         free_bytes = disk_free_bytes(self.log.directory)
         is_short = free_bytes < self.config.disk_free_bytes_min
         if is_short is not self.state.flow.is_disk_short:
-            log.warning("!" if is_short else "=", disk="short, producers wait" if is_short else "has room again")
+            room = {"free_bytes": free_bytes, "disk_free_bytes_min": self.config.disk_free_bytes_min}
+            event = "gateway.disk_low" if is_short else "gateway.disk_has_room"
+            log.warning(event, path=str(self.log.directory), producers="wait" if is_short else "go on", **room)
         self.state.flow.is_disk_short = is_short
         self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
 

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from procession.cache import find_place
 from procession.errors import ProcessionError
 from procession.ops.cli_bench import bench_app
 from procession.ops.cli_chaos import chaos
@@ -99,6 +100,12 @@ Metrics = Annotated[
 StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Keys whose states a task holds in memory; others are read.")
 ]
+DeadLetterShare = Annotated[
+    float | None, typer.Option(show_default="0.5", help="Stop when a larger share of records becomes dead letters.")
+]
+DeadLetterRecords = Annotated[
+    int | None, typer.Option(show_default="1000", help="Judge that share over at least this many records at a time.")
+]
 Runs = Annotated[
     Path | None, typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed.")
 ]
@@ -109,6 +116,9 @@ Master = Annotated[str | None, typer.Option(show_default="local threads", help="
 SinkCookieFile = Annotated[
     Path | None,
     typer.Option(show_default="made for file sinks, none for others", help="A file with the secret for all sinks."),
+]
+JvmTimeout = Annotated[
+    float | None, typer.Option(show_default="30.0", help="Seconds after which a JVM that does not answer is killed.")
 ]
 SpareDriver = Annotated[
     bool | None,
@@ -184,6 +194,9 @@ def run(
     latency_target_s: LatencyTarget = None,
     metrics: Metrics = None,
     state_keys_max: StateKeys = None,
+    dead_letter_share_max: DeadLetterShare = None,
+    dead_letter_records_min: DeadLetterRecords = None,
+    jvm_timeout_s: JvmTimeout = None,
     runs: Runs = None,
     master: Master = None,
     gateways: Gateways = None,
@@ -195,7 +208,7 @@ def run(
 ) -> None:
     """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
     from procession.ops.config import load_settings
-    from procession.ops.run import run_app, sentence
+    from procession.ops.run import is_clean, run_app, sentence
 
     settings = load_settings(
         epoch_interval_s=epoch_interval_s,
@@ -210,6 +223,9 @@ def run(
         control=control,
         metrics=metrics,
         state_keys_max=state_keys_max,
+        dead_letter_share_max=dead_letter_share_max,
+        dead_letter_records_min=dead_letter_records_min,
+        jvm_timeout_s=jvm_timeout_s,
         runs=runs,
         master=master,
         gateways=gateways,
@@ -221,7 +237,7 @@ def run(
     )
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
     print(json.dumps(figures) if as_json else sentence(figures))
-    if inputs and not figures["is_done"]:
+    if not is_clean(figures):
         raise typer.Exit(Status.UNCLEAN)
 
 
@@ -251,6 +267,9 @@ def driver(
     answer_timeout_s: AnswerTimeout = None,
     sink_refusals_max: SinkRefusals = None,
     state_keys_max: StateKeys = None,
+    dead_letter_share_max: DeadLetterShare = None,
+    dead_letter_records_min: DeadLetterRecords = None,
+    jvm_timeout_s: JvmTimeout = None,
     runs: Runs = None,
     master: Master = None,
     control_cookie_file: ControlCookieFile = None,
@@ -276,6 +295,9 @@ def driver(
         answer_timeout_s=answer_timeout_s,
         sink_refusals_max=sink_refusals_max,
         state_keys_max=state_keys_max,
+        dead_letter_share_max=dead_letter_share_max,
+        dead_letter_records_min=dead_letter_records_min,
+        jvm_timeout_s=jvm_timeout_s,
         runs=runs,
         master=master,
         control_cookie_file=control_cookie_file,
@@ -299,6 +321,9 @@ def driver(
         answer_timeout_s=settings.answer_timeout_s,
         sink_refusals_max=settings.sink_refusals_max,
         state_keys_max=settings.state_keys_max,
+        dead_letter_share_max=settings.dead_letter_share_max,
+        dead_letter_records_min=settings.dead_letter_records_min,
+        jvm_timeout_s=settings.jvm_timeout_s,
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,
@@ -352,6 +377,7 @@ def main() -> NoReturn:
     os.umask(PRIVATE_UMASK)
     try:
         keep_logs()
+        find_place()
         app()
     except ProcessionError as error:
         _tell(error)

@@ -73,8 +73,17 @@ class Settings(BaseSettings):
     state_keys_max: int = Field(
         1_000_000, ge=1, description="so many keys' states a task holds in memory; the others are read when touched"
     )
+    dead_letter_share_max: float = Field(
+        0.5, ge=0, le=1, description="the pipeline stops when a larger share of records becomes dead letters; 1: never"
+    )
+    dead_letter_records_min: int = Field(
+        1000, ge=1, description="the share of dead letters is judged over at least this many records at a time"
+    )
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
+    jvm_timeout_s: float = Field(
+        30.0, gt=0, description="Spark's JVM is killed, and the driver started again, when it does not answer so long"
+    )
     spare_driver: bool = Field(False, description="a second driver waits, with Spark started, to take over")
     cookie_file: Path | None = Field(None, description="a file with the secret that producers must show, if not made")
     control_cookie_file: Path | None = Field(

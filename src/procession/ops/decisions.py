@@ -8,15 +8,18 @@ Before it the checkpoint directory; after it `chaos/decision`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from procession.chaos.decision import Decisions
 from procession.commit.checkpoint import CURRENT, PIPELINE
-from procession.commit.rounds import Rounds
+from procession.commit.rounds import Round, Rounds
 from procession.commit.sparklog import SparkLog
 from procession.commit.transaction import Transaction
 from procession.errors import ConfigError
+
+Read = TypeVar("Read")
 
 TRIES = 20
 """A driver that takes over clears older copies away under our eyes; it cannot do so for ever."""
@@ -28,7 +31,7 @@ class DecisionReader:
     def __init__(self, root: Path) -> None:
         self._root = root
         try:
-            self._id = str(json.loads((root / PIPELINE).read_text())["id"])
+            self.id = str(json.loads((root / PIPELINE).read_text())["id"])
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"{root} is not the checkpoint of a pipeline.",
@@ -39,13 +42,24 @@ class DecisionReader:
         """What is decided now, with the records of these transactions' epochs as far as they are there."""
         parsed = (Transaction.parse(txn) for txn, _, _ in visible)
         epochs = {transaction.epoch for transaction in parsed if transaction is not None}
+
+        def read(committed: int, rounds: Rounds) -> Decisions:
+            found = {epoch: record for epoch in epochs if epoch <= committed and (record := rounds.read(epoch))}
+            return Decisions(self.id, committed, found)
+
+        return self._read(read)
+
+    def last(self) -> Round | None:
+        """The record of the last committed epoch; None if there is none."""
+        return self._read(lambda committed, rounds: rounds.read(committed) if committed >= 0 else None)
+
+    def _read(self, read: Callable[[int, Rounds], Read]) -> Read:
+        """What this gives of the last committed epoch and the round records, all of one copy."""
         for _ in range(TRIES):
             copy = self._copy()
-            committed = SparkLog(copy).committed
-            rounds = Rounds(copy / "rounds")
-            found = {epoch: record for epoch in epochs if epoch <= committed and (record := rounds.read(epoch))}
+            found = read(SparkLog(copy).committed, Rounds(copy / "rounds"))
             if self._copy() == copy:
-                return Decisions(self._id, committed, found)
+                return found
         raise ConfigError(f"{self._root} changes all the time.", next_step="stop all drivers but one")
 
     def _copy(self) -> Path:

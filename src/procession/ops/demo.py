@@ -69,6 +69,7 @@ class Demo:
         with Supervisor(work / "logs", say=self.display.say) as supervisor:
             settings = self._crash_settings() if self.is_crashing else self.settings
             local = Local(supervisor, APP, load_app(APP).graph, work, work, settings)
+            local.check()
             progress = Progress(work, settings.control_cookie, settings.client_tls)
             self.display.say("starting gateway, sink and Spark driver")
             local.start()

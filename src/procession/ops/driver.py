@@ -20,11 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, TextIO
 
+from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.conductor import Conductor, Rim
 from procession.commit.coordinator import REFUSALS_MAX
+from procession.commit.dead_letters import DeadLetterLimit
 from procession.commit.eager import coordinator_for
 from procession.commit.link import SinkOptions
 from procession.commit.rounds import Round
@@ -35,22 +37,24 @@ from procession.ops.epochs import EpochLog
 from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.ops.ordering import order_of
 from procession.ops.refresh import Refresh
+from procession.ops.spark_process import Query, SparkProcess, ends
 from procession.plan.blueprint import Plan
 from procession.plan.continuity import check_continued, check_tasks, keyed_stages
 from procession.plan.graph import Exchange, Graph
+from procession.spark.java import check_java
 from procession.storage.distant import Access
 from procession.storage.durable import write_durably
 from procession.storage.runs import Manifest, RunStore
 from procession.storage.states import KEYS_MAX, StateStore
 from procession.tls import ClientTls
 
-if TYPE_CHECKING:
-    from procession.spark.session import Session
-
 READY = "driver.json"
 """Says, in the pipeline's directory, which process drives it now."""
 SPARE_READY = "spare.json"
 """Says which process is warm and waits for its turn."""
+
+CACHE = "cache"
+"""In the pipeline's directory: its cache, if there is no other place for it."""
 
 PACK_BYTES_MAX = 64 * 1024
 """Our file sinks write what they get, so their messages may hold many records; others get each record by itself."""
@@ -76,6 +80,9 @@ class DriverConfig:
     answer_timeout_s: float = 30.0
     sink_refusals_max: int = REFUSALS_MAX
     state_keys_max: int = KEYS_MAX
+    dead_letter_share_max: float = 0.5
+    dead_letter_records_min: int = 1000
+    jvm_timeout_s: float = 30.0
     input_streams: frozenset[int] = frozenset()
     """The streams of the inputs that the pipeline is run with: its sources end with them."""
     runs: Path | None = None
@@ -94,17 +101,6 @@ class DriverConfig:
         return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
 
-class Query(Protocol):
-    """Spark's streaming query, as far as we need it."""
-
-    def awaitTermination(self) -> bool | None: ...  # noqa: N802  (Spark's name)
-
-    def stop(self) -> None: ...
-
-    @property
-    def isActive(self) -> bool: ...  # noqa: N802  (Spark's name)
-
-
 class Stopping(Exception):
     """Told to Spark when an epoch comes after we were asked to stop."""
 
@@ -112,13 +108,15 @@ class Stopping(Exception):
 def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
     """Run the app until SIGTERM or SIGINT. Raises what somebody must act on. With `turn`, make Spark ready and wait for
     a line there first; if there will be none, end."""
+    check_java()
+    find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)
     spark = None
     if turn is not None:
         from procession.spark.warm import rehearse
 
-        spark = _open_spark(config, app)
-        rehearse(spark)
+        spark = SparkProcess(config.directory, config.app, app.plan, config.master, say)
+        rehearse(spark.session)
         _announce_spare(config.directory / SPARE_READY)
         if not turn.readline():
             return
@@ -149,7 +147,7 @@ class Driver:
     """One incarnation. Three threads meet in `_news`: signals and failures wake the main one."""
 
     def __init__(
-        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: Session | None = None
+        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: SparkProcess | None = None
     ) -> None:
         self._config = config
         self._spark = spark
@@ -200,6 +198,10 @@ class Driver:
         self._continue_states(last)
         self._refresh.begin({} if last is None else last.sides)
         tables = self._refresh if self._refresh.sides else None
+        letters = None
+        if graph.dead_letter is not None:
+            share = config.dead_letter_share_max, config.dead_letter_records_min
+            letters = DeadLetterLimit(graph.dead_letter.name, *share)
         coordinator = coordinator_for(
             graph.policy,
             tuple(one.name for one in graph.participants if one.sink.is_idempotent),
@@ -217,7 +219,7 @@ class Driver:
 
         async def make() -> Conductor:
             sinks = sink_options(graph, config)
-            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed, tables)
+            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed, tables, letters)
             conductor.start()
             return conductor
 
@@ -250,7 +252,9 @@ class Driver:
         from procession.spark.query import ship_by_value, start_query
 
         config = self._config
-        spark = self._spark or _open_spark(config, self._app)
+        spark = self._spark or SparkProcess(config.directory, config.app, self._app.plan, config.master, self._say)
+        spark.scratch.clear_others(self._checkpoint.check_fence)
+        spark.watch(config.jvm_timeout_s, self._failed)
         self._heed_signals()  # Spark has just taken SIGINT for itself
         ship_by_value(self._app.module)
 
@@ -268,7 +272,7 @@ class Driver:
 
         if self._goes_on:
             query = start_query(
-                spark,
+                spark.session,
                 Task(
                     self._app.plan,
                     config.log_directory(self._app.graph),
@@ -300,8 +304,7 @@ class Driver:
             write_durably(config.directory / READY, json.dumps(state).encode())
             self._say("ready")
             self._watch(query, conductor)
-        with suppress(Exception):  # the JVM goes with us in any case
-            spark.stop()
+        spark.close()
 
     def _watch(self, query: Query, conductor: Conductor) -> None:
         threading.Thread(target=self._await_end, args=(query,), name="query", daemon=True).start()
@@ -310,7 +313,7 @@ class Driver:
                 self._ask(conductor.settle()).result(timeout=DRAIN_S)
             if self._round is not None:
                 self._round.cancel()
-        if _ends(query):
+        if ends(query):
             self._ask(conductor.query_ended()).result()
         else:
             # A commit may still be written: the round stays in doubt, and whoever drives next looks it up.
@@ -342,16 +345,6 @@ class Driver:
 
     def _ask(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-def _open_spark(config: DriverConfig, app: App) -> Session:
-    from procession.spark.session import LOCAL_CLUSTER, open_session
-
-    path = (str(config.app.parent.resolve()), os.environ.get("PYTHONPATH"))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    log_file = config.directory / "logs" / "spark.log"
-    home = config.directory / "executors" if (config.master or "").startswith(LOCAL_CLUSTER) else None
-    return open_session(app.graph.name, app.plan.tasks_max, master=config.master, log_file=log_file, home=home)
 
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
@@ -387,12 +380,3 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
             )
         )
     return options
-
-
-def _ends(query: Query) -> bool:
-    """Stop the query. Only if Spark itself says that it has ended can no more commits be written."""
-    try:
-        query.stop()
-        return not query.isActive
-    except Exception:  # a time-out of Spark's, or a JVM that does not answer: nothing is known
-        return False

@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procession.address import Address, parse_address
+from procession.address import Address, check_free, parse_address
+from procession.cache import find_place
 from procession.gateway.address import ADDRESS_FILE, addresses
 from procession.ops.config import Settings
 from procession.ops.cookie import check_open
-from procession.ops.driver import READY
+from procession.ops.driver import CACHE, READY
 from procession.ops.ordering import check_gateways, order_words
 from procession.ops.part import Part
 from procession.ops.supervise import Supervisor
 from procession.plan.graph import Graph
+from procession.spark.java import check_java
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 
 GATEWAY = "gateway"
@@ -94,6 +96,7 @@ class Local:
 
     def start(self) -> bool:
         """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
+        find_place(self.directory / CACHE)
         self.settings.check_tls()
         check_gateways(self.graph, self.settings.gateways)
         check_open(self.settings.cookie_file, is_open=self.settings.open_producers)
@@ -108,6 +111,14 @@ class Local:
         spare = SPARE if self.settings.spare_driver else ()
         self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
         return self.supervisor.wait_ready(DRIVER)
+
+    def check(self) -> None:
+        """Raise ConfigError, before anything is started, if Spark has no Java, or somebody listens where the first
+        gateway is to."""
+        check_java()
+        metrics = self._metrics(GATEWAY)[1:]
+        for address in filter(None, (self.listen, self.settings.control, *metrics)):
+            check_free(parse_address(address))
 
     def start_source(
         self,
@@ -183,6 +194,9 @@ class Local:
         argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
         argv += ["--sink-refusals-max", str(settings.sink_refusals_max)]
         argv += ["--state-keys-max", str(settings.state_keys_max)]
+        argv += ["--dead-letter-share-max", str(settings.dead_letter_share_max)]
+        argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
+        argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []
         for stream in sorted(self.input_streams):

@@ -49,6 +49,8 @@ class Progress:
     epochs: int = 0
     away: tuple[str, ...] = ()
     """The gateways that the first one does not find: by event time nothing is put out without them."""
+    disks_low: tuple[Path, ...] = ()
+    """The directories of gateways whose disk has less room than `disk_free_bytes_min`: their producers wait."""
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
     """The number of the record that the committed epochs end before."""
@@ -74,9 +76,11 @@ class Progress:
         for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
                 self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S, tls=self.tls)
+        low = set(self.disks_low)
         for name, client in self._clients.items():
             try:
                 status = client.status()
+                (low.add if status.get("is_disk_short") else low.discard)(self.directory / name)
                 # Ends of streams have sequence numbers too; what is committed is counted without them.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
                 self._waiting[name] = _rows(status) - ends
@@ -84,14 +88,18 @@ class Progress:
                     self.away = tuple(one["name"] for one in client.gateways() if not one["is_connected"])
             except ProcessionError:
                 client.close()
-        waiting = max(0, sum(self._waiting.values()) - self._end)
+        self.disks_low = tuple(sorted(low))
         # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
-        self.records_in = self.committed + waiting
+        self.records_in = self.committed + self.waiting(self._end)
         now = time.monotonic()
         self._recent.append((now, self.committed))
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
         return self
+
+    def waiting(self, end: int) -> int:
+        """Records that the gateways have taken and that stand at or behind this number of the sequence."""
+        return max(0, sum(self._waiting.values()) - end)
 
     def _read_epochs(self) -> None:
         for line in self._tail.new():
@@ -118,6 +126,7 @@ class Display:
         self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._next_line = 0.0
+        self._disks_low: tuple[Path, ...] = ()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.quiet:
@@ -133,6 +142,11 @@ class Display:
         self._console.print(sentence, markup=False, soft_wrap=True)
 
     def show(self, progress: Progress, restarts: int) -> None:
+        for path in set(progress.disks_low).difference(self._disks_low):
+            self.say(f"the disk of {path} has less room than disk_free_bytes_min: producers wait until there is more")
+        for path in set(self._disks_low).difference(progress.disks_low):
+            self.say(f"the disk of {path} has room again: producers go on")
+        self._disks_low = progress.disks_low
         cells = _cells(progress, restarts)
         if self._live.is_started:
             self._live.update(_table(cells))
@@ -161,6 +175,7 @@ def _cells(progress: Progress, restarts: int) -> dict[str, str]:
         "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",
         "restarts": str(restarts),
         **({"away": " ".join(progress.away)} if progress.away else {}),
+        **({"disk low": " ".join(map(str, progress.disks_low))} if progress.disks_low else {}),
     }
 
 

@@ -100,6 +100,3 @@ class Stage(Supervisor):
             child.clear()
         for names in (self.held, self.ending, self.finite):
             names.discard(name)
-
-    def has(self, name: str) -> bool:
-        return name in self._children

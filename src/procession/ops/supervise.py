@@ -131,6 +131,10 @@ class Supervisor:
         self._signals.append(number)
         os.eventfd_write(self._wake, 1)
 
+    def has(self, name: str) -> bool:
+        """Whether a part of this name was ever started."""
+        return name in self._children
+
     def is_done(self, name: str) -> bool:
         """Whether a part has ended for good."""
         return self._children[name].state is State.ENDED
