@@ -1,8 +1,9 @@
 """Dead letters: how many there are over the life of a checkpoint, and how many stop the pipeline.
 
 The one rule: they are counted in the round record, so the count is exact over crashes and restarts. Their share is
-judged over blocks of epochs with at least `records_min` records; the epoch that completes a block above the limit is not
-committed, so its records are run again at the next start. Before it `commit/counters`; after it the round record. Pure.
+judged over blocks of epochs with at least `records_min` records; the epoch that completes a block above the limit is
+not committed, so its records are run again at the next start. Before it `commit/counters`; after it the round record.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,0 +1,103 @@
+"""Spark's process, as a user meets it: a JVM that hangs, a cluster that is not there, what is left on the disk; and a
+mistake that sets every record aside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from procession.ops.committed import committed_output
+from procession.ops.status import Status
+
+from .cluster import jvms, wait_for
+from .commands import run, running, told
+
+APP = """
+import time
+from pathlib import Path
+from procession import Pipeline
+
+def held(payload):
+    while (Path(__file__).parent / "wait").exists():
+        time.sleep(0.01)
+    return payload
+
+pipeline = Pipeline("hang")
+pipeline.source("lines").map(held).sink("output", to="file:output")
+"""
+LINES = [f"{number}" for number in range(50)]
+WORDS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "input.txt").write_text("".join(f"{line}\n" for line in LINES))
+    return tmp_path
+
+
+def output(place: Path, instance: str) -> list[str]:
+    return b"".join(committed_output(place / "output", instance)).decode().splitlines()
+
+
+def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(place: Path) -> None:
+    (place / "wait").touch()
+    with running(*WORDS, "--jvm-timeout-s", "5", cwd=place) as command:
+        wait_for(lambda: "ready: connectors" in command.said, "the pipeline", lambda: command.said)
+        driver = json.loads((place / ".procession" / "hang" / "driver.json").read_text())["pid"]
+        (jvm,) = jvms(driver)
+        os.kill(jvm, signal.SIGSTOP)
+        (place / "wait").unlink()
+        assert command.wait() == Status.DONE, command.said
+        assert "driver ended with status 1; starting it again" in command.said
+    log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
+    assert "Spark's JVM did not answer for 5 s and was killed" in log
+    assert output(place, "hang-output-0") == LINES
+    assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
+
+
+def test_a_master_that_nobody_reaches_is_told_within_10_seconds(place: Path) -> None:
+    with running(*WORDS, "--master", "spark://127.0.0.1:9", cwd=place) as command:
+        wait_for(lambda: "starting pipeline" in command.said, "the start", lambda: command.said)
+        began = time.monotonic()
+        wait_for(lambda: "cannot be reached: Connection refused" in command.said, "a word", lambda: command.said)
+        assert time.monotonic() - began < 10
+        assert "spark://127.0.0.1:9" in command.said
+        command.process.send_signal(signal.SIGTERM)
+        command.wait()
+
+
+MISTAKE = """
+from procession import Pipeline
+
+pipeline = Pipeline("mistake", dead_letter="file:output")
+pipeline.source("lines").map(lambda line: str(int(line{what}))).sink("output", to="file:output")
+"""
+
+
+def test_a_mistake_that_sets_every_record_aside_stops_the_pipeline_and_loses_none(place: Path) -> None:
+    (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
+    limit = ("--dead-letter-records-min", str(len(LINES)))
+    done = run(*WORDS, *limit, cwd=place)
+    assert done.returncode == Status.ACT, done.stderr
+    assert told(done.stderr).startswith("50 of 50 records were set aside as dead letters"), done.stderr
+    assert "ValueError" in done.stderr
+    (place / "app.py").write_text(MISTAKE.replace("{what}", ""))
+    done = run(*WORDS, *limit, cwd=place)
+    assert done.returncode == Status.DONE, done.stderr
+    assert "50 of 50 records committed" in done.stdout
+    assert output(place, "mistake-output-0") == LINES
+    assert output(place, "mistake-dead-letter-0") == []
+
+
+def test_fewer_records_that_are_all_set_aside_are_counted_and_end_with_a_status_that_is_not_0(place: Path) -> None:
+    (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
+    done = run(*WORDS, cwd=place)
+    assert done.returncode == Status.UNCLEAN, done.stderr
+    assert "50 set aside as dead letters, more than dead_letter_share_max (0.5) allows" in done.stdout
+    assert len(output(place, "mistake-dead-letter-0")) == 50
