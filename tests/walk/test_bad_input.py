@@ -118,6 +118,23 @@ def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None
     assert told(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
 
 
+@pytest.mark.parametrize("words", [["run", "app.py", "--input", "input.txt"], ["demo", "--records", "10"]])
+def test_without_java_nothing_is_started_or_written(app: Path, words: list[str]) -> None:
+    before = sorted(app.parent.iterdir())
+    done = run(*words, cwd=app.parent, JAVA_HOME=str(app.parent / "nowhere"))
+    assert done.returncode == Status.ACT
+    assert told(done.stderr).startswith("Spark needs Java 17 or newer, and JAVA_HOME is ")
+    assert sorted(app.parent.iterdir()) == before
+
+
+def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(app: Path, taken: str) -> None:
+    for option in ("--listen", "--metrics", "--control"):
+        done = run("run", "app.py", option, taken, cwd=app.parent)
+        assert done.returncode == Status.ACT
+        assert "is in use." in told(done.stderr)
+        assert not (app.parent / ".procession").exists()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -236,7 +253,7 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_an
     (tmp_path / "input.txt").write_bytes(b"".join(b"record %d\n" % number for number in range(500)))
     address = tmp_path / ".procession" / "outside" / "gateway" / "gateway.json"
     with running("run", "app.py", "--listen", "127.0.0.1:0", cwd=tmp_path) as pipeline:
-        words = f"sink 'output' at 127.0.0.1:{port}: Connection refused; trying again"
+        words = f"sink 'output' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
         wait_for(lambda: words in pipeline.said, "the driver to say that its sink is away", lambda: pipeline.said)
         wait_for(lambda: "ready: connectors" in pipeline.said, "the pipeline to be ready", lambda: pipeline.said)
         to = ("--to", str(read_json(address)["listen"]))

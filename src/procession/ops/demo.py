@@ -19,7 +19,7 @@ from typing import Any
 from procession.chaos.order import Order
 from procession.ops.app import load_app
 from procession.ops.config import Settings
-from procession.ops.local import DRIVER, SOURCE, Local
+from procession.ops.local import DRIVER, SOURCE, Local, check_start
 from procession.ops.progress import Display, Progress
 from procession.ops.supervise import Supervisor
 from procession.ops.verify import Question, Report, judge
@@ -45,6 +45,7 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """The figures of the run; `outcome` says whether it was clean."""
+        check_start(self.settings)
         work = self.directory or Path(tempfile.mkdtemp(prefix="procession-demo-"))
         work.mkdir(parents=True, exist_ok=True)
         sources = self._write_inputs(work)
@@ -69,7 +70,6 @@ class Demo:
         with Supervisor(work / "logs", say=self.display.say) as supervisor:
             settings = self._crash_settings() if self.is_crashing else self.settings
             local = Local(supervisor, APP, load_app(APP).graph, work, work, settings)
-            local.check()
             progress = Progress(work, settings.control_cookie, settings.client_tls)
             self.display.say("starting gateway, sink and Spark driver")
             local.start()

@@ -112,14 +112,6 @@ class Local:
         self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
         return self.supervisor.wait_ready(DRIVER)
 
-    def check(self) -> None:
-        """Raise ConfigError, before anything is started, if Spark has no Java, or somebody listens where the first
-        gateway is to."""
-        check_java()
-        metrics = self._metrics(GATEWAY)[1:]
-        for address in filter(None, (self.listen, self.settings.control, *metrics)):
-            check_free(parse_address(address))
-
     def start_source(
         self,
         paths: Sequence[Path],
@@ -218,6 +210,14 @@ class Local:
 
     def _client_tls(self) -> list[str]:
         return _words(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
+
+
+def check_start(settings: Settings, listen: str = HERE) -> None:
+    """Raise ConfigError, before anything is started or written, if Spark has no Java, or somebody listens where the
+    first gateway is to."""
+    check_java()
+    for address in filter(None, (listen, settings.control, settings.metrics)):
+        check_free(parse_address(address))
 
 
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:

@@ -20,7 +20,7 @@ from procession.ops.app import load_app
 from procession.ops.config import Settings
 from procession.ops.decisions import DecisionReader
 from procession.ops.held import held_back
-from procession.ops.local import SOURCE, Local
+from procession.ops.local import SOURCE, Local, check_start
 from procession.ops.progress import Display, Progress
 from procession.ops.supervise import Supervisor
 from procession.plan.eventtime import Late
@@ -39,10 +39,10 @@ def run_app(
     # What cannot be read is told now, not when everything has been started.
     streams = FileSource(inputs).stream_ids
     graph = load_app(app, input_streams=streams).graph
+    check_start(settings, listen)
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
         local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
-        local.check()
         before = last_round(local.directory)
         progress = Progress.from_now(local.directory, settings.control_cookie, settings.client_tls)
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
