@@ -20,6 +20,10 @@ READER_TIMEOUT_S = 5.0
 """A reader that says or takes nothing for so long makes room for the next."""
 
 
+PATH = "/metrics"
+METHODS = ("GET", "HEAD")
+
+
 class Figure(NamedTuple):
     """One metric: its name, what it is, and its values by the values of its labels."""
 
@@ -78,6 +82,9 @@ def _application(ask: Figures) -> Any:
     tell = make_wsgi_app(registry)
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != PATH or environ.get("REQUEST_METHOD") not in METHODS:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"Metrics are at /metrics.\n"]
         try:
             return list(tell(environ, start_response))
         except TimeoutError:
