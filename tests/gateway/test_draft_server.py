@@ -170,7 +170,7 @@ def test_a_gateway_killed_anywhere_comes_back_without_loss_or_duplicate_of_any_g
 def gateway_program(directory: Path, *options: str) -> Iterator[str]:
     """`procession gateway` with these options; its address."""
     command = [sys.executable, "-m", "procession", "gateway", "--dir", str(directory)]
-    command += ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", *options]
+    command += ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers", *options]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             ControlClient(directory, timeout_s=TIMEOUT_S).status()

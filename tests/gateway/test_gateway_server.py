@@ -363,7 +363,7 @@ def test_a_replaced_driver_gets_nothing_from_the_gateway_any_more_also_after_a_r
 def test_a_commit_beyond_the_log_is_refused_and_the_gateway_lives(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with gateway.client() as control:
-        with pytest.raises(StorageError, match="the log ends at 0") as caught:
+        with pytest.raises(StorageError, match="nothing behind 0 was offered") as caught:
             control.commit(1, 0, 10, {})
         assert "same pipeline" in caught.value.next_step
         assert control.status()["committed_end"] == 0

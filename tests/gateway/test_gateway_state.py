@@ -305,7 +305,7 @@ def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(bench: Bench)
 
 
 def test_a_commit_beyond_the_log_is_refused(bench: Bench) -> None:
-    with pytest.raises(StorageError, match="ends at 5, but the log ends at 0"):
+    with pytest.raises(StorageError, match="ends at 5, but nothing behind 0 was offered"):
         bench.commit(0, 5)
 
 

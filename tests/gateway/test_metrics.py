@@ -158,3 +158,21 @@ def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
             read(str(address))
     finally:
         door.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics2", "/favicon.ico", "/-/reload"])
+def test_the_port_answers_nothing_but_metrics(path: str) -> None:
+    listening = listening_socket(Address("127.0.0.1", 0))
+    door = MetricsDoor(listening, lambda: [Figure("secret_name", "gauge", "", (), [((), 1.0)])])
+    try:
+        address = address_of(listening)
+        assert ("secret_name", ()) in read(str(address))
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://{address}{path}", timeout=20)
+        assert caught.value.code == 404
+        assert b"secret_name" not in caught.value.read()
+        posted = urllib.request.Request(f"http://{address}/metrics", data=b"x", method="POST")
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(posted, timeout=20)
+    finally:
+        door.close()

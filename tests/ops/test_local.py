@@ -71,18 +71,21 @@ def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> d
 def test_so_many_gateways_are_started_and_all_but_the_first_join_it(tmp_path: Path) -> None:
     words = started(tmp_path, gateways=3)
     assert list(words) == ["gateway", "gateway-1", "gateway-2", "driver"]
-    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --lag"
+    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --checkpoint"
     assert first in words["gateway"], "only this machine can ask it, if nobody says otherwise"
     for name in ("gateway-1", "gateway-2"):
         other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0"
-        assert f"{other} --join {tmp_path}/gateway --name {name} --lag" in words[name]
+        checkpoint = f"--checkpoint {tmp_path}/checkpoint"
+        assert f"{other} {checkpoint} --join {tmp_path}/gateway --name {name} --lag" in words[name]
 
 
 def test_where_the_first_gateway_is_asked_can_be_said_and_the_others_are_asked_at_the_same_host(tmp_path: Path) -> None:
     words = started(tmp_path, "192.0.2.1:7100", gateways=2, control="192.0.2.1:7101", metrics="127.0.0.1:9100")
-    assert "--listen 192.0.2.1:7100 --control 192.0.2.1:7101 --lag" in words["gateway"]
+    assert "--control 192.0.2.1:7101 --lag" in words["gateway"]
+    assert "--listen 192.0.2.1:7100 " in words["gateway"]
     assert "--metrics 127.0.0.1:9100" in words["gateway"]
-    assert "--listen 192.0.2.1:0 --control 192.0.2.1:0 --join" in words["gateway-1"]
+    assert "--control 192.0.2.1:0 --join" in words["gateway-1"]
+    assert "--listen 192.0.2.1:0 " in words["gateway-1"]
     assert "--metrics 127.0.0.1:9101" in words["gateway-1"]
     with pytest.raises(UsageError, match="'here' is not an address"):
         started(tmp_path, control="here")

@@ -80,6 +80,8 @@ class Claims:
         ends at `until`."""
         self.is_leading = is_leading
         """Whether the leader is in this process, so that it answers before anything else is heard."""
+        self.is_alone = False
+        """Whether it is known that no other gateway has ever taken records of this pipeline; the leader knows."""
         self.has_leader = False
         self._claims = dict.fromkeys(held, Claim.PENDING_CLOSE)
         self._until = dict.fromkeys(self._claims, until)
@@ -101,6 +103,9 @@ class Claims:
     def held(self) -> list[int]:
         """What the leader is told when it is found again."""
         return [stream_id for stream_id, claim in self._claims.items() if claim in HELD]
+
+    def holds(self, stream_id: int) -> bool:
+        return self._claims.get(stream_id) in HELD
 
     @property
     def asking(self) -> int:

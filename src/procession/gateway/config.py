@@ -102,6 +102,8 @@ class GatewayConfig:
     """Where its log can be fetched from over Arrow Flight; empty: only who has its directory can read it."""
     machine: str = ""
     """The machine whose executors may map the log's files; empty: the one it runs on."""
+    checkpoint: Path | None = None
+    """Where drivers claim their fences; None: it is not known here, and whoever shows the secret is believed."""
     link_interval_s: float = 0.5
     """How often a gateway shows the leader that it is there."""
     link_timeout_s: float = 10.0

@@ -21,10 +21,12 @@ import asyncio
 import hmac
 import json
 import socket
+import struct
 from typing import Any
 
 import structlog
 
+from procession.address import Address
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.gateway.core import Gateway
 from procession.gateway.doorway import Doorway
@@ -34,6 +36,8 @@ from procession.gateway.refusal import KINDS, Garbled
 from procession.gateway.words import clocks, integers, place, positions, written_clocks
 from procession.merge.eventorder import Declared
 from procession.tls import Door
+
+OP_CHARS_MAX = 40
 
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -83,7 +87,7 @@ class ControlServer:
         try:
             async with deadline:
                 while line := await self._line(reader):
-                    reply = await self._answer(line, task)
+                    reply = await self._answer(line, task, writer)
                     if task not in self._strangers:
                         deadline.reschedule(self._patience(task))
                     writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
@@ -118,7 +122,8 @@ class ControlServer:
             log.warning("!", control="request too long", request_bytes_max=self._config.request_bytes_max)
             return b""
 
-    async def _answer(self, line: bytes, talk: asyncio.Task[Any]) -> Reply:
+    async def _answer(self, line: bytes, talk: asyncio.Task[Any], writer: asyncio.StreamWriter) -> Reply:
+        request: Request = {}
         try:
             request = _parse(line)
             self._check_cookie(request)
@@ -130,6 +135,8 @@ class ControlServer:
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
             kind = KINDS.get(type(error), "invalid")
+            op = str(request.get("op"))[:OP_CHARS_MAX]
+            log.warning("control.refused", peer=_peer(writer), op=op, reason=error.sentence)
             return {"ok": False, "error": error.sentence, "next_step": error.next_step, "kind": kind}
 
     def _check_cookie(self, request: Request) -> None:
@@ -171,7 +178,18 @@ class ControlServer:
             case "streams":
                 return stream_rows(gateway, *integers(request, "first_id", "streams_max"))
             case other:
-                raise RemoteProtocolError(f"unknown op {str(other)[:40]!r}")
+                raise RemoteProtocolError(f"unknown op {str(other)[:OP_CHARS_MAX]!r}")
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    """Who is there: an address, or the process and user at the other end of a socket file."""
+    if name := writer.get_extra_info("peername"):
+        return str(Address(*name[:2]))
+    peer = writer.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX:
+        return "unknown"
+    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return f"process {pid} of user {uid}"
 
 
 def _told_order(declared: Declared | None) -> dict[str, Any] | None:

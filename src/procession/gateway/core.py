@@ -41,9 +41,11 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.fences import check_claimed
 from procession.gateway.identity import identity
 from procession.gateway.ordered import OrderedState
 from procession.gateway.ordering import Offered, Ordering, check_kept
+from procession.gateway.plausibility import check_end, check_start
 from procession.gateway.rows import whole_groups
 from procession.gateway.state import GatewayState
 from procession.gateway.status import status_of
@@ -120,6 +122,8 @@ class Gateway:
         self.failure.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.fetched_rows: Callable[[], int] = lambda: 0
         """How many rows executors elsewhere have fetched."""
+        self._offered_end = self.offered.next_sequence
+        """Nothing behind it was ever offered; what an earlier life offered is in the log."""
         self._peers: dict[int, Peer] = {}
         self._is_holding = False
         self._numbers = itertools.count(1)
@@ -258,15 +262,12 @@ class Gateway:
             async with self._order_lock:
                 await self._hear(self.ordering)
                 await self._order(self.ordering)
-        self._check_start(start)
-        return self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max))
+        check_start(start, self.offered.next_sequence)
+        return self._offer(self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max)))
 
-    def _check_start(self, start: int) -> None:
-        if start > self.offered.next_sequence:
-            raise StorageError(
-                f"The driver has read up to record {start}, but this log ends at {self.offered.next_sequence}.",
-                next_step="Restore the gateway's directory: it has less than it had offered.",
-            )
+    def _offer(self, end: int) -> int:
+        self._offered_end = max(self._offered_end, end)
+        return end
 
     async def clocks(self, fence: int) -> Mapping[int, Clock]:
         """How far each stream has come, as far as this gateway knows and arrivals are on disk. With several gateways
@@ -291,8 +292,10 @@ class Gateway:
         async with self._order_lock:
             ordering.order.clocks.tell(told)
             await self._order(ordering, is_alone=False)
-            self._check_start(start)
-            return ordering.offered(start, self.offered.end_for(start, *limits), upto)
+            check_start(start, self.offered.next_sequence)
+            share = ordering.offered(start, self.offered.end_for(start, *limits), upto)
+            self._offer(share.end)
+            return share
 
     def _has_order(self) -> Ordering:
         if self.ordering is None:
@@ -349,12 +352,15 @@ class Gateway:
 
     async def commit(self, commit: Committed) -> None:
         """Make it durable, acknowledge it, let go of its rows; in this order."""
+        check_end(commit.epoch, commit.end_sequence, self._offered_end)
         async with self._commit_lock:
+            await self._raise_to(commit.fence)
             await self._write_snapshot(self._decided(commit))
 
     async def _raise_to(self, fence: int) -> None:
         self.state.snapshot.check_fence(fence)
         if fence > self.state.snapshot.fence:
+            check_claimed(fence, self.config.checkpoint)
             await self._write_snapshot(self._decided(FenceRaised(fence)))
 
     async def _write_snapshot(self, actions: list[Action]) -> None:

@@ -51,6 +51,8 @@ class Leadership:
         self._turns: dict[str, tuple[int, int]] = {}
         """Which of its links each gateway began last, by its own count."""
         self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state), state.clocks)
+        assert state.claims is not None
+        state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
     def begin(self, own: Member) -> None:
         """The first of all gateways joins itself."""
@@ -105,6 +107,8 @@ class Leadership:
             )
         self._check_order(told, order.words)
         member = self._members.join(told)
+        assert self._state.claims is not None
+        self._state.claims.is_alone = False
         link = next(self._numbers)
         self.registry.join(member.name, link, held, committed, order.clocks)
         self._links[link] = member.name

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import FencedError, StorageError
-from procession.gateway.words import read_clocks, written_clocks
+from procession.gateway.words import is_u64, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Point
 from procession.merge.waiting import Key
@@ -69,12 +69,12 @@ def load(directory: Path) -> Snapshot:
         # Whoever wrote it may have been killed before its name was on disk; it is relied on from here on.
         fsync_dir(directory)
         return Snapshot(
-            fence=int(document["fence"]),
-            epoch=int(document["epoch"]),
-            end_sequence=int(document["end_sequence"]),
-            next_sequence=int(document["next_sequence"]),
+            fence=_u64(document["fence"]),
+            epoch=_u64(document["epoch"] + 1) - 1,
+            end_sequence=_u64(document["end_sequence"]),
+            next_sequence=_u64(document["next_sequence"]),
             streams={
-                int(stream_id): Position(str(at["name"]), int(at["committed"]))
+                _u64(int(stream_id)): Position(str(at["name"]), _u64(at["committed"]))
                 for stream_id, at in document["streams"].items()
             },
             point=_read(document["point"]) if "point" in document else None,
@@ -84,12 +84,19 @@ def load(directory: Path) -> Snapshot:
         return Snapshot()
     except OSError as error:
         raise storage_error(path, "read", error) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise StorageError(
             f"The snapshot {path} cannot be read: {error!r}.",
             next_step="Restore the file from a copy; without it the gateway cannot know what is committed.",
             path=str(path),
         ) from error
+
+
+def _u64(value: object) -> int:
+    if not is_u64(value) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:40]} is not a whole number below 2^64")
+    assert isinstance(value, int)
+    return value
 
 
 def _written(point: Point) -> dict[str, Any]:

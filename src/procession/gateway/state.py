@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from procession.errors import RemoteProtocolError, StorageError
+from procession.errors import RemoteProtocolError
 from procession.gateway.claims import Claims, Verdict
 from procession.gateway.config import Limits
 from procession.gateway.events import (
@@ -42,6 +42,7 @@ from procession.gateway.events import (
 from procession.gateway.flow import Flow, Unappended
 from procession.gateway.fresh import fresh
 from procession.gateway.groups import Groups
+from procession.gateway.plausibility import check_end, check_positions
 from procession.gateway.registry import Registry
 from procession.gateway.rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.sessions import Session, admit
@@ -370,15 +371,12 @@ class GatewayState:
 
     def _committed(self, commit: Committed) -> list[Action]:
         self.snapshot.check_fence(commit.fence)
-        if commit.end_sequence > self.next_sequence:
-            raise StorageError(
-                f"Epoch {commit.epoch} ends at {commit.end_sequence}, but the log ends at {self.next_sequence}.",
-                next_step="Check that driver and gateway belong to the same pipeline.",
-            )
+        check_end(commit.epoch, commit.end_sequence, self.next_sequence)
         # A commit that is told again, or late, changes nothing: every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
         positions = {stream_id: at for stream_id, at in commit.positions.items() if at != NOTHING_COMMITTED}
+        check_positions(positions, self.registry, self.claims)
         return [WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:

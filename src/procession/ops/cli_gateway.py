@@ -99,6 +99,13 @@ def gateway(
     machine: Annotated[
         str, typer.Option(show_default="this one", help="Whose executors map its files; others fetch from --flight.")
     ] = "",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            show_default="that beside --dir, if there is one",
+            help="Where the driver claims the pipeline, DIR/checkpoint.",
+        ),
+    ] = None,
     cookie_file: CookieFile = None,
     control_cookie_file: ControlCookieFile = None,
     open_producers: OpenProducers = None,
@@ -157,6 +164,7 @@ def gateway(
             name=name,
             join=leader,
             control_cookie=asked,
+            checkpoint=checkpoint or _checkpoint_beside(directory),
             link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
             advertise=advertise,
             metrics=metrics or "",
@@ -167,6 +175,12 @@ def gateway(
             disk_free_bytes_min=disk_free_bytes_min,
         )
     )
+
+
+def _checkpoint_beside(directory: Path) -> Path | None:
+    """The checkpoint of the pipeline in whose directory that of the gateway is, if a driver has been there."""
+    beside = directory.absolute().parent / "checkpoint"
+    return beside if (beside / "pipeline.json").exists() else None
 
 
 def _leader(join: str | None) -> str | Path | None:

@@ -223,6 +223,7 @@ def check_start(settings: Settings, listen: str = HERE) -> None:
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
     """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
+    argv += ["--checkpoint", str(directory / "checkpoint")]
     if settings.control:
         control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
         argv += ["--control", str(control)]

@@ -1,0 +1,49 @@
+"""Plausibility: what a driver says is held against what the gateway itself knows. Pure.
+
+The one rule: nothing that arrives makes the gateway forget, skip or invent records. A commit ends where something was
+offered, and names only message ids that came. Before it: `control`, by way of `core` and `state`. After it: the
+snapshot, which is written only for what has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from procession.errors import StorageError
+from procession.gateway.claims import Claims
+from procession.gateway.registry import Registry
+
+
+def check_start(start: int, next_sequence: int) -> None:
+    """Raise StorageError if the driver has read more than there is."""
+    if start > next_sequence:
+        raise StorageError(
+            f"The driver has read up to record {start}, but this log ends at {next_sequence}.",
+            next_step="Restore the gateway's directory: it has less than it had offered.",
+        )
+
+
+def check_end(epoch: int, end: int, offered_end: int) -> None:
+    """Raise StorageError if a commit ends behind all that was ever offered."""
+    if end > offered_end:
+        raise StorageError(
+            f"Epoch {epoch} ends at {end}, but nothing behind {offered_end} was offered.",
+            next_step="Check that driver and gateway belong to the same pipeline.",
+        )
+
+
+def check_positions(positions: Mapping[int, int], registry: Registry, claims: Claims | None) -> None:
+    """Raise StorageError if a message id was never seen. What came to another gateway is not known here: it is judged
+    there. While this gateway holds a stream, nothing of it comes to another one."""
+    is_alone = claims is None or claims.is_alone
+    for stream_id, message_id in positions.items():
+        if not is_alone and (claims is None or not claims.holds(stream_id)):
+            continue
+        seen = registry[stream_id].seen if stream_id in registry else None
+        if seen is None or message_id > seen:
+            came = "none came" if seen is None else f"the last that came is {seen}"
+            raise StorageError(
+                f"Message {message_id} of stream {stream_id} is said to be committed, but {came}.",
+                next_step="Check that driver and gateway belong to the same pipeline, and restore the gateway's"
+                " directory if it was lost.",
+            )

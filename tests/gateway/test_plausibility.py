@@ -1,0 +1,100 @@
+"""What arrives at a gateway is held against what it knows: ends, message ids, fences, and its own snapshot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError, StorageError
+from procession.gateway import snapshot as snapshots
+from procession.gateway.claims import Claims
+from procession.gateway.config import Limits
+from procession.gateway.events import Committed
+from procession.gateway.fences import check_claimed
+from procession.gateway.plausibility import check_end, check_positions
+from procession.gateway.registry import Registry
+from procession.gateway.rows import Tail
+from procession.gateway.snapshot import Position, Snapshot
+from procession.gateway.state import GatewayState
+
+REGISTRY = Registry({7: Position("seven", 41)}, Tail())
+
+
+def claims(*held: int, is_alone: bool = False) -> Claims:
+    made = Claims(held)
+    made.is_alone = is_alone
+    return made
+
+
+def test_a_commit_ends_where_something_was_offered() -> None:
+    check_end(0, 5, 5)
+    with pytest.raises(StorageError, match="ends at 6, but nothing behind 5 was offered"):
+        check_end(0, 6, 5)
+
+
+@pytest.mark.parametrize("among", [None, claims(7), claims(is_alone=True)], ids=["no others", "held here", "alone"])
+def test_a_message_id_that_never_came_is_not_committed(among: Claims | None) -> None:
+    check_positions({7: 41}, REGISTRY, among)
+    with pytest.raises(StorageError, match=r"Message 42 of stream 7 .* the last that came is 41"):
+        check_positions({7: 42}, REGISTRY, among)
+
+
+def test_a_stream_that_nobody_sent_is_not_committed_where_there_is_one_gateway() -> None:
+    with pytest.raises(StorageError, match="stream 8 is said to be committed, but none came"):
+        check_positions({8: 0}, REGISTRY, claims(is_alone=True))
+    check_positions({8: 0}, REGISTRY, claims())  # another gateway may have taken it
+
+
+def test_a_fence_is_one_that_the_checkpoint_has_claimed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Driver 1 has not claimed"):
+        check_claimed(1, tmp_path)
+    (tmp_path / "CURRENT").write_text("3\n")
+    check_claimed(3, tmp_path)
+    with pytest.raises(ConfigError, match=r"Driver 1000000 has not claimed .* last driver is 3"):
+        check_claimed(1_000_000, tmp_path)
+    check_claimed(1_000_000, None)
+    (tmp_path / "CURRENT").write_text("garbage")
+    with pytest.raises(StorageError, match="is damaged"):
+        check_claimed(1, tmp_path)
+
+
+GOOD = {"fence": 1, "epoch": 2, "end_sequence": 3, "next_sequence": 3, "streams": {"7": {"name": "s", "committed": 2}}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "[" * 100_000,
+        json.dumps(GOOD | {"fence": -1}),
+        json.dumps(GOOD | {"fence": 2**64}),
+        json.dumps(GOOD | {"epoch": 1.5}),
+        json.dumps(GOOD).replace('"epoch": 2', '"epoch": 1e999'),
+        json.dumps(GOOD | {"end_sequence": "3"}),
+        json.dumps(GOOD | {"next_sequence": None}),
+        json.dumps(GOOD | {"streams": [7]}),
+        json.dumps(GOOD | {"streams": {"x": {"name": "s", "committed": 2}}}),
+        json.dumps(GOOD | {"streams": {"-7": {"name": "s", "committed": 2}}}),
+        json.dumps(GOOD | {"streams": {"7": {"name": "s", "committed": -1}}}),
+        json.dumps(GOOD | {"streams": {"7": {"name": "s"}}}),
+        json.dumps(GOOD | {"streams": {"7": 2}}),
+        "\x00" * 100,
+        "1" * 10_000,
+    ],
+)
+def test_a_snapshot_that_is_damaged_or_hostile_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / snapshots.FILE_NAME).write_text(text)
+    with pytest.raises(StorageError, match=r"cannot be read") as caught:
+        snapshots.load(tmp_path)
+    assert caught.value.next_step
+
+
+def test_a_state_refuses_what_its_log_does_not_have() -> None:
+    state = GatewayState(Limits(), Snapshot(streams={7: Position("s", 3)}), next_sequence=5)
+    with pytest.raises(StorageError, match="Message 9 of stream 7"):
+        state.handle(Committed(0, 0, 5, {7: 9}))
+    assert state.handle(Committed(0, 0, 5, {7: 3}))
