@@ -104,7 +104,7 @@ def test_every_made_part_is_on_a_page() -> None:
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
 def test_a_python_example_runs_and_its_pipeline_is_whole(page: str, text: str) -> None:
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(text, page, "exec"), names)
+    exec(compile(text, page, "exec", dont_inherit=True), names)
     for value in names.values():
         if isinstance(value, Pipeline):
             assert value.graph().sinks

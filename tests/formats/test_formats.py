@@ -16,6 +16,7 @@ import pytest
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.rounds import Rounds
+from procession.errors import StorageError
 from procession.gateway import snapshot
 from procession.gateway.members import Members
 from procession.sdk.acklog import acknowledged
@@ -94,9 +95,18 @@ def test_the_round_records_are_read(copied: Copied) -> None:
     assert sorted(rounds[3].states) == ["totals"]
 
 
-def test_the_state_files_are_read(copied: Copied) -> None:
+def test_states_whose_keys_have_no_types_are_refused_before_the_checkpoint_is_claimed(copied: Copied) -> None:
+    rounds = Rounds(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
+    with pytest.raises(StorageError, match="the states of stage 'totals' have format 1") as caught:
+        rounds[3].states["totals"].check_format("totals")
+    assert "begin anew" in caught.value.next_step
+
+
+def test_state_files_of_an_earlier_format_are_refused(copied: Copied) -> None:
     (folder,) = (copied("run") / "pipeline" / "state").iterdir()
-    assert sum(StateFile(path).count for path in folder.iterdir()) == 2
+    for path in folder.iterdir():
+        with pytest.raises(StorageError, match="7 and '7' were one"):
+            StateFile(path)
 
 
 def test_the_transaction_log_is_read(copied: Copied) -> None:

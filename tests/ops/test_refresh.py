@@ -18,7 +18,7 @@ from procession.ops.refresh import FIRST, Refresh
 from procession.plan.graph import Graph
 from procession.plan.planner import make_plan
 from procession.spark.chains import Tables, Task
-from procession.storage.copies import Copies
+from procession.storage.copies import Copies, check_copy
 
 from ..plan.reference import batch_of
 from ..spark.cluster import run_epoch, write_log, written
@@ -74,7 +74,7 @@ def world(tmp_path: Path) -> World:
     write_log(tmp_path / "log", batch_of([b"k"] * 100))
     side = sides.of_json_lines(tmp_path / "table.jsonl", by="id", refresh=True)
     pipeline = Pipeline("p", parallelism=4)
-    joined = pipeline.source().hash_join(side, key=bytes, join=lambda value, row: row["word"].encode())
+    joined = pipeline.source().hash_join(side, key=bytes.decode, join=lambda value, row: row["word"].encode())
     joined.sink("out", to="file:out")
     graph = pipeline.graph()
     said: list[str] = []
@@ -150,3 +150,23 @@ def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, mon
     assert name is not None
     assert (copies.directory / name).read_bytes() == (tmp_path / "table").read_bytes()
     assert copies.take(tmp_path / "table") == name
+
+
+def test_a_damaged_copy_of_a_table_is_found_and_named(tmp_path: Path) -> None:
+    (tmp_path / "table.jsonl").write_bytes(b'{"id": "a"}' * 100)
+    copies = Copies(tmp_path / "copies")
+    name = copies.take(tmp_path / "table.jsonl")
+    assert name is not None
+    assert copies.take(tmp_path / "table.jsonl") == name
+    check_copy(copies.directory / name)
+    check_copy.cache_clear()
+    with open(copies.directory / name, "r+b") as file:
+        file.seek(500)
+        file.write(b"?")
+    with pytest.raises(StorageError, match=f"{name} is damaged") as caught:
+        check_copy(copies.directory / name)
+    assert "restore" in caught.value.next_step
+    (copies.directory / name).unlink()
+    with pytest.raises(StorageError, match="Cannot read the copy of a table"):
+        check_copy(copies.directory / name)
+    check_copy(copies.directory / "0a1b2c3d-17-1100.jsonl")  # named by a version without checksums

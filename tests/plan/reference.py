@@ -15,14 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.plan.buckets import as_key
-from procession.plan.carriage import packed
+from procession.plan.carriage import PLAIN
 from procession.plan.codecs import DECODE, ENCODE
 from procession.plan.ends import sources_before
 from procession.plan.expiry import Expiring
 from procession.plan.graph import Framing, Graph, Kind, Node, Order
 from procession.plan.inputs import number_of
-from procession.plan.keyed import thawed
+from procession.plan.keys import NO_KEY, KeyCodec
 from procession.plan.pairs import LatePair
 from procession.plan.places import AFTER
 from procession.plan.planner import make_plan
@@ -77,7 +76,7 @@ class Sequential:
     serial: int = 0
     time: int = 0
     """The event time of the record at hand."""
-    fired: bytes = b""
+    fired: bytes = NO_KEY
     """The key of the window that has just fired."""
 
     stage_time: int = 0
@@ -102,6 +101,10 @@ class Sequential:
         self.inputs = plan.inputs
         self.origins = {chain.root: plan.origins[chain.number] for chain in plan.chains}
 
+    @property
+    def keys(self) -> KeyCodec:
+        return KeyCodec(self.graph.types)
+
     def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
         with self.loop:
             for record in batch.to_pylist():
@@ -114,7 +117,9 @@ class Sequential:
                     self.input = record["stream_id"] if self.graph.nodes[source].ends else number_of(source)
                     self.time = record["event_time"]
                     self.latest = max(self.latest, self.time)
-                    self._walk(self._source_of(record), record["payload"], record, letters, record["key"])
+                    self._walk(
+                        self._source_of(record), record["payload"], record, letters, self.keys.encode(record["key"])
+                    )
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
         return {one.name: self.outputs[one.name] for one in self.graph.participants}
@@ -180,7 +185,7 @@ class Sequential:
             for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
                     self.fired = one["key"]
-                    yield own(stage.join(thawed(one["value"]), None))
+                    yield own(stage.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stage, Expiring):
             yield from self._expired(index, watermark)
         elif not stage.windows.count:
@@ -227,7 +232,7 @@ class Sequential:
         if node.kind is Kind.JOIN:
             for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
                 if stateful.windowing.is_outer and one["side"] == 0 and not one["partners"]:
-                    yield own(stateful.windowing.join(thawed(one["value"]), None))
+                    yield own(stateful.windowing.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stateful.windowing, Expiring):
             yield from self._expired(index, AFTER)
         elif stateful.windowing is not None:
@@ -237,7 +242,7 @@ class Sequential:
                 start, values = (0, held) if stateful.windowing.windows.count else held
                 yield self._told(node, start, end, values, whose, "end")
         if stateful.sorting is not None:
-            self.fired = b""
+            self.fired = NO_KEY
             ranked = sorted(
                 self.windows.pop(index, {}).values(), reverse=stateful.sorting.is_reversed, key=itemgetter(0)
             )
@@ -246,16 +251,16 @@ class Sequential:
             total = stateful.totals.aggregate
             held = self.windows.pop(index, {})
             if not held and node.key is None:
-                held = {b"": [0, total.create()]}
+                held = {NO_KEY: [0, total.create()]}
             for key, (count, one) in sorted(held.items()):
                 self.fired = key
-                named = {"key": key.decode()} if node.key is not None else {}
+                named = {"key": self.keys.decode(key)} if node.key is not None else {}
                 yield named | {"count": count, "value": own(total.finish(one))}
 
     def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
         stateful: Any = node.stateful
         self.fired = whose
-        named = {"key": whose.decode()} if node.key is not None else {}
+        named = {"key": self.keys.decode(whose)} if node.key is not None else {}
         result = stateful.windowing.aggregate.of(own(values))
         times = {"start": seconds(start), "end": seconds(end)}
         return named | times | {"count": len(values), "value": result, "fired": why}
@@ -270,7 +275,7 @@ class Sequential:
         if node.connections == 1:
             return node.name
         is_by_key = self.graph.order_at(node) is Order.KEY
-        share = zlib.crc32(key) % 4096 if is_by_key else record["stream_id"] % 4096
+        share = zlib.crc32(self._plain(key)) % 4096 if is_by_key else record["stream_id"] % 4096
         return f"{node.name}.{share % node.connections}"
 
     def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
@@ -288,7 +293,7 @@ class Sequential:
             return
         try:
             key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
-            key = key if key_of is None else as_key(key_of(value))
+            key = key if key_of is None else self.keys.encode(key_of(value))
             expired = [(one, self.fired) for one in self._expiring(index, value)]
             for one, gone in expired:
                 for child in self.graph.children(index):
@@ -308,7 +313,13 @@ class Sequential:
 
     def _key_of(self, node: Node, key: bytes) -> bytes:
         """The key of what comes out: that of the window, if it is a window's."""
+        if node.kind is Kind.TRANSFORM:  # Spark SQL has keys as bytes
+            return self.keys.encode(self._plain(key))
         return self.fired if TABLE[node.kind].is_timed else key
+
+    def _plain(self, key: bytes) -> bytes:
+        plain: bytes = self.keys.shown(pa.array([key], pa.binary()))[0].as_py()
+        return plain
 
     def _results(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]
@@ -338,7 +349,7 @@ class Sequential:
             case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
                 yield value
             case Kind.DISTINCT:
-                place = index, as_key(node.key(value))  # type: ignore[misc]
+                place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
                 is_new = place not in self.states
                 self.states[place] = b""
                 self._stay(*place)
@@ -354,7 +365,7 @@ class Sequential:
                 records = self.windows.setdefault(index, {})
                 records[len(records)] = node.stateful.sorting.by(value), value
             case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
-                key = as_key(node.key(value)) if node.key is not None else b""
+                key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
                 assert node.stateful is not None
                 assert node.stateful.totals is not None
                 total = node.stateful.totals.aggregate
@@ -371,7 +382,7 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
-        key = as_key(node.key(value)) if node.key is not None else b""
+        key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
         time = nanoseconds(node.time(value)) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
 
@@ -420,7 +431,7 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
-        key = as_key(node.key(sided))  # type: ignore[misc]
+        key = self.keys.encode(node.key(sided))  # type: ignore[misc]
         time = nanoseconds(node.time(sided)) if node.time is not None else self.time
         side, value = sided
         watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
@@ -431,14 +442,15 @@ class Sequential:
             return
         near = [one for one in held if one["key"] == key and one["side"] != side]
         near = [one for one in near if abs(one["time"] - time) <= stage.within]
-        pairs = [(one, own(stage.join(*[thawed(one["value"]), own(value)][:: -1 if side == 0 else 1]))) for one in near]
+        both = [(one, [PLAIN.thawed(one["value"]), own(value)]) for one in near]
+        pairs = [(one, own(stage.join(*sides[:: -1 if side == 0 else 1]))) for one, sides in both]
         for one, pair in pairs:
             one["partners"] += 1
             yield pair
         if time + stage.within >= watermark:
             self.serial += 1
             same = {"serial": self.serial, "side": side, "key": key, "time": time}
-            held.append({**same, "value": packed(value), "partners": len(pairs)})
+            held.append({**same, "value": PLAIN.packed(value), "partners": len(pairs)})
         elif stage.is_outer and side == 0 and not pairs:
             yield own(stage.join(value, None))
 
@@ -448,7 +460,7 @@ class Sequential:
         stage: Any = node.stateful and node.stateful.windowing
         if not isinstance(stage, Expiring):
             return
-        as_key(node.key(value))  # type: ignore[misc]
+        self.keys.encode(node.key(value))  # type: ignore[misc]
         self.stage_time = nanoseconds(node.time(value)) if node.time is not None else self.time
         watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
         yield from self._expired(index, watermark)
@@ -460,7 +472,7 @@ class Sequential:
         for _, key in gone:
             del self.expiries[index, key]
             state = self.states.pop((index, key))
-            result = stage.on_evict(key.decode(), thawed(state)) if stage.on_evict else None
+            result = stage.on_evict(self.keys.decode(key), PLAIN.thawed(state)) if stage.on_evict else None
             if result is not None:
                 self.fired = key
                 yield result
@@ -476,8 +488,8 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         assert node.stateful.step is not None
-        place = index, as_key(node.key(value))  # type: ignore[misc]
-        state = thawed(self.states[place]) if place in self.states else node.stateful.initial()
+        place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
+        state = PLAIN.thawed(self.states[place]) if place in self.states else node.stateful.initial()
         is_known = place in self.states
         try:
             state, result = node.stateful.step(state, value)
@@ -485,7 +497,7 @@ class Sequential:
         except Exception:
             # What a step has done to its state before it raised stays done.
             if is_known:
-                self.states[place] = packed(state)
+                self.states[place] = PLAIN.packed(state)
             raise
         if node.kind is Kind.FILTER_STATEFUL:
             results = [value] if result else []
@@ -494,7 +506,7 @@ class Sequential:
             self.states.pop(place, None)
             self.expiries.pop(place, None)
         else:
-            self.states[place] = packed(state)
+            self.states[place] = PLAIN.packed(state)
             self._stay(*place)
         yield from results
 

@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.plan.buckets import SHARES, as_key, dealt, parted, share_of
+from procession.plan.buckets import SHARES, dealt, parted, share_of
 from procession.plan.pipeline import PARALLELISM_MAX
 
 
@@ -51,10 +50,3 @@ def test_there_are_shares_for_the_largest_number_of_tasks_and_they_are_even() ->
         for number in range(20_000):
             sizes[share_of(b"key-%d" % number) % buckets] += 1
         assert max(sizes) < 1.1 * 20_000 / buckets
-
-
-def test_keys_are_text_bytes_or_numbers() -> None:
-    assert [as_key(key) for key in ("ü", b"x", 7, -1, bytearray(b"y"))] == ["ü".encode(), b"x", b"7", b"-1", b"y"]
-    for odd in (None, 1.5, True, ("a",)):
-        with pytest.raises(TypeError, match="give str, bytes or int"):
-            as_key(odd)

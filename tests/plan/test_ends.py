@@ -132,9 +132,9 @@ def test_totals_are_of_all_records_in_their_order_and_of_those_since_the_last_en
         {"count": 1, "value": [b"a"]},
     ]
     assert totals(ALL, FOUR, key=key) == [
-        {"key": "a", "count": 2, "value": [b"a", b"a"]},
-        {"key": "b", "count": 1, "value": [b"b"]},
-        {"key": "c", "count": 1, "value": [b"c"]},
+        {"key": b"a", "count": 2, "value": [b"a", b"a"]},
+        {"key": b"b", "count": 1, "value": [b"b"]},
+        {"key": b"c", "count": 1, "value": [b"c"]},
     ]
 
 

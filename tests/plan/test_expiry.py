@@ -31,8 +31,8 @@ def several(state: int, value: bytes) -> tuple[int, list[bytes]]:
     return state + 1, [value] * (state % 3)
 
 
-def told(whose: str, state: Any) -> bytes | None:
-    return None if state == [] else f"{whose} is gone: {state}".encode()
+def told(whose: bytes, state: Any) -> bytes | None:
+    return None if state == [] else f"{whose.decode()} is gone: {state}".encode()
 
 
 def every_kind(pipeline: Pipeline, ttl_s: float) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates
 from procession.plan import sorting as module
-from procession.plan.carriage import packed
-from procession.plan.keyed import thawed
+from procession.plan.carriage import PLAIN
 from procession.plan.sorting import Sorting
 from procession.storage import statefile
 from procession.storage.states import Codec, States
@@ -72,7 +71,7 @@ def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
     monkeypatch.setattr(module, "SPILL_BLOCKS", 4)
     monkeypatch.setattr(module, "FAN_IN", 4)
     monkeypatch.setattr(statefile, "PIECE_BYTES", 4096)
-    states, stage = States(tmp_path, (), Codec(packed, thawed)), Sorting(lambda value: value)
+    states, stage = States(tmp_path, (), Codec(PLAIN.packed, PLAIN.thawed)), Sorting(lambda value: value)
     values = list(range(20_000))
     random.Random(3).shuffle(values)
     held_max = 0

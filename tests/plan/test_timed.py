@@ -7,11 +7,11 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
-from procession.plan.places import place_of
+from procession.plan.places import KEY_BYTES, PLACE, flow_of, rank_of
 from procession.plan.windows import Windows
 
 from ..spark.test_plans import expected, ran
@@ -113,11 +113,17 @@ def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_op
     }
 
 
-@given(st.lists(st.binary(max_size=40), min_size=2, max_size=20, unique=True))
+@given(st.lists(st.binary(max_size=KEY_BYTES + 9), min_size=2, max_size=20, unique=True))
+@example([b"", b"\0", b"\0\0", b"a", b"a\0", b"a\0\0b"])
+@example([b"x" * KEY_BYTES, b"x" * KEY_BYTES + b"\0", b"x" * (KEY_BYTES - 1) + b"\0"])
 def test_places_are_unique_and_stand_in_the_order_of_keys(keys: list[bytes]) -> None:
-    places = sorted((place_of(one), one) for one in keys)
-    assert len({place for place, _ in places}) == len(keys)
-    short = [one for _, one in places if len(one) <= 32 and not one.endswith(b"\0")]
+    tail = flow_of([(0, (7, key, 0), key, None) for key in keys]).tail
+    assert len(tail) == PLACE
+    numbers = list(zip(*(column.tolist() for column in tail), strict=True))
+    assert len(set(numbers)) == len(keys)
+    by_numbers = [key for _, key in sorted(zip(numbers, keys, strict=True))]
+    assert by_numbers == sorted(keys, key=rank_of)
+    short = [key for key in by_numbers if len(key) <= KEY_BYTES]
     assert short == sorted(short)
 
 
@@ -177,7 +183,7 @@ def test_two_halves_put_together_are_the_whole(aggregate: Aggregate) -> None:
         lambda stage: stage.aggregate(len),
         lambda stage: stage.aggregate(aggregates.count(), key="host"),
         lambda stage: stage.map_stateful(None, key=bytes),
-        lambda stage: stage.map_stateful(len, key=bytes, initial={1: {2}}),
+        lambda stage: stage.map_stateful(len, key=bytes, initial={1: {2j}}),
         lambda stage: stage.distinct("host"),
     ],
 )

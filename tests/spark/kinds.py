@@ -81,12 +81,12 @@ def when(value: bytes) -> int:
     return number - (number * 7919 % 83 if number % 10 == 3 else 0) + (3_000 if number > 2_000 else 0)
 
 
-def gone(whose: str, state: Any) -> bytes:
+def gone(whose: bytes, state: Any) -> bytes:
     return f"{whose} had {state!r}".encode()
 
 
 def last_digit(result: dict[str, Any]) -> str:
-    return str(result["key"])[-1]
+    return str(result["key"].decode())[-1]
 
 
 def end_of(result: dict[str, Any]) -> float:
@@ -94,6 +94,10 @@ def end_of(result: dict[str, Any]) -> float:
 
 
 NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
+
+
+def last_of(row: dict[str, Any]) -> bytes:
+    return str(row["last"]).encode()
 
 
 def last_two(value: bytes) -> bytes:
@@ -169,7 +173,7 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
     source.merge(nested.map(shown)).sink("nested", to="file:out")
     # hash joins: the stream narrow, in order, with one side and with two
-    names = sides.of_rows(NAMES, by="last")
+    names = sides.of_rows(NAMES, by=last_of)
     joined = source.hash_join(names, key=last_two, join=named).rebalance(parallelism=3)
     joined.inner_hash_join(names, key=first_two, join=named_twice, and_side=names, and_key=last_two).sink(
         "joined", to="file:out"

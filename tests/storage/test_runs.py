@@ -103,11 +103,42 @@ def test_every_cut_of_a_run_is_refused_and_never_read_as_a_shorter_one(tmp_path:
     whole = path.read_bytes()
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
-        with pytest.raises(StorageError, match="gone or torn"):
+        with pytest.raises(StorageError, match="is damaged: "):
             read(store, run)
     path.unlink()
-    with pytest.raises(StorageError, match="gone or torn"):
+    with pytest.raises(StorageError, match="is damaged: it is gone"):
         read(store, run)
+
+
+def test_every_damaged_byte_of_a_run_is_found_and_the_driver_may_make_the_epoch_again(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    (run,) = attempt(store, 1, [b"payload-%d" % number for number in range(20)]).runs
+    path = next(tmp_path.rglob("*.arrow"))
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        found = None
+        try:
+            got = read(store, run)
+        except StorageError as error:
+            found = error
+        if found is None:
+            assert got == [b"payload-%d" % number for number in range(20)]
+            assert whole[at] == 0, "only what fills a gap may change unseen"
+            continue
+        assert path.name in found.sentence
+        assert not found.next_step or "version" in found.next_step, "whoever has none is started again"
+
+
+def test_a_damaged_manifest_is_found(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    attempt(store, 1, [b"x"])
+    path = next(tmp_path.rglob("*.manifest"))
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(StorageError, match="does not match its checksum"):
+            store.published(EPOCH, 0, 0)
 
 
 def test_a_full_disk_names_the_place_and_publishes_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +161,43 @@ def test_a_file_that_is_gone_or_torn_is_a_storage_error_that_names_it(tmp_path: 
     (tmp_path / name).unlink()
     with pytest.raises(StorageError, match=name):
         States(tmp_path, states.files, CODEC)
+
+
+def test_damage_is_found_when_the_block_is_read_and_other_blocks_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statefile, "PIECE_ROWS", 50)
+    states = opened(tmp_path)
+    put(states, {b"key-%d" % number: number for number in range(1000)})
+    ((name, _),) = states.finish()
+    path = tmp_path / name
+    whole = path.read_bytes()
+    value = whole.index(CODEC.encode(777), whole.index(b"key-777"))
+    path.write_bytes(whole[:value] + b"!" + whole[value + 1 :])
+    damaged = States(tmp_path, states.files, CODEC)
+    found: list[StorageError] = []
+    for number in range(1000):
+        try:
+            assert damaged.take([b"key-%d" % number])[b"key-%d" % number] == number
+        except StorageError as error:
+            found.append(error)
+    assert 0 < len(found) < 200
+    assert all(name in error.sentence and "restore" in error.next_step for error in found)
+    with pytest.raises(StorageError, match=name):
+        list(States(tmp_path, states.files, CODEC).all_keys())
+
+
+def test_states_of_an_earlier_format_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    old = Version.from_json({"tasks": [[["a.state", 2]]], "kind": "rolling"})
+    with pytest.raises(StorageError, match=r"'counts' have format 1.*7 and '7' were one") as caught:
+        old.check_format("counts")
+    assert "begin anew" in caught.value.next_step
+    Version((), "rolling", 1).check_format("counts")  # nothing was kept
+    Version(((("a.state", 2),),), "rolling").check_format("counts")
+    with pa.ipc.new_file(tmp_path / "a.state", statefile.SCHEMA):
+        pass
+    with pytest.raises(StorageError, match="whose keys had no types"):
+        States(tmp_path, (("a.state", 0),), CODEC)
 
 
 def test_two_attempts_never_write_to_one_file(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import pytest
 from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 from procession.ops.supervise import PartFailed
-from procession.plan.carriage import packed
-from procession.plan.keyed import thawed
+from procession.plan.carriage import PLAIN
 from procession.storage.states import Codec as StateCodec
 from procession.storage.states import States
 
@@ -94,7 +93,7 @@ def committed_states(cluster: Cluster) -> dict[str, Any]:
     version = cluster.rounds().states(cluster.log().committed)["salted"]
     found: dict[bytes, Any] = {}
     for files in version.tasks:
-        states = States(directory, files, StateCodec(packed, thawed))
+        states = States(directory, files, StateCodec(PLAIN.packed, PLAIN.thawed))
         found |= states.take([key for some in states.all_keys() for key in some])
     return {key.decode(): state for key, state in found.items()}
 

@@ -99,8 +99,11 @@ def _rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
 def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     """The rows of these parts, each of which is sorted, in one order."""
     keys = [np.concatenate(column) for column in zip(*map(key_columns, parts), strict=True)]
-    order = np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys[::-1])
-    _check_rising([column[order] for column in keys])
+    # Columns in which all rows are alike say nothing: of the many that tell where a fired result stands, most are so.
+    telling = [column for column in keys if (column != column[0]).any()] or keys[:1]
+    order = np.argsort(telling[0], kind="stable") if len(telling) == 1 else np.lexsort(telling[::-1])
+    if (row := _first_double([column[order] for column in telling])) is not None:
+        raise _disorder(tuple(int(column[order[row]]) for column in keys))
     starts = np.cumsum([0, *(part.num_rows for part in parts)])
     # A stretch is broken where the next row is not the next of the same part.
     is_broken = np.diff(order) != 1
@@ -115,13 +118,13 @@ def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) ->
         yield _chosen(parts[owner], columns).slice(first - int(starts[owner]), count)
 
 
-def _check_rising(keys: Sequence[Numbers]) -> None:
-    """No two rows may have the same place: a path that was taken for two, or two for one, shows here."""
+def _first_double(keys: Sequence[Numbers]) -> int | None:
+    """The first row whose place is also that of the next. No two may have the same: a path that was taken for two, or
+    two for one, shows here."""
     is_same = np.ones(max(0, len(keys[0]) - 1), bool)
     for column in keys:
         is_same &= column[1:] == column[:-1]
-    if is_same.any():
-        raise _disorder(tuple(int(column[int(np.argmax(is_same))]) for column in keys))
+    return int(np.argmax(is_same)) if is_same.any() else None
 
 
 def _disorder(key: Key) -> StorageError:

@@ -138,7 +138,9 @@ def _announce_spare(path: Path) -> None:
 
 
 def check_last(plan: Plan, last: Round) -> None:
-    """Raise PlanError unless this plan can go on from this epoch, with the states that it has committed."""
+    """Raise an error unless this plan can go on from this epoch, with the states that it has committed."""
+    for name, version in last.states.items():
+        version.check_format(name)
     check_continued(plan, {name: version.kind for name, version in last.states.items()})
     check_tasks(plan, {name: len(version.tasks) for name, version in last.states.items()})
 

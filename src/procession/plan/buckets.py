@@ -56,24 +56,6 @@ def share_of(key: bytes) -> int:
     return zlib.crc32(key) % SHARES
 
 
-def as_key(value: Any) -> bytes:
-    """What a user's function gave as a key, as the bytes that a key is."""
-    if type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value).encode()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"the key is a {type(value).__name__}: give str, bytes or int")
-
-
-def keyed(function: Callable[[Any], Any]) -> Callable[[Any], bytes]:
-    """A user's function that gives a key, as one that gives bytes."""
-    return lambda value: as_key(function(value))
-
-
 def listed(
     function: Callable[[Any], Any], *, is_exposed: bool = True, is_changing: bool = True
 ) -> Callable[[Any], list[Any]]:

@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from procession.plan.alarms import Reached
 from procession.plan.answer import read_answer
 from procession.plan.blueprint import BY_RECORD, Plan
-from procession.plan.buckets import keyed, listed
-from procession.plan.carriage import as_column, as_payloads, unpack
+from procession.plan.buckets import listed
+from procession.plan.carriage import ValueCodec, as_column, as_payloads
 from procession.plan.codecs import DECODE
 from procession.plan.delivery import Delivery
 from procession.plan.ends import BEYOND, Change, End
@@ -38,6 +38,7 @@ from procession.plan.graph import Codec, Kind, Node
 from procession.plan.inlining import LinesOf
 from procession.plan.inputs import Turn
 from procession.plan.keyed import NO_STATES, States, run_keyed
+from procession.plan.keys import KeyCodec
 from procession.plan.places import Result, flow_of
 from procession.plan.rows import Output, Rows
 from procession.plan.sides import joinings_at
@@ -95,6 +96,7 @@ class Chain:
         self.states = states
         self.lines_of = lines_of
         graph = plan.graph
+        self.values, self.keys = ValueCodec(graph.types), KeyCodec(graph.types)
         self.branches = {
             (before, after): branch
             for before in plan.branching & plan.traced
@@ -229,8 +231,9 @@ class _Pass(Delivery):
             assert self.rows.forms is not None
             if node.stateful is not None and (windowing := node.stateful.windowing) is not None:
                 refused = partial(self._refused, index, windowing)
-                return timed_flow(self.rows, windowing, self.chain.states, refused, self.chain.watermark)
-            flow = Flow(unpack(self.rows.payload, self.rows.forms), keys=self.rows.keys)
+                codec, watermark = self.chain.values, self.chain.watermark
+                return timed_flow(self.rows, windowing, self.chain.states, refused, watermark, codec)
+            flow = Flow(self.chain.values.unpack(self.rows.payload, self.rows.forms), keys=self.rows.keys)
             if node.stateful is not None and (totals := node.stateful.totals) is not None:
                 assert self.rows.keys is not None
                 refuse = partial(self.letters.add, index, flow)
@@ -257,8 +260,7 @@ class _Pass(Delivery):
         assert node.function is not None
         before = before.with_values(before.as_list())
         if node.kind is Kind.KEY_BY:
-            results, rows = self._each(index, keyed(node.function), before)
-            return replace(before.only(rows), keys=pa.array(results, pa.binary()))
+            return self._keyed_by(index, node.function, before)
         if node.kind is Kind.ADD_TIMESTAMPS:
             results, rows = self._each(index, timed(node.function), before)
             return replace(before.only(rows), times=pa.array(results, pa.int64()))
@@ -354,7 +356,7 @@ class _Pass(Delivery):
         count = len(before)
         rows = np.arange(count, dtype=np.int64)
         table = pa.RecordBatch.from_arrays(
-            [before.values, self._keys(before), *self._others(before).columns, pa.array(rows)],
+            [before.values, self._plain_keys(before), *self._others(before).columns, pa.array(rows)],
             names=["payload", *COLUMNS, "row"],
         )
         pieces = list(self._bisect(index, node.function, table, before, rows))

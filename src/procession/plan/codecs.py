@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import msgpack
 import pyarrow as pa
@@ -27,7 +31,22 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    if isinstance(value, bytes | bytearray):
+        raise TypeError("the function gave back bytes, which have no form in JSON: give what they mean")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_as_json).encode()
+
+
+def _as_json(value: Any) -> Any:
+    """What stands in JSON for a key, or a part of a result, that JSON has no form for."""
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"a {type(value).__name__} has no form in JSON: {value!r}")
 
 
 def _from_msgpack(payload: bytes) -> Any:

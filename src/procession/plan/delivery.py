@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.plan.buckets import as_key, parted, parted_by_stream
-from procession.plan.carriage import Forms, as_payloads, pack, packed_value
+from procession.plan.buckets import parted, parted_by_stream
+from procession.plan.carriage import Forms, as_payloads
 from procession.plan.codecs import ENCODE
 from procession.plan.dealing import deal_out, dealt_out, shared_out
 from procession.plan.flow import Flow, Numbers
 from procession.plan.graph import Codec, Framing, Kind, Order
 from procession.plan.inputs import Ids, input_ids
+from procession.plan.keys import NO_KEY, of_bytes
 from procession.plan.letters import Letters
 from procession.plan.ownership import own, own_all
 from procession.plan.rows import INPUT, TIME, Output, Rows, batch_of
@@ -101,9 +102,17 @@ class Delivery:
             return flow.pick(rows, results)
 
     def _keys(self, flow: Flow) -> pa.Array:
+        """The keys of these rows, encoded: those that they were given, or came with."""
         if flow.keys is not None:
             return flow.keys
-        return self._came_with(flow).column("key")
+        came = self._came_with(flow).column("key")
+        return of_bytes(came) if self.rows.is_ingress else came
+
+    def _plain_keys(self, flow: Flow) -> pa.Array:
+        """The same as plain bytes, for functions of batches, and for the connections of sinks."""
+        if flow.keys is None and self.rows.is_ingress:
+            return self._came_with(flow).column("key")
+        return self.chain.keys.shown(self._keys(flow))
 
     def _times(self, flow: Flow) -> pa.Array:
         return self._others(flow).column("event_time")
@@ -164,7 +173,7 @@ class Delivery:
             return
         match self.plan.graph.order_at(node):
             case Order.KEY:
-                yield from shared_out(index, whole, parted(self._keys(flow), node.connections))
+                yield from shared_out(index, whole, parted(self._plain_keys(flow), node.connections))
             case Order.STREAM:
                 yield from shared_out(
                     index, whole, parted_by_stream(self._others(flow).column("stream_id"), node.connections)
@@ -178,7 +187,7 @@ class Delivery:
         if way_of(node) is Way.BY_KEY:
             flow = self._keyed_by(index, key_of(node), flow)
         elif node.stateful is not None:
-            flow = replace(flow, keys=pa.array([b""] * len(flow), pa.binary()))
+            flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
         if node.kind is Kind.TRANSFORM:
             flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
         if (time := node.time) is not None:
@@ -213,17 +222,18 @@ class Delivery:
         """These rows with the keys that a user's function gives them."""
         results, rows = self._each(index, key, flow)
         flow = flow.only(rows)
-        if set(map(type, results)) - {bytes}:
-            results, rows = self._each(index, as_key, flow.with_values(results))
-            flow = flow.only(rows)
-        return replace(flow, keys=pa.array(results, pa.binary()))
+        try:
+            return replace(flow, keys=self.chain.keys.column(results))
+        except (TypeError, ValueError):  # one by one, to find which
+            encoded, rows = self._each(index, self.chain.keys.encode, flow.with_values(results))
+            return replace(flow.only(rows), keys=pa.array(encoded, pa.binary()))
 
     def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
         try:
-            payload, forms = pack(flow.values)
+            payload, forms = self.chain.values.pack(flow.values)
             return flow.with_values(payload), forms
         except (TypeError, ValueError):  # one by one, to find which
-            results, rows = self._each(self._maker(stage), packed_value, flow)
+            results, rows = self._each(self._maker(stage), self.chain.values.packed_value, flow)
             payload = pa.array([data for data, _ in results], pa.binary())
             return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
 

@@ -20,15 +20,16 @@ from procession.errors import PlanError
 from procession.plan.alarms import Alarms, Reach, greatest
 from procession.plan.flow import Numbers
 from procession.plan.keyed import Refuse, States, is_open
+from procession.plan.keys import PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own, separate
-from procession.plan.places import AFTER, PLACE, Result, place_of
+from procession.plan.places import AFTER, Result, rank_of
 from procession.plan.stateful import Gives, Step
 from procession.plan.windows import seconds
 
 STEPS = 8
 """The watermark moves in steps of the time to live divided by this: so much longer a state may last."""
 
-OnEvict = Callable[[str, Any], Any]
+OnEvict = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Expiring:
     initial: Callable[[], Any]
     ttl: int
     on_evict: OnEvict | None = None
+    keys: KeyCodec = PLAIN_KEYS
 
     @property
     def shape(self) -> str:
@@ -124,7 +126,7 @@ class _Run:
                 if held is None:
                     self.alarms.set(self._due(expires), keys[row])
             for number, result in enumerate(results):
-                self.results.append((row, (AFTER, number, *[0] * (PLACE - 2)), keys[row], result))
+                self.results.append((row, (AFTER, b"", number), keys[row], result))
         self.states.touch(names.values())
         self.alarms.keep()
 
@@ -168,14 +170,15 @@ class _Run:
         self.alarms.keep()
         if self.stage.on_evict is None:
             return
-        for expired, key, state in sorted(gone, key=lambda one: (one[0], place_of(one[1]))):
+        for expired, key, state in sorted(gone, key=lambda one: (one[0], rank_of(one[1]))):
             result = self._evicted(self.stage.on_evict, key, state)
             if result is not None:
-                self.results.append((row, (expired, *place_of(key)), key, result))
+                self.results.append((row, (expired, key, 0), key, result))
 
-    def _evicted(self, on_evict: OnEvict, key: bytes, state: Any) -> Any:
+    def _evicted(self, on_evict: OnEvict, encoded: bytes, state: Any) -> Any:
+        key = self.stage.keys.decode(encoded)
         try:
-            return on_evict(key.decode(errors="backslashreplace"), state)
+            return on_evict(key, state)
         except Exception as error:
             raise PlanError(
                 f"the `on_evict` of key {key!r} raised {type(error).__name__}: {error}",

@@ -16,6 +16,7 @@ from procession.plan.carriage import BYTES
 from procession.plan.ends import ENDS, Change, End, Ending, new_mark
 from procession.plan.inputs import Turn
 from procession.plan.keyed import States
+from procession.plan.keys import NO_KEY
 from procession.plan.places import Result
 from procession.plan.rows import Rows
 from procession.plan.stateful import Stateful
@@ -41,7 +42,7 @@ def fired_at_end(stateful: Stateful, states: States) -> Iterator[Sequence[Result
 def row_of_end(key: Sequence[int], end: End | Turn, *, is_carrying: bool) -> Rows:
     """A row that stands for the end, with this order key: what the results come from."""
     columns = {
-        "key": pa.array([b""], pa.binary()),
+        "key": pa.array([NO_KEY], pa.binary()),
         "event_time": pa.array([end.time], pa.int64()),
         "stream_id": pa.array([end.stream], pa.uint64()),
         "message_id": pa.array([0], pa.uint64()),
@@ -51,6 +52,6 @@ def row_of_end(key: Sequence[int], end: End | Turn, *, is_carrying: bool) -> Row
         tuple(np.array([number], np.int64) for number in key),
         np.array([BYTES], np.uint8),
         pa.record_batch(columns) if is_carrying else None,
-        pa.array([b""], pa.binary()),
+        pa.array([NO_KEY], pa.binary()),
         np.array([end.time], np.int64),
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from procession.plan.eventtime import EventTime
 from procession.plan.guarantee import POLICIES, Guarantee, Policy
+from procession.plan.named_types import NO_TYPES, NamedTypes
 from procession.plan.stateful import Stateful
 
 
@@ -159,6 +160,8 @@ class Graph:
     exchange: Exchange = Exchange.RUNS
     event_time: EventTime | None = None
     """How streams are merged, if not in the order of arrival."""
+    types: NamedTypes = NO_TYPES
+    """The classes whose values may go over exchanges and into states."""
 
     @property
     def streams(self) -> frozenset[int]:

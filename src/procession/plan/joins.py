@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.graph import Kind, Node
+from procession.plan.keys import KeyCodec
 from procession.plan.pairs import HELD_MAX, LatePair, Pairing, Sided, as_left, as_right
 from procession.plan.sides import Joining, Side
 from procession.plan.stateful import Gives, Stateful
@@ -88,6 +89,7 @@ class Joins:
             lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "join")),
             held_max=checked_count(held_max, "held_max", "join", HELD_LARGEST),
             late=checked_choice(LatePair, late, "late"),
+            keys=KeyCodec(self._pipeline.types),
         )
         # Three stages stand before it: two that mark the sides, and one that puts them in order.
         named = f"join-{self._pipeline.size + 3}" if name is None else checked_name(name, "a stage")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from procession.plan.carriage import READ, VALUE, packed
+from procession.plan.carriage import PLAIN, ValueCodec
 from procession.plan.ownership import SCALARS, own, separate
 from procession.plan.stateful import Gives, Stateful, Step
 
@@ -163,17 +163,14 @@ def is_open(state: Any) -> bool:
     return type(state) not in SCALARS
 
 
-def starting_with(initial: Any) -> Callable[[], Any]:
+def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]:
     """What gives each new key its first state: a function as it is, a value again and again, never the same object."""
     if callable(initial):
         return lambda: own(initial())  # it may give one object again and again
     if type(initial) in SCALARS:
         return lambda: initial
-    frozen = packed(initial)
-    return lambda: thawed(frozen)
-
-
-thawed = READ[VALUE]
+    frozen = values.packed(initial)
+    return lambda: values.thawed(frozen)
 
 
 def reducing(function: Callable[[Any, Any], Any]) -> Step:

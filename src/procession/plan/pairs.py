@@ -23,8 +23,9 @@ from procession.errors import PlanError
 from procession.plan.alarms import Alarms, Reach, greatest
 from procession.plan.flow import Numbers
 from procession.plan.keyed import Refuse, States
+from procession.plan.keys import PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own
-from procession.plan.places import AFTER, PLACE, Result, place_of
+from procession.plan.places import AFTER, Result, rank_of
 from procession.plan.windows import late_record, seconds
 
 LEFT, RIGHT = 0, 1
@@ -76,6 +77,7 @@ class Pairing:
     lateness: int = 0
     held_max: int = HELD_MAX
     late: LatePair = LatePair.MEET
+    keys: KeyCodec = PLAIN_KEYS
 
     @property
     def sets_late_aside(self) -> bool:
@@ -182,8 +184,8 @@ class _Run:
             held[side].append([time, value, bool(found)])
             if len(held[LEFT]) + len(held[RIGHT]) > stage.held_max:
                 raise PlanError(
-                    f"a join holds more than {stage.held_max:,} records of key {key!r}: they wait for the input that"
-                    " is furthest behind in event time",
+                    f"a join holds more than {stage.held_max:,} records of key {stage.keys.decode(key)!r}: they wait"
+                    " for the input that is furthest behind in event time",
                     next_step='let its inputs be read side by side, as with order_by="event_time"; or give it a'
                     " smaller within_s or lateness_s, or a larger held_max; nothing of this epoch was committed",
                 )
@@ -192,7 +194,7 @@ class _Run:
                 self.alarms.set(due, key)
         for _, other in near:
             other[2] = True
-        self.results += [(row, (AFTER, number, *[0] * (PLACE - 2)), key, result) for number, result in found]
+        self.results += [(row, (AFTER, b"", number), key, result) for number, result in found]
         return is_late
 
     def let_go_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
@@ -212,18 +214,19 @@ class _Run:
             held = known.pop(b"k" + key, [[], []])
             if self.stage.is_outer:
                 gone = [one for one in held[LEFT] if self.stage.due(one[0]) <= step and not one[2]]
-                place = place_of(key)[: PLACE - 2]
-                alone += [((one[0] + self.stage.within, *place, at), key, one[1]) for at, one in enumerate(gone)]
+                alone += [((one[0] + self.stage.within, key, at), one[1]) for at, one in enumerate(gone)]
             kept = [[one for one in side if self.stage.due(one[0]) > step] for side in held]
             if kept[LEFT] or kept[RIGHT]:
                 known[b"k" + key] = kept
         self.states.touch([b"k" + key for key in keys])
-        for place, key, value in sorted(alone, key=lambda one: one[0]):
+        for place, value in sorted(alone, key=lambda one: (one[0][0], rank_of(one[0][1]), one[0][2])):
+            key = place[1]
             try:
                 self.results.append((row, place, key, self.stage.join(value, None)))
             except Exception as error:
                 raise PlanError(
-                    f"the `join` of a record of key {key!r} that found nobody raised {type(error).__name__}: {error}",
+                    f"the `join` of a record of key {self.stage.keys.decode(key)!r} that found nobody raised"
+                    f" {type(error).__name__}: {error}",
                     next_step="mend it: it is called with None for the right record; nothing of this epoch was"
                     " committed, and it is run again when you start again",
                 ) from error

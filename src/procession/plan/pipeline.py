@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.eventtime import check_declared, event_time
 from procession.plan.explain import explain
 from procession.plan.graph import Codec, Exchange, Graph, Kind, Node, OnError, Order
 from procession.plan.guarantee import POLICIES, Guarantee
+from procession.plan.named_types import NamedTypes
 from procession.plan.planner import make_plan
 from procession.plan.stage import Stage
 from procession.plan.words import checked_choice, checked_count, checked_flag, checked_name, checked_target
@@ -48,6 +49,9 @@ class Pipeline:
     `streams`, and output waits for the slowest of them. `lateness_s` is how far a record may be behind the latest of
     its own stream; `late` is what becomes of one that is further behind: "fail" (the default), "drop" (and count), or
     "dead-letter". With `idle_timeout_s` nobody waits longer for a silent stream, and two runs may differ.
+
+    `types` lists the dataclasses, named tuples and enums whose values go over exchanges, into states or are keys. See
+    docs/values.md.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Pipeline:
         lateness_s: float | None = None,
         late: Literal["fail", "drop", "dead-letter"] | None = None,
         idle_timeout_s: float | None = None,
+        types: Iterable[type[Any]] = (),
     ) -> None:
         self.name = checked_name(name, "a pipeline")
         owner = f"pipeline {name!r}"
@@ -78,6 +83,7 @@ class Pipeline:
         self.is_deterministic = checked_flag(deterministic, "deterministic", owner)
         self.exchange: Exchange = checked_choice(Exchange, exchange, "exchange")
         self.event_time = event_time(order_by, lateness_s, late, idle_timeout_s, owner)
+        self.types = NamedTypes.of(types)
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
@@ -161,6 +167,7 @@ class Pipeline:
             is_strict=self.is_strict,
             exchange=self.exchange,
             event_time=self.event_time,
+            types=self.types,
         )
 
     def stage_name(self, index: int) -> str:

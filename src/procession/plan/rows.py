@@ -64,6 +64,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.payload)
 
+    @property
+    def is_ingress(self) -> bool:
+        """Whether these are records as they came in. Their keys are plain bytes; those of other rows are encoded."""
+        return self.forms is None
+
     def slice(self, start: int, count: int) -> Rows:
         end = start + count
         return Rows(

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
+from procession.plan.carriage import ValueCodec
 from procession.plan.expiry import Expiring, OnEvict
 from procession.plan.graph import Kind, Node
 from procession.plan.joins import Joins
 from procession.plan.keyed import reducing, starting_with
+from procession.plan.keys import KeyCodec
 from procession.plan.sorting import Sorting
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 EARLY_MAX = 1_000_000_000
 
-Key = Callable[[Any], str | bytes | int]
+Key = Callable[[Any], Any]
 Time = Callable[[Any], float]
 
 
@@ -201,6 +203,7 @@ class SensitiveStage(Joins):
             lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "window")),
             late=checked_choice(Late, late, "late"),
             early_records=checked_count(early_records, "early_records", "window", EARLY_MAX) if early_records else 0,
+            keys=KeyCodec(self._pipeline.types),
         )
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, time=time, stateful=Stateful(Gives.WINDOWS, windowing=windowing)))
@@ -219,7 +222,7 @@ class SensitiveStage(Joins):
         if key is not None:
             checked_function(key, "aggregate", "key")
         kind = Kind.AGGREGATE if key is None else Kind.AGGREGATE_BY_KEY
-        totals = Totals(aggregate, key is not None)
+        totals = Totals(aggregate, key is not None, KeyCodec(self._pipeline.types))
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, stateful=Stateful(Gives.TOTALS, totals=totals)))
 
@@ -228,7 +231,7 @@ class SensitiveStage(Joins):
         in which they came. They come out when the input has ended, and may be more than memory holds. Only for sources
         that end: `source(…, ends=True)`, or run with `--input`."""
         checked_function(by, "sort")
-        sorting = Sorting(by, checked_flag(reverse, "reverse", "sort"))
+        sorting = Sorting(by, checked_flag(reverse, "reverse", "sort"), ValueCodec(self._pipeline.types))
         node = self._node(Kind.SORT, None, name, None)
         return self._add(replace(node, stateful=Stateful(Gives.SORTED, sorting=sorting)))
 
@@ -247,8 +250,8 @@ class SensitiveStage(Joins):
             checked_function(step, kind.value)
         checked_function(key, kind.value, "key")
         try:
-            stateful = Stateful(gives, step, starting_with(initial))
-        except TypeError as error:
+            stateful = Stateful(gives, step, starting_with(initial, ValueCodec(self._pipeline.types)))
+        except (TypeError, ValueError) as error:
             raise PlanError(
                 f"the first state of .{kind.value}() cannot be kept: {error}",
                 next_step="make it of such values, or give a function that does",
@@ -263,8 +266,8 @@ class SensitiveStage(Joins):
                         next_step=f"give it ttl_s, the seconds that a state lasts, or leave {what} away",
                     )
         if ttl_s is not None:
-            ttl = span(ttl_s, "ttl_s")
-            stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict))
+            ttl, keys = span(ttl_s, "ttl_s"), KeyCodec(self._pipeline.types)
+            stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict, keys))
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=key, time=time, stateful=stateful))
 

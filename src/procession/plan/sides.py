@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from procession.errors import PlanError, ProcessionError, StorageError
-from procession.plan.buckets import as_key
+from procession.plan.keys import KeyCodec
 from procession.plan.ownership import own
 
 ROWS_MAX = 5_000_000
@@ -33,8 +33,29 @@ SHIPPED_MAX = 100_000
 """So many rows may be given by value: they go to every task with the program. Larger sides are files."""
 
 Row = Mapping[str, Any]
-Table = dict[bytes, list[dict[str, Any]]]
-By = str | Callable[[Any], str | bytes | int]
+By = str | Callable[[Any], Any]
+
+_KEYS = KeyCodec(has_any_enum=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a side, by their encoded keys."""
+
+    rows: dict[bytes, list[dict[str, Any]]]
+    kinds: frozenset[type[Any]]
+    """The types that its keys have."""
+
+    def matches(self, key: Any) -> list[dict[str, Any]]:
+        """The rows of this key, in their order. A key that is of no type that the table has is a mistake, unless it is
+        None: it could never match."""
+        found = self.rows.get(_KEYS.encode(key))
+        if found is None and key is not None and self.kinds and type(key) not in self.kinds:
+            names = " or ".join(sorted(kind.__name__ for kind in self.kinds))
+            raise TypeError(
+                f"the key {key!r} is a {type(key).__name__}, and the keys of the table are {names}: they never match"
+            )
+        return found or []
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,7 @@ class Side:
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
         """The rows that are known by this key, in their order."""
-        return self.table().get(as_key(key), [])
+        return self.table().matches(key)
 
     def table(self) -> Table:
         if self.path is None:
@@ -200,16 +221,19 @@ def _rows_of(path: Path, is_parquet: bool) -> Iterable[dict[str, Any]]:
 
 
 def _indexed(rows: Iterable[dict[str, Any]], by: By) -> Table:
-    table: Table = {}
+    table: dict[bytes, list[dict[str, Any]]] = {}
+    kinds: set[type[Any]] = set()
     for number, row in enumerate(rows):
         if number >= ROWS_MAX:
             raise PlanError(f"a side has more than {ROWS_MAX:,} rows", next_step="join the streams by key instead")
         try:
-            key = as_key(row[by] if isinstance(by, str) else by(row))
-        except (KeyError, TypeError) as error:
+            known_by = row[by] if isinstance(by, str) else by(row)
+            key = _KEYS.encode(known_by)
+        except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
                 f"row {number} of a side is not known by {by!r}: {type(error).__name__}: {error}",
-                next_step="name a column that every row has, of text, bytes or whole numbers",
+                next_step="name a column that every row has, of values that can be keys",
             ) from error
         table.setdefault(key, []).append(row)
-    return table
+        kinds.add(type(known_by))
+    return Table(table, frozenset(kinds))

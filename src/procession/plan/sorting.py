@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any
 
 from procession.errors import PlanError
-from procession.plan.carriage import packed
-from procession.plan.keyed import Refuse, States, thawed
-from procession.plan.places import PLACE, Result
+from procession.plan.carriage import PLAIN, ValueCodec
+from procession.plan.keyed import Refuse, States
+from procession.plan.keys import NO_KEY
+from procession.plan.places import Result
 
 BLOCK_RECORDS, BLOCK_BYTES = 1024, 256 * 1024
 """A block has at most so many records, and is full when it has so many bytes."""
@@ -44,6 +45,7 @@ class Sorting:
 
     by: Callable[[Any], Any]
     is_reversed: bool = False
+    values: ValueCodec = PLAIN
 
     def add(self, states: States, values: Sequence[Any], refuse: Refuse) -> None:
         """Take these records in. `refuse(row, error)` is told where their rank could not be had."""
@@ -51,9 +53,8 @@ class Sorting:
         for row, value in enumerate(values):
             try:
                 rank = self.by(value)
-                if rank != rank:
-                    raise ValueError("the rank is not a number, so it has no place among others")
-                ranked.append((rank, packed([rank, value])))
+                check_rank(rank)
+                ranked.append((rank, self.values.packed([rank, value])))
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
         if ranked:
@@ -65,8 +66,7 @@ class Sorting:
         number = 0
         records = _Runs(self, states).take_all()
         while some := with_errors_told(lambda: list(islice(records, BLOCK_RECORDS))):
-            rest = [0] * (PLACE - 1)
-            yield [(0, (number + at, *rest), b"", thawed(data)[1]) for at, (_, data) in enumerate(some)]
+            yield [(0, (number + at, b"", 0), NO_KEY, self.values.thawed(data)[1]) for at, (_, data) in enumerate(some)]
             number += len(some)
 
 
@@ -113,7 +113,7 @@ class _Runs:
             name = _block_name(number, block)
             held = self.states.take([name]).pop(name)
             self.states.touch([name])
-            yield from ((thawed(data)[0], data) for data in held)
+            yield from ((self.stage.values.thawed(data)[0], data) for data in held)
 
     def _written(self, ranked: Iterable[Ranked], number: int | None = None) -> list[int]:
         number = self._next(self._runs()) if number is None else number
@@ -126,6 +126,21 @@ class _Runs:
             if blocks % SPILL_BLOCKS == 0:
                 self.states.spill()
         return [number, blocks, records]
+
+
+def check_rank(rank: Any) -> None:
+    """Raise if this rank, or a part of it, has no place among others: NaN is neither less than another number nor
+    greater, and of two sets neither need be. The output would depend on which records meet."""
+    if isinstance(rank, tuple | list):
+        for part in rank:
+            check_rank(part)
+    elif isinstance(rank, set | frozenset):
+        raise TypeError(f"the rank has {rank!r}, a set, which has no place among others: give a sorted tuple of it")
+    elif is_dataclass(rank):
+        for field in fields(rank):
+            check_rank(getattr(rank, field.name))
+    elif rank != rank:
+        raise ValueError(f"the rank has {rank!r}, which is not a number and has no place among others")
 
 
 def with_errors_told(work: Callable[[], Any]) -> Any:

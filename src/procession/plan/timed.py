@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
 from procession.plan.alarms import LOWEST, Alarms, Reach, greatest
-from procession.plan.carriage import READ
+from procession.plan.carriage import ValueCodec
 from procession.plan.flow import Flow, Numbers
 from procession.plan.keyed import Refuse, States
+from procession.plan.keys import PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own
-from procession.plan.places import AFTER, PLACE, Result, flow_of, place_of, taken_in_order
+from procession.plan.places import AFTER, Result, flow_of, rank_of, taken_in_order
 from procession.plan.rows import Rows
 from procession.plan.watermark import Watermark
 from procession.plan.windows import Late, Windows, late_record, seconds
@@ -81,6 +82,7 @@ class Windowing:
     lateness: int = 0
     late: Late = Late.DROP
     early_records: int = 0
+    keys: KeyCodec = PLAIN_KEYS
 
     @property
     def shape(self) -> str:
@@ -144,8 +146,7 @@ class _Results:
             self._let_out(row, key, window, "early", number)
 
     def _let_out(self, row: int, key: bytes, window: list[Any], why: str, number: int) -> None:
-        place = (AFTER, number, *[0] * (PLACE - 2))
-        self.results.append((row, place, key, self._result(key, window, why)))
+        self.results.append((row, (AFTER, b"", number), key, self._result(key, window, why)))
 
     def _result(self, key: bytes, window: list[Any], why: str) -> dict[str, Any]:
         start, end, count, held = window
@@ -156,7 +157,7 @@ class _Results:
                 f"the `finish` of the aggregate of a window raised {type(error).__name__}: {error}",
                 next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
             ) from error
-        told = {"key": key.decode(errors="backslashreplace")} if self.stage.is_keyed else {}
+        told = {"key": self.stage.keys.decode(key)} if self.stage.is_keyed else {}
         return told | {"start": seconds(start), "end": seconds(end), "count": count, "value": value, "fired": why}
 
 
@@ -184,7 +185,7 @@ class _Counting(_Results):
 
     def end(self) -> Iterator[list[Result]]:
         for held in taken_in_order(self.states):
-            yield [(0, (int(window[1]), *place_of(key)), key, self._result(key, window, "end")) for key, window in held]
+            yield [(0, (int(window[1]), key, 0), key, self._result(key, window, "end")) for key, window in held]
 
 
 class _Run(_Results):
@@ -324,9 +325,8 @@ class _Run(_Results):
             else:
                 known.pop(b"k" + key, None)
         self.states.touch([b"k" + key for key in keys])
-        placed = [((int(window[1]), *place_of(key)), key, window) for key, window in fired]
-        for place, key, window in sorted(placed, key=lambda one: one[0]):
-            self.results.append((row, place, key, self._result(key, window, "end")))
+        for key, window in sorted(fired, key=lambda one: (one[1][1], rank_of(one[0]))):
+            self.results.append((row, (int(window[1]), key, 0), key, self._result(key, window, "end")))
         self.alarms.keep()
 
 
@@ -336,6 +336,7 @@ def timed_flow(
     states: States,
     refuse: Callable[[Flow, int, Exception], None],
     watermark: Watermark | None,
+    codec: ValueCodec,
 ) -> Flow:
     """What comes out of a stage that a watermark moves, of rows that came over its exchange. `watermark` is that of a
     stage with several inputs."""
@@ -348,7 +349,8 @@ def timed_flow(
     assert rows.times is not None
     forms = rows.forms.tolist()
     payload = rows.payload.to_pylist()
-    values = [None if form == TICK else READ[form](data) for form, data in zip(forms, payload, strict=True)]
+    read = codec.read
+    values = [None if form == TICK else read[form](data) for form, data in zip(forms, payload, strict=True)]
     before = Flow(values, keys=rows.keys)
     keys = rows.keys.to_pylist()
     results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before), reach)

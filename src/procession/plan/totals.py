@@ -14,8 +14,9 @@ from typing import Any
 from procession.errors import PlanError
 from procession.plan.aggregates import Aggregate
 from procession.plan.keyed import Refuse, States
+from procession.plan.keys import NO_KEY, PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own
-from procession.plan.places import Result, place_of, taken_in_order
+from procession.plan.places import Result, taken_in_order
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Totals:
 
     aggregate: Aggregate
     is_keyed: bool
+    keys: KeyCodec = PLAIN_KEYS
 
     def add(self, states: States, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> None:
         """Take these records in. `refuse(row, error)` is told where the aggregate raised."""
@@ -49,9 +51,9 @@ class Totals:
         is_empty = True
         for some in taken_in_order(states):
             is_empty = False
-            yield [(0, (0, *place_of(key)), key, self._told(key, *held)) for key, held in some]
+            yield [(0, (0, key, 0), key, self._told(key, *held)) for key, held in some]
         if is_empty and not self.is_keyed:
-            yield [(0, (0, *place_of(b"")), b"", self._told(b"", 0, self.aggregate.create()))]
+            yield [(0, (0, NO_KEY, 0), NO_KEY, self._told(NO_KEY, 0, self.aggregate.create()))]
 
     def _told(self, key: bytes, count: int, held: Any) -> dict[str, Any]:
         try:
@@ -61,5 +63,5 @@ class Totals:
                 f"the `finish` of an aggregate raised {type(error).__name__}: {error}",
                 next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
             ) from error
-        named = {"key": key.decode(errors="backslashreplace")} if self.is_keyed else {}
+        named = {"key": self.keys.decode(key)} if self.is_keyed else {}
         return named | {"count": count, "value": value}

@@ -22,6 +22,7 @@ from procession.merge.eventorder import NO_REFERENCE
 from procession.merge.merger import merged
 from procession.merge.weave import Places, dealt, woven
 from procession.plan.blueprint import Plan
+from procession.plan.carriage import ValueCodec
 from procession.plan.chain import CHAIN_RECORDS_MAX, Chain
 from procession.plan.ends import Change, Listening
 from procession.plan.flow import Numbers
@@ -32,6 +33,7 @@ from procession.plan.strategies import is_firing
 from procession.spark.awaiting import await_all
 from procession.spark.keeping import Keeping
 from procession.storage.cells import CellStore
+from procession.storage.copies import check_copy
 from procession.storage.distant import Access, open_log
 from procession.storage.distant import Rows as LogRows
 from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS
@@ -78,7 +80,10 @@ class Tables:
 
     def of(self, epoch: int) -> dict[str, Path]:
         named = {**self.first, **(self.rounds.sides(epoch - 1) if epoch else {})}
-        return {path: self.directory / name for path, name in named.items()}
+        copies = {path: self.directory / name for path, name in named.items()}
+        for copy in copies.values():
+            check_copy(copy)
+        return copies
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,13 @@ class Task:
         assert self.keeping is not None
         root, tasks = self._root(chain), self.plan.chains[chain].tasks
         return self.keeping.open(
-            root.name, attempt.partition, tasks, attempt.epoch, attempt.number, is_whole=is_firing(root)
+            root.name,
+            attempt.partition,
+            tasks,
+            attempt.epoch,
+            attempt.number,
+            is_whole=is_firing(root),
+            values=ValueCodec(self.graph.types),
         )
 
     def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:

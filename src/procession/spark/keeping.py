@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from procession.errors import PlanError
 from procession.plan.buckets import SHARES
-from procession.plan.carriage import packed
-from procession.plan.keyed import thawed
+from procession.plan.carriage import PLAIN, ValueCodec
 from procession.storage.runs import Manifest
 from procession.storage.states import KEYS_MAX, Codec, States, Version, file_prefix
 
@@ -40,11 +39,21 @@ class Keeping:
     fence: int
     keys_max: int = KEYS_MAX
 
-    def open(self, stage: str, task: int, tasks: int, epoch: int, attempt: int, *, is_whole: bool = False) -> States:
+    def open(
+        self,
+        stage: str,
+        task: int,
+        tasks: int,
+        epoch: int,
+        attempt: int,
+        *,
+        is_whole: bool = False,
+        values: ValueCodec = PLAIN,
+    ) -> States:
         """The states of this task's keys, as the epoch before has left them. `is_whole`: some are not of a key, but of
         the task as a whole, and cannot be dealt out anew."""
         version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, Version())
-        codec = Codec(_Encoding(stage), thawed)
+        codec = Codec(_Encoding(stage, values), values.thawed)
         prefix = file_prefix(self.fence, stage, task, epoch, attempt)
         if version.tasks and len(version.tasks) != tasks:
             if is_whole:
@@ -81,14 +90,15 @@ class _Encoding:
     """A state as bytes, with words for one that cannot be."""
 
     stage: str
+    values: ValueCodec
 
     def __call__(self, state: Any) -> bytes:
         try:
-            return packed(state)
+            return self.values.packed(state)
         except (TypeError, ValueError, OverflowError) as error:
             raise PlanError(
                 f"stage {self.stage!r} has a state that cannot be kept: {error}",
-                next_step="make its states of bytes, text, numbers, lists, tuples and dicts; nothing of this epoch was"
-                " committed, and it is run again when you start again",
+                next_step="make its states of such values, or list their classes in Pipeline(types=[…]); nothing of"
+                " this epoch was committed, and it is run again when you start again",
                 stage=self.stage,
             ) from error

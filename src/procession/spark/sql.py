@@ -28,6 +28,7 @@ from procession.plan.blueprint import Plan, PlannedChain
 from procession.plan.carriage import BYTES, TEXT
 from procession.plan.flow import ordinals
 from procession.plan.graph import Kind, Node
+from procession.plan.keys import KeyCodec, of_bytes
 from procession.record import COLUMNS, ORDER
 from procession.spark.chains import Task
 from procession.spark.exchange import map_in_arrow, physical_plan
@@ -199,12 +200,13 @@ class Unroll:
         context = TaskContext.get()
         assert context is not None
         epoch = attempt_of(context, 0).epoch
-        store = RunStore(self._task.runs_directory)
+        store, keys = RunStore(self._task.runs_directory), KeyCodec(self._task.graph.types)
         for batch in batches:
             for text, cell in zip(batch.column("run").to_pylist(), batch.column("cell").to_pylist(), strict=True):
                 for rows in store.read(epoch, Run(**json.loads(text))) if cell is None else batches_in(cell):
                     names = [name for name in rows.schema.names if name != "form"]
-                    yield pa.record_batch({name: _signed(rows.column(name)) for name in _ordered(names)})
+                    shown = {name: _signed(rows.column(name)) for name in _ordered(names)}
+                    yield pa.record_batch({**shown, "key": keys.shown(rows.column("key"))})
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
@@ -280,6 +282,8 @@ def placed(rows: pa.RecordBatch, keys: int) -> pa.RecordBatch:
     for name in ("stream_id", "message_id"):
         if name in more:
             more[name] = more[name].view(pa.uint64())
+    if "key" in more:
+        more["key"] = of_bytes(more["key"])
     return pa.record_batch(
         {
             "payload": rows.column("payload"),

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 
 from procession.errors import StorageError
 from procession.record import ORDER
+from procession.storage.batchfile import BatchFile, BatchWriter
 from procession.storage.durable import storage_error
 from procession.storage.pieces import Piece
 
@@ -100,24 +102,19 @@ class RunStore:
     def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
         """The manifest of this task, if an attempt has published one."""
         try:
-            return Manifest.from_json((self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest").read_text())
+            return _unsealed(self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest")
         except FileNotFoundError:
             return None
 
     def all_published(self, epoch: int, stage: int) -> Iterator[Manifest]:
         """The manifests of all tasks of a stage that have published one."""
         for path in sorted(self._folder(epoch).glob(f"{stage:04d}-*.manifest")):
-            yield Manifest.from_json(path.read_text())
+            yield _unsealed(path)
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch, mapped rather than read."""
-        path = self._folder(epoch) / run.file
-        try:
-            with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as batches:
-                for index in range(batches.num_record_batches):
-                    yield batches.get_batch(index)
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
-            raise StorageError(f"run {path} of epoch {epoch} is gone or torn: {error}", path=str(path)) from error
+        # Without a next step: nobody need act. The driver starts again, and the epoch is made again from the log.
+        yield from BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run").batches()
 
     def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
         """Keep a run that came another way than by a writer of this store."""
@@ -127,8 +124,8 @@ class RunStore:
             with pa.OSFile(str(folder / run.file), "wb") as file:
                 writer = None
                 for batch in batches:
-                    writer = writer or pa.ipc.new_file(file, batch.schema)
-                    writer.write_batch(batch)
+                    writer = writer or BatchWriter(file, batch.schema)
+                    writer.write(batch)
                 if writer is not None:
                     writer.close()
         except OSError as error:
@@ -153,7 +150,7 @@ class RunWriter:
         self._folder = folder
         self._task = task
         self._task_attempt = task_attempt
-        self._files: dict[tuple[str, int], tuple[pa.OSFile, pa.RecordBatchFileWriter]] = {}
+        self._files: dict[tuple[str, int], tuple[pa.OSFile, BatchWriter]] = {}
         self._runs: dict[tuple[str, int], Run] = {}
 
     def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
@@ -165,10 +162,10 @@ class RunWriter:
             if place not in self._files:
                 name = f"{self._task}-{self._task_attempt}-{to}-{bucket}.arrow"
                 file = pa.OSFile(str(self._folder / name), "wb")
-                self._files[place] = file, pa.ipc.new_file(file, rows.schema)
+                self._files[place] = file, BatchWriter(file, rows.schema)
                 keys = sum(column.startswith(ORDER) for column in rows.schema.names)
                 self._runs[place] = Run(to, bucket, name, 0, 0, keys)
-            self._files[place][1].write_batch(rows)
+            self._files[place][1].write(rows)
         except OSError as error:
             raise storage_error(self._folder, "write runs in", error) from error
         run = self._runs[place]
@@ -187,19 +184,32 @@ class RunWriter:
             for file, writer in self._files.values():
                 writer.close()
                 file.close()
-            draft.write_text(whole.to_json())
+            draft.write_bytes(_sealed(whole))
         except OSError as error:
             raise storage_error(self._folder, "write runs in", error) from error
         try:
             os.link(draft, published)
         except FileExistsError:
-            first = Manifest.from_json(published.read_text())
+            first = _unsealed(published)
             if (first.first, first.last) != (manifest.first, manifest.last):
                 raise StorageError(f"{published} is of another range than this task's", path=str(published)) from None
             return first
         finally:
             draft.unlink()
         return whole
+
+
+def _sealed(manifest: Manifest) -> bytes:
+    """A manifest as a file has it: its checksum, and its JSON."""
+    text = manifest.to_json().encode()
+    return b"%08x %s" % (crc32(text), text)
+
+
+def _unsealed(path: Path) -> Manifest:
+    checksum, _, text = path.read_bytes().partition(b" ")
+    if checksum != b"%08x" % crc32(text):
+        raise StorageError(f"the manifest {path} is damaged: it does not match its checksum", path=str(path))
+    return Manifest.from_json(text.decode())
 
 
 def payload_bytes(payload: pa.Array) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.errors import StorageError
+from procession.storage.batchfile import BatchFile, BatchWriter
 from procession.storage.durable import storage_error, sync
 
 SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
@@ -30,6 +30,8 @@ PIECE_BYTES = 4 * 1024 * 1024
 """And so many bytes of them, about: the hashes of keys are spread evenly, their states may not be."""
 
 HASHES = 2**32
+
+RESTORE = "restore the pipeline's directory, the whole of it, from a copy"
 
 Hashes = npt.NDArray[np.uint32]
 
@@ -66,28 +68,24 @@ class StateFile:
     only."""
 
     def __init__(self, path: Path, data: bytes | None = None) -> None:
-        try:
-            self._file = pa.memory_map(str(path)) if data is None else pa.BufferReader(data)
-            reader = pa.ipc.open_file(self._file)
-            self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        except (OSError, pa.ArrowInvalid) as error:
-            raise StorageError(
-                f"state file {path} is gone or torn: {error}",
-                next_step="restore the pipeline's directory, the whole of it, from a copy",
-                path=str(path),
-            ) from error
-        self._hashes: list[Hashes] = [batch.column("hash").to_numpy() for batch in self._batches]
-        self._firsts = np.array([hashes[0] for hashes in self._hashes], np.uint32)
-        self.count = sum(map(len, self._hashes))
-        self.size = self._file.size()
+        self._file = BatchFile(path, data, what="state file", next_step=RESTORE)
+        # A batch is marked with its first hash.
+        self._firsts = np.array(self._file.marks, np.uint32)
+        self._found: dict[int, tuple[pa.RecordBatch, Hashes]] = {}
+        self.count = self._file.rows
+        self.size = self._file.size
+
+    def _batch(self, number: int) -> tuple[pa.RecordBatch, Hashes]:
+        """A batch and its hashes; it is checked when it is asked for first."""
+        if number not in self._found:
+            batch = self._file.batch(number)
+            self._found[number] = batch, batch.column("hash").to_numpy()
+        return self._found[number]
 
     def between(self, low: int, high: int) -> pa.RecordBatch:
         first = max(0, int(np.searchsorted(self._firsts, low, "right")) - 1)
         last = int(np.searchsorted(self._firsts, high, "left"))
-        parts = [
-            _between(batch, hashes, low, high)
-            for batch, hashes in zip(self._batches[first:last], self._hashes[first:last], strict=True)
-        ]
+        parts = [_between(*self._batch(number), low, high) for number in range(first, last)]
         return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
     def find(self, keys: Sequence[bytes], hashes: Hashes) -> dict[bytes, bytes | None]:
@@ -98,10 +96,10 @@ class StateFile:
         batch_of = np.searchsorted(self._firsts, hashes, "right") - 1
         for number in np.unique(batch_of[batch_of >= 0]).tolist():
             wanted = np.flatnonzero(batch_of == number)
-            known = self._hashes[number]
+            batch, known = self._batch(number)
             places = np.searchsorted(known, hashes[wanted])
             is_there = known[np.minimum(places, len(known) - 1)] == hashes[wanted]
-            self._read(self._batches[number], known, keys, wanted[is_there], places[is_there], found)
+            self._read(batch, known, keys, wanted[is_there], places[is_there], found)
         return found
 
     @staticmethod
@@ -142,11 +140,12 @@ def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
 def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
     """The bytes of a file; gives the number of its keys."""
     count = 0
-    with pa.ipc.new_file(file, SCHEMA) as writer:
-        for piece in pieces:
-            if piece.num_rows:
-                writer.write_batch(piece)
-                count += piece.num_rows
+    writer = BatchWriter(file, SCHEMA)
+    for piece in pieces:
+        if piece.num_rows:
+            writer.write(piece, mark=piece.column("hash")[0].as_py())
+            count += piece.num_rows
+    writer.close()
     return count
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, make_directory
 from procession.storage.statefile import Fresh, Sorted, StateFile, hashes_of, merged_pieces, write_file
 
@@ -25,6 +26,9 @@ MERGE_RATIO = 2
 """A file is merged with what is laid on it when it holds at most so many times the keys."""
 
 SUFFIX = ".state"
+
+FORMAT = 2
+"""What state files are now: batch files, whose keys are encoded with their type. 1: Arrow files, keys without."""
 
 Files = tuple[tuple[str, int], ...]
 """A version of one task's states: the names of its files and how many keys each holds, the oldest first."""
@@ -37,11 +41,24 @@ class Version:
     tasks: tuple[Files, ...] = ()
     kind: str = ""
     """What kind of stage it is: its states are of use to no other."""
+    format: int = FORMAT
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Version:
         tasks = (tuple((str(name), int(count)) for name, count in files) for files in told["tasks"])
-        return cls(tuple(tasks), str(told["kind"]))
+        return cls(tuple(tasks), str(told["kind"]), int(told.get("format", 1)))
+
+    def check_format(self, stage: str) -> None:
+        """Raise StorageError if this version of the program cannot read these states."""
+        if self.format == FORMAT or not self.names:
+            return
+        raise StorageError(
+            f"the states of stage {stage!r} have format {self.format}, and this version reads format {FORMAT}"
+            + (": keys had no types then, so that 7 and '7' were one" if self.format == 1 else ""),
+            next_step="finish the work with the version that wrote them, or begin anew with another --dir (and an empty"
+            " output)",
+            stage=stage,
+        )
 
     @property
     def names(self) -> set[str]:
