@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from procession.errors import RoundError
 from procession.gateway.client import ControlClient
+from procession.storage.pieces import Offset
 from procession.tls import ClientTls
 
 PATIENCE_S = 60.0
@@ -49,7 +51,9 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes]
         self.listen = ""
 
-    def start(self, fault: str = "") -> GatewayProcess:
+    def start(self, fault: str = "", *, is_confirmed: bool = True) -> GatewayProcess:
+        """Also as a driver would that knows its log, unless not: else producers wait for one."""
+        is_known = (self.directory / "identity").exists()
         environment = {**os.environ, "PROCESSION_FAULT": fault}
         command = [sys.executable, "-c", PROGRAM, str(self.directory), repr(self.settings)]
         # Into a file: a pipe that nobody reads fills up, and then the gateway waits for it.
@@ -61,6 +65,9 @@ class GatewayProcess:
             assert time.monotonic() < deadline, "the gateway did not start"
             time.sleep(0.01)
         self.listen = self._document()["listen"]
+        if is_known and is_confirmed:
+            with contextlib.suppress(RoundError), self.client() as driver:  # a fault may have killed it meanwhile
+                driver.fence(driver.status()["fence"], Offset())
         return self
 
     def _document(self) -> dict[str, Any]:

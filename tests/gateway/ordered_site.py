@@ -116,6 +116,7 @@ class Site:
     def start(self) -> None:
         self.gateway = Gateway(self.config)
         self.gateway.leader = self
+        self.gateway.confirm()
         self.gateway.handle(LeaderFound())
 
     def ask(self, stream_id: int) -> None:

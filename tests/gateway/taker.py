@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.rounds import Round
 from procession.errors import RoundError
 from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.storage.log import LogReader
-from procession.storage.pieces import Piece, laid
+from procession.storage.pieces import Piece, laid, sequences
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 
 RECORDS_MAX = 20_000
@@ -29,7 +30,7 @@ class Taker:
         self.word = GatewayWord(leader, b"", self.checkpoint.fence)
         self._leader = leader
         self.epoch = -1
-        self.offsets: dict[str, int] = {"gateway-0": 0}
+        self.offsets: dict[str, Any] = {"gateway-0": 0}
         self.positions: dict[int, int] = {}
         self.ids: dict[int, list[int]] = {}
         """The message ids of each stream, in the order of the output."""
@@ -71,7 +72,7 @@ class Taker:
     def take(self) -> bool:
         """One epoch, if there is anything to take; and tell the gateways what they have not heard yet."""
         ends = self.feed.next_ends(self.offsets)
-        pieces = list(laid(self.offsets, ends, self.feed.places()))
+        pieces = list(laid(sequences(self.offsets), sequences(ends), self.feed.places()))
         if pieces:
             self._commit(ends, pieces)
         self.tell()
@@ -93,14 +94,14 @@ class Taker:
         self._untold = None
         return True
 
-    def _commit(self, ends: dict[str, int], pieces: list[Piece]) -> None:
+    def _commit(self, ends: dict[str, Any], pieces: list[Piece]) -> None:
         self.epoch += 1
         self._write("offsets", f"v1\n{{}}\n{json.dumps(ends)}")
         self._read_all(pieces)
         self.pieces.append(pieces)
-        first, last = sum(self.offsets.values()), sum(ends.values())
+        first, last = sum(sequences(self.offsets).values()), sum(sequences(ends).values())
         self._untold = Round(
-            self.epoch, self.checkpoint.fence, "", first, last, {}, dict(self.positions), ends=dict(ends)
+            self.epoch, self.checkpoint.fence, "", first, last, {}, dict(self.positions), ends=sequences(ends)
         )
         self._write("commits", "v1\n{}")
         self.offsets = ends

@@ -11,7 +11,7 @@ from procession.gateway.client import Offer, Reached, Share
 from procession.gateway.members import Member
 from procession.merge.waiting import Key
 from procession.ops.agreement import Agreement, Answered
-from procession.storage.pieces import FIRST_GATEWAY
+from procession.storage.pieces import FIRST_GATEWAY, Offset
 
 COMPLETE = Key(100, 1, 7)
 
@@ -23,14 +23,16 @@ class Gateways:
         self.members = [Member(name, name, "", name, "") for name in names]
         self.away: set[str] = set()
 
-    def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> Offer:
-        return Offer(start + 1, 0, self.members)
+    def offer(self, fence: int, start: Offset, records_max: int, bytes_max: int) -> Offer:
+        end = start.sequence + 1
+        return Offer(end, Offset(end), 0, self.members)
 
     def clocks(self, fence: int) -> Reached:
         return Reached({}, self.members)
 
-    def offer_among(self, fence: int, start: int, limits: Any, told: Any, upto: Key | None) -> Share:
-        return Share(start + 1, COMPLETE, COMPLETE)
+    def offer_among(self, fence: int, start: Offset, limits: Any, told: Any, upto: Key | None) -> Share:
+        end = start.sequence + 1
+        return Share(end, Offset(end), COMPLETE, COMPLETE)
 
 
 class Desks:
@@ -61,7 +63,7 @@ def agreement(gateways: Gateways) -> Agreement:
 
 def ends(agreement: Agreement) -> dict[str, int] | None:
     agreed = agreement.reach(1, {}, 100, 100)
-    return None if agreed is None else agreed.ends
+    return None if agreed is None else {name: end.sequence for name, end in agreed.ends.items()}
 
 
 def test_one_that_has_left_is_not_waited_for(gateways: Gateways, agreement: Agreement) -> None:

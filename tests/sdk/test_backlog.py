@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,30 +77,18 @@ def test_what_is_not_committed_can_be_read_again_from_any_record_on(
         backlog.close()
 
 
-def test_a_buffer_numbers_from_the_clock_so_that_no_id_of_an_earlier_life_comes_again() -> None:
-    before = time.time_ns()
-    first, second = Buffer(), Buffer()
-    for buffer in (first, second):
-        buffer.append(batch_of([b"a", b"b"]))
-        buffer.open(None)
-    ids = [read_all(buffer, None)[0][0] for buffer in (first, second)]
-    assert before <= ids[0] <= ids[1] <= time.time_ns()
-    late = Buffer()
-    late.append(batch_of([b"a"]))
-    late.open(2**62)
-    assert read_all(late, 2**62)[0][0] > 2**62, "a clock that is behind what is committed is not believed"
-
-
-def test_a_buffer_numbers_above_all_that_the_gateway_may_have_when_the_clock_was_put_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    committed, uncommitted = time.time_ns(), 1_000_000
-    monkeypatch.setattr(backlog_module.time, "time_ns", lambda: committed - 3600 * 10**9)
-    backlog = Buffer()
-    backlog.open(committed)
-    backlog.append(batch_of([b"x"]))
-    ((first, _, _),) = read_all(backlog, committed)
-    assert first > committed + uncommitted
+def test_a_buffer_numbers_above_what_the_gateway_has_and_keeps_its_numbers() -> None:
+    buffer = Buffer()
+    buffer.append(batch_of([b"a", b"b"]))
+    buffer.forget(10**18)
+    assert buffer.records == 2, "an id of an earlier life says nothing of these"
+    assert buffer.is_unnumbered
+    buffer.number_above(41)
+    buffer.open(7)
+    assert not buffer.is_unnumbered
+    assert [one[0] for one in read_all(buffer, 7)] == [42, 43]
+    buffer.number_above(99)
+    assert [one[0] for one in read_all(buffer, None)] == [42, 43]
 
 
 def test_a_buffer_keeps_the_ids_that_records_come_with() -> None:

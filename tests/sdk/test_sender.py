@@ -127,6 +127,27 @@ def test_what_a_second_run_sends_is_never_taken_for_what_the_first_one_sent(tmp_
         assert gateway.payloads(ORDERS) == [b"first %d" % number for number in range(100)] + [b"second"]
 
 
+def test_a_clock_that_is_set_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids come from the gateway's log, whether what it has is committed or not, also after it was killed."""
+    with living_gateway(tmp_path) as gateway:
+        for run, now in enumerate((2 * 10**18, 10**18, 0)):
+            monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+            gateway.hold_commits()
+            out = sender(gateway)
+            out.write(b"run %d" % run)
+            with gateway.client() as client:
+                until(lambda run=run, client=client: client.status()["next_sequence"] == run + 1)
+            out.abort()
+            with gateway.client() as client:
+                client.offer(0, 0, 1, 1)  # on disk
+            gateway.kill()
+            gateway.start()
+        gateway.let_commit()
+        with sender(gateway) as out:
+            out.write(b"last")
+        assert gateway.payloads(ORDERS) == [b"run 0", b"run 1", b"run 2", b"last"]
+
+
 def test_what_is_in_a_spool_is_sent_by_the_next_run(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         gateway.hold_commits()

@@ -65,6 +65,13 @@ def test_only_what_is_synced_is_durable(tmp_path: Path) -> None:
         assert log.durable_end == 3, "what recovery found, it has put on disk"
 
 
+def alone(path: Path, data: bytes | bytearray) -> None:
+    """Make this the one segment of its log, as it was before a recovery."""
+    for other in path.parent.glob("*.segment"):
+        other.unlink()
+    path.write_bytes(data)
+
+
 def test_a_log_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: Path) -> None:
     ends = [HEADER_BYTES]
     with IngressLog(tmp_path) as log:
@@ -74,7 +81,7 @@ def test_a_log_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: 
     path = only_segment(tmp_path)
     data = path.read_bytes()
     for cut in range(len(data) + 1):
-        path.write_bytes(data[:cut])
+        alone(path, data[:cut])
         with IngressLog(tmp_path) as log:
             whole = 2 * max(0, sum(end <= cut for end in ends) - 1)
             assert everything(log) == rows(0, whole)
@@ -96,7 +103,7 @@ def test_every_flipped_byte_is_found_at_recovery(tmp_path: Path) -> None:
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 0xFF
-        path.write_bytes(flipped)
+        alone(path, flipped)
         if position < promised_end:
             with pytest.raises(StorageError, match="damaged"):
                 IngressLog(tmp_path)
@@ -375,6 +382,7 @@ def fill(log: IngressLog) -> None:
 
 def test_a_full_disk_is_a_storage_error_and_loses_nothing() -> None:
     with tiny_disk() as disk:
+        (disk / "other").write_bytes(bytes(20_000))
         log = IngressLog(disk / "log", segment_bytes_max=10_000)
         with pytest.raises(StorageError, match="No space left") as caught:
             fill(log)
@@ -382,6 +390,9 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing() -> None:
         end = log.next_sequence
         assert everything(log) == rows(0, end)
         log.close()
+        with pytest.raises(StorageError, match="No space left"):
+            IngressLog(disk / "log", segment_bytes_max=10_000)
+        (disk / "other").unlink()
         with IngressLog(disk / "log", segment_bytes_max=10_000) as log:
             assert everything(log) == rows(0, end)
             log.trim(end)

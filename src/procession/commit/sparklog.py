@@ -18,6 +18,7 @@ from pathlib import Path
 
 from procession.errors import RoundError, StorageError
 from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.pieces import Offset, read_offsets
 
 POLL_S = 0.002
 """How often the directory is looked at while a decision is awaited. The listener of queries lags by 130 ms."""
@@ -46,12 +47,11 @@ class SparkLog:
         return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
 
     @property
-    def offsets(self) -> dict[str, int]:
+    def offsets(self) -> dict[str, Offset]:
         """Where the last offered epoch ends, for each gateway; empty if none was offered."""
         path = self.directory / "offsets" / str(self.offered)
         try:
-            found = json.loads(path.read_text().splitlines()[-1])
-            return {str(gateway): int(sequence) for gateway, sequence in found.items()}
+            return read_offsets(json.loads(path.read_text().splitlines()[-1]))
         except FileNotFoundError:
             return {}
         except (ValueError, IndexError, AttributeError, TypeError) as error:

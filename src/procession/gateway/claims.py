@@ -10,8 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from enum import Enum
+from typing import Protocol
 
+from procession.merge.clocks import Clock
 from procession.wire.messages import Notify
+
+
+class Leader(Protocol):
+    """Who is asked for streams. The answers come as events."""
+
+    def ask(self, stream_id: int) -> None: ...
+
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None: ...
 
 
 class Claim(Enum):

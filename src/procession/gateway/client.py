@@ -20,10 +20,11 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.gateway.address import control_of
 from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import place, read_clocks, written_clocks
+from procession.gateway.words import offset, place, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Declared
 from procession.merge.waiting import Key
+from procession.storage.pieces import Offset
 from procession.storage.secret import Secret, find_secret, pipeline_of
 from procession.tls import ClientTls, complaint
 
@@ -37,6 +38,8 @@ _ERRORS = {kind: error for error, kind in KINDS.items()}
 
 class Offer(NamedTuple):
     end: int
+    offset: Offset
+    """The end, and which log that is of."""
     start_sequence: int
     gateways: list[Member]
     """All there are, if the one that was asked leads."""
@@ -53,6 +56,7 @@ class Share(NamedTuple):
     """What one of several gateways offers, in the order of event time."""
 
     end: int
+    offset: Offset
     last: Key | None
     complete: Key | None
 
@@ -87,10 +91,11 @@ class ControlClient:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
 
-    def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> Offer:
-        """How far the driver may read from `start` on; all of it is on disk."""
-        reply = self._ask("offer", fence=fence, start=start, records_max=records_max, bytes_max=bytes_max)
-        return Offer(reply["end"], reply["start_sequence"], _members(reply))
+    def offer(self, fence: int, start: int | Offset, records_max: int, bytes_max: int) -> Offer:
+        """How far the driver may read from `start` on; all of it is on disk. With an Offset, the gateway refuses if its
+        log is another one; with a number it does not know, and holds producers back if it was started again."""
+        reply = self._ask("offer", fence=fence, **_start(start), records_max=records_max, bytes_max=bytes_max)
+        return Offer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply))
 
     def clocks(self, fence: int) -> Reached:
         """How far streams have come; what came of them is on disk."""
@@ -100,7 +105,7 @@ class ControlClient:
     def offer_among(
         self,
         fence: int,
-        start: int,
+        start: int | Offset,
         limits: tuple[int, int],
         clocks: Mapping[int, Clock],
         upto: Key | None = None,
@@ -110,22 +115,23 @@ class ControlClient:
         reply = self._ask(
             "offer-among",
             fence=fence,
-            start=start,
+            **_start(start),
             records_max=records_max,
             bytes_max=bytes_max,
             clocks=written_clocks(clocks),
             upto=upto,
         )
-        return Share(reply["end"], place(reply, "last"), place(reply, "complete"))
+        return Share(reply["end"], _offset(reply), place(reply, "last"), place(reply, "complete"))
 
     def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
         """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
         named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
         self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named)
 
-    def fence(self, fence: int) -> Fence:
-        """From now on no driver before this one is heard."""
-        reply = self._ask("fence", fence=fence)
+    def fence(self, fence: int, offered: Offset | None = None) -> Fence:
+        """From now on no driver before this one is heard. With what the driver was offered so far, the gateway refuses
+        if its log is another one, and else lets producers in."""
+        reply = self._ask("fence", fence=fence, **({} if offered is None else {"offered": offered.as_json()}))
         order = str(reply.get("order", ""))
         return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
 
@@ -230,6 +236,14 @@ class ControlClient:
 def _left(deadline: float) -> float:
     """The seconds left, and never none: a socket takes 0 for "do not wait"."""
     return max(0.001, deadline - time.monotonic())
+
+
+def _start(start: int | Offset) -> dict[str, Any]:
+    return {"start": start.sequence, "offered": start.as_json()} if isinstance(start, Offset) else {"start": start}
+
+
+def _offset(reply: Mapping[str, Any]) -> Offset:
+    return offset(reply, "offset") or Offset(reply["end"])
 
 
 def _members(reply: Mapping[str, Any]) -> list[Member]:

@@ -4,11 +4,11 @@ The one rule: one request object a line, one reply object a line, `{"ok": true, 
 "kind": ...}`; every request may be sent again. A request that names an `identity` is not for anybody else. Before it:
 `client` and `link`. After it: `core` and `doorway`.
 
-    offer   fence, start, records_max, bytes_max      -> end, start_sequence, gateways
+    offer   fence, start, offered, records_max, bytes_max -> end, offset, start_sequence, gateways
     clocks  fence                                     -> clocks, gateways
-    offer-among  fence, start, records_max, bytes_max, clocks, upto -> end, last, complete
+    offer-among  fence, start, offered, records_max, bytes_max, clocks, upto -> end, offset, last, complete
     commit  fence, epoch, end, positions              ->
-    fence   fence                                     -> committed_end, next_sequence, identity, order, gateways
+    fence   fence, offered                            -> committed_end, next_sequence, identity, order, gateways
     status                                            -> see `Gateway.status`
     order                                             -> order: what streams are put in order by, or null
     streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
@@ -22,6 +22,8 @@ import hmac
 import json
 import socket
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -33,7 +35,7 @@ from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
 from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import clocks, integers, place, positions, written_clocks
+from procession.gateway.words import clocks, integers, offset, place, positions, written_clocks
 from procession.merge.eventorder import Declared
 from procession.tls import Door
 
@@ -147,27 +149,42 @@ class ControlServer:
                 next_step="Give its pipeline's --dir, or a copy of its secrets/control as --control-cookie-file.",
             )
 
+    @asynccontextmanager
+    async def _confirming(self, request: Request) -> AsyncIterator[None]:
+        """What a driver asks that says of which log it was offered records: if it is this one, and the driver is the
+        present one, producers may come."""
+        offered = offset(request, "offered")
+        if offered is not None:
+            self._gateway.check_offered(offered)
+        yield
+        if offered is not None:
+            self._gateway.confirm()
+
     async def _do(self, request: Request) -> Reply:
         gateway = self._gateway
         match request.get("op"):
             case "offer":
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
-                end = await gateway.offer(fence, start, records_max, bytes_max)
-                return {"end": end, "start_sequence": gateway.offered.start_sequence, **self._doorway.gateways()}
+                async with self._confirming(request):
+                    end = await gateway.offer(fence, start, records_max, bytes_max)
+                told = {"end": end, "offset": gateway.offered.offset(end).as_json()}
+                return {**told, "start_sequence": gateway.offered.start_sequence, **self._doorway.gateways()}
             case "clocks":
-                told = await gateway.clocks(*integers(request, "fence"))
-                return {"clocks": written_clocks(told), **self._doorway.gateways()}
+                reached = await gateway.clocks(*integers(request, "fence"))
+                return {"clocks": written_clocks(reached), **self._doorway.gateways()}
             case "offer-among":
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 limits = (records_max, bytes_max)
-                offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
-                return offered._asdict()
+                async with self._confirming(request):
+                    offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
+                return {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
                 await gateway.commit(Committed(fence, epoch, end, positions(request)))
                 return {}
             case "fence":
-                await gateway.fence(*integers(request, "fence"))
+                async with self._confirming(request):
+                    await gateway.fence(*integers(request, "fence"))
                 end_sequence = gateway.state.snapshot.end_sequence
                 found = {"committed_end": end_sequence, "next_sequence": gateway.offered.next_sequence}
                 return {**found, "identity": gateway.identity, "order": gateway.order, **self._doorway.gateways()}

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -20,8 +20,10 @@ import structlog
 from procession import faults
 from procession.errors import ConfigError, StorageError
 from procession.gateway import snapshot as snapshots
+from procession.gateway.claims import Leader
 from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
+from procession.gateway.confirmation import check_offered
 from procession.gateway.events import (
     Action,
     Append,
@@ -32,6 +34,8 @@ from procession.gateway.events import (
     Event,
     FenceRaised,
     Idled,
+    LeaderFound,
+    LeaderLost,
     OfOrder,
     Ordered,
     Received,
@@ -42,11 +46,12 @@ from procession.gateway.events import (
     WriteSnapshot,
 )
 from procession.gateway.fences import check_claimed
-from procession.gateway.identity import identity
+from procession.gateway.identity import has_identity, identity
 from procession.gateway.ordered import OrderedState
 from procession.gateway.ordering import Offered, Ordering, check_kept
 from procession.gateway.plausibility import check_end, check_start
 from procession.gateway.rows import whole_groups
+from procession.gateway.sessions import Peer
 from procession.gateway.state import GatewayState
 from procession.gateway.status import status_of
 from procession.gateway.tally import Tally
@@ -55,27 +60,9 @@ from procession.merge.eventorder import Point
 from procession.merge.waiting import Key
 from procession.storage.durable import disk_free_bytes
 from procession.storage.log import IngressLog
-from procession.wire.draft_messages import AnyFrame
+from procession.storage.pieces import Offset
 
 log = structlog.get_logger("gateway")
-
-
-class Peer(Protocol):
-    """A session's socket, as far as the gateway's decisions go."""
-
-    def send(self, frame: AnyFrame) -> None: ...
-
-    def close(self, reason: str | None) -> None: ...
-
-    def hold(self, is_held: bool) -> None: ...
-
-
-class Leader(Protocol):
-    """Who is asked for streams. The answers come as events."""
-
-    def ask(self, stream_id: int) -> None: ...
-
-    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None: ...
 
 
 class Gateway:
@@ -83,7 +70,10 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        found = snapshots.load(config.directory)
+        self.is_confirmed = not has_identity(config.directory)
+        """Whether producers may open streams: nothing was ever offered from a directory that is made now; of any other
+        one a driver must have said, in this life, that it knows its log."""
+        found = snapshots.recover(config.directory)
         check_kept(config, found)
         start = found.end_sequence if config.declared is None else (found.point or Point()).floor
         self.log = IngressLog(config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start)
@@ -116,6 +106,7 @@ class Gateway:
         """The log that the driver reads."""
         self.leader: Leader | None = None
         """Set before anybody can connect; nobody is asked before it is found."""
+        self._has_leader = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the gateway cannot go on: a disk that is full, or broken."""
         # Whoever closes the gateway meanwhile raises the same, and nobody asks again.
@@ -150,6 +141,10 @@ class Gateway:
         self._peers.pop(session, None)
 
     def handle(self, event: Event | OfOrder) -> None:
+        if isinstance(event, LeaderFound | LeaderLost):
+            self._has_leader = isinstance(event, LeaderFound)
+            if self._has_leader and not self.is_confirmed:
+                return  # streams are refused until it is
         for action in self._decided(event):
             self._perform(action)
         if self.state.flow.is_over or self._is_holding:
@@ -251,6 +246,22 @@ class Gateway:
             raise
 
     # What the driver asks for
+
+    def check_offered(self, offered: Offset) -> None:
+        """Raise StorageError unless the log is the one that the driver was offered records from."""
+        try:
+            check_offered(self.offered, offered, self.name)
+        except StorageError as error:
+            log.error("gateway.log_refused", reason=error.sentence)
+            raise
+
+    def confirm(self) -> None:
+        """A driver of the present fence knows the log: producers may open streams."""
+        if not self.is_confirmed:
+            self.is_confirmed = True
+            log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
+            if self._has_leader:
+                self.handle(LeaderFound())
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
         """The end of what the driver may read from `start` on: on disk, and within its limits."""

@@ -13,12 +13,16 @@ from procession.storage.distant import IDENTITY
 from procession.storage.durable import storage_error, write_durably
 
 
+def has_identity(directory: Path) -> bool:
+    return (directory / IDENTITY).exists()
+
+
 def identity(directory: Path) -> str:
-    """The directory's own; made now if it has none."""
+    """The directory's own; made now if it has none. It is written anew: whoever made it may not have synced it."""
     path = directory / IDENTITY
     try:
-        if not path.exists():
-            write_durably(path, uuid.uuid4().hex.encode())
-        return path.read_text()
+        found = path.read_text() if path.exists() else uuid.uuid4().hex
+        write_durably(path, found.encode())
+        return found
     except OSError as error:
         raise storage_error(path, "read", error) from error

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
-from procession.storage.durable import storage_error, write_durably
+from procession.storage.durable import check_format, storage_error, write_durably
 
 FILE_NAME = "gateways.json"
+FORMAT = 2
+"""A file of format 1 has no number: it is the members alone."""
 NAME_CHARS_MAX = 64
 
 
@@ -69,6 +71,9 @@ class Members:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
         self._all = self._load()
+        if self._all:
+            # Whoever wrote it may have failed to sync it; it is relied on from here on.
+            self._write(written(self._all))
 
     def __getitem__(self, name: str) -> Member:
         return self._all[name]
@@ -119,8 +124,7 @@ class Members:
     def _keep(self, member: Member) -> Member:
         if self._all.get(member.name) != member:
             kept = {**self._all, member.name: member}
-            document = {name: one.as_dict() for name, one in sorted(kept.items())}
-            self._write(json.dumps(document, indent=1).encode())
+            self._write(written(kept))
             self._all = kept
         return member
 
@@ -132,8 +136,17 @@ class Members:
         write_durably(self._path, document)
 
 
+def written(members: Mapping[str, Member]) -> bytes:
+    told = {name: one.as_dict() for name, one in sorted(members.items())}
+    return json.dumps({"format": FORMAT, "gateways": told}, indent=1).encode()
+
+
 def members_of(document: bytes) -> dict[str, Member]:
-    return {str(name): Member.from_dict(told) for name, told in json.loads(document).items()}
+    told = json.loads(document)
+    if isinstance(number := told.get("format"), int):  # in format 1 it could only be a gateway of this name
+        check_format(Path(FILE_NAME), number, FORMAT)
+        told = told["gateways"]
+    return {str(name): Member.from_dict(one) for name, one in told.items()}
 
 
 def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
@@ -148,7 +161,7 @@ def _read(path: Path) -> dict[str, Member]:
         return {}
     except OSError as error:
         raise storage_error(path, "read", error) from error
-    except (ValueError, AttributeError, TypeError, RemoteProtocolError) as error:
+    except (ValueError, AttributeError, TypeError, KeyError, RemoteProtocolError) as error:
         raise StorageError(
             f"{path}, which names the gateways of the pipeline, cannot be read: {error!r}.",
             next_step="Restore the file from a copy; without it the leader cannot know for whom to wait.",

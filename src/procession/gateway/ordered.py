@@ -25,7 +25,7 @@ from procession.merge.clocks import Clock, watermark_of
 from procession.merge.eventorder import Declared, Point
 from procession.storage.segment import KIND_RECORD
 from procession.wire import draft
-from procession.wire.messages import Hello, Ids, Messages, Notify
+from procession.wire.messages import UNNUMBERED, Hello, Ids, Messages, Notify
 
 UNPLACED = 2**63
 """The sequence of an end whose place is not settled: behind all others."""
@@ -159,6 +159,10 @@ class OrderedState(GatewayState):
 
     def _open(self, session: int, notify: Notify) -> list[Action]:
         self.sessions[session].streams.add(notify.stream_id)
+        clock = self.clocks.get(notify.stream_id)
+        if notify.point_of_reference == UNNUMBERED and clock is not None and clock.seen is not None:
+            stream = self.registry.get_or_add(notify.stream_id)  # what came elsewhere counts as well
+            stream.seen = clock.seen if stream.seen is None else max(stream.seen, clock.seen)
         return super()._open(session, notify)
 
     def _messages(self, session: int, messages: Messages) -> list[Action]:

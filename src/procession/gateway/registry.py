@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from procession.errors import RemoteProtocolError
 from procession.gateway.rows import Tail
 from procession.gateway.snapshot import Position
-from procession.wire.messages import NOTHING_COMMITTED
+from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
 
 STREAM_NAME_CHARS_MAX = 256
 """Names are for people; of a longer one the beginning is kept."""
@@ -48,6 +48,12 @@ class Stream:
     @property
     def point_of_reference(self) -> int:
         return NOTHING_COMMITTED if self.committed is None else self.committed
+
+    def reference_for(self, notified: int) -> int:
+        """What a NOTIFY with this point of reference is answered."""
+        if notified == UNNUMBERED and self.seen is not None:
+            return self.seen
+        return self.point_of_reference
 
     def open(self, session: int, name: str) -> None:
         self.name = name[:STREAM_NAME_CHARS_MAX]

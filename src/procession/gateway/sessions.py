@@ -8,14 +8,25 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from procession.errors import RemoteProtocolError
 from procession.gateway.config import Limits
 from procession.gateway.groups import Groups
 from procession.gateway.registry import Registry
 from procession.wire import draft, v3
-from procession.wire.draft_messages import AckCounts, Extension
+from procession.wire.draft_messages import AckCounts, AnyFrame, Extension
 from procession.wire.messages import Ack, Hello
+
+
+class Peer(Protocol):
+    """A session's socket, as far as the gateway's decisions go."""
+
+    def send(self, frame: AnyFrame) -> None: ...
+
+    def close(self, reason: str | None) -> None: ...
+
+    def hold(self, is_held: bool) -> None: ...
 
 
 def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Extension] | None:

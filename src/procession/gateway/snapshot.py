@@ -17,9 +17,11 @@ from procession.gateway.words import is_u64, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Point
 from procession.merge.waiting import Key
-from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.durable import check_format, storage_error, write_durably
 
 FILE_NAME = "positions.json"
+FORMAT = 2
+"""A snapshot without a format number is of format 1, which says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Snapshot:
 def save(directory: Path, snapshot: Snapshot) -> None:
     streams = {str(key): {"name": at.name, "committed": at.committed} for key, at in snapshot.streams.items()}
     document: dict[str, Any] = {
+        "format": FORMAT,
         "fence": snapshot.fence,
         "epoch": snapshot.epoch,
         "end_sequence": snapshot.end_sequence,
@@ -61,13 +64,21 @@ def save(directory: Path, snapshot: Snapshot) -> None:
     write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
 
 
+def recover(directory: Path) -> Snapshot:
+    """The last snapshot, as a gateway starts with it. It is written into a new file: whoever wrote it may have failed
+    to sync it, and a second sync of the same file would not tell."""
+    found = load(directory)
+    if (directory / FILE_NAME).exists():
+        save(directory, found)
+    return found
+
+
 def load(directory: Path) -> Snapshot:
     """The last snapshot, or the first one there is: nothing committed."""
     path = directory / FILE_NAME
     try:
         document = json.loads(path.read_bytes())
-        # Whoever wrote it may have been killed before its name was on disk; it is relied on from here on.
-        fsync_dir(directory)
+        check_format(path, document.get("format", 1), FORMAT)
         return Snapshot(
             fence=_u64(document["fence"]),
             epoch=_u64(document["epoch"] + 1) - 1,

@@ -180,8 +180,7 @@ class GatewayState:
         self.sessions[session].owed = self.limits.credits_max - granted
         if asked_for is None:
             return [Send(session, Ok(granted))]
-        is_counting = Extension.COUNTS in asked_for
-        self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=is_counting)
+        self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=Extension.COUNTS in asked_for)
         return [Send(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
 
     # Streams
@@ -206,12 +205,13 @@ class GatewayState:
         stream.open(session, notify.stream_name)
         groups = self.sessions[session].groups
         if groups is None:
-            return [Send(session, NotifyAck(True, notify.stream_id, stream.point_of_reference))]
+            return [Send(session, NotifyAck(True, notify.stream_id, stream.reference_for(notify.point_of_reference)))]
         groups.open(notify.stream_id)
         return []
 
     def _refuse(self, session: int, notify: Notify) -> list[Action]:
         if self.sessions[session].groups is None:
+            self.sessions[session].was_acked = False  # it asks again when the next ACK comes
             return [Send(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
         return self._close(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
@@ -291,7 +291,7 @@ class GatewayState:
                 return []
             case LeaderFound():
                 self.claims.has_leader = True
-                return self._relinquish()
+                return [*self._relinquish(), *self._ticked()]
             case LeaderLost():
                 return [action for asked in self.claims.lose_leader() for action in self._refuse(*asked)]
 

@@ -11,6 +11,7 @@ from typing import Any
 from procession.errors import RemoteProtocolError
 from procession.merge.clocks import Clock
 from procession.merge.waiting import Key
+from procession.storage.pieces import Offset
 
 U64_DIGITS = 20
 
@@ -62,6 +63,17 @@ def place(told: Mapping[str, Any], name: str) -> Key | None:
     if not (isinstance(value, list) and len(value) == len(Key._fields) and all(isinstance(one, int) for one in value)):
         raise RemoteProtocolError(f"{name} must be an order time, a stream id and a message id, or null")
     return Key(*value)
+
+
+def offset(request: Mapping[str, Any], name: str) -> Offset | None:
+    """How far records were offered, and of which log; None if nothing is said about it."""
+    value = request.get(name)
+    if value is None:
+        return None
+    told = value if isinstance(value, list) else [value, "", ""]
+    if not (len(told) == len(Offset._fields) and is_u64(told[0]) and all(isinstance(one, str) for one in told[1:])):
+        raise RemoteProtocolError(f"{name} must be a sequence, an incarnation and a checksum, or a sequence")
+    return Offset(*told)
 
 
 def is_u64(value: object) -> bool:

@@ -18,7 +18,7 @@ from procession.gateway.members import Member
 from procession.merge.clocks import Clock
 from procession.merge.waiting import Key
 from procession.ops.desks import Desks
-from procession.storage.pieces import FIRST_GATEWAY
+from procession.storage.pieces import FIRST_GATEWAY, Offset
 
 Answer = TypeVar("Answer", Offer, Reached, Share)
 
@@ -31,7 +31,7 @@ class Answered(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    ends: dict[str, int]
+    ends: dict[str, Offset]
     gateways: list[Member]
 
 
@@ -42,10 +42,10 @@ class Agreement:
         self._desks = desks
         self._turns = itertools.count()
 
-    def reach(self, fence: int, starts: Mapping[str, int], records_max: int, bytes_max: int) -> Agreed | None:
+    def reach(self, fence: int, starts: Mapping[str, Offset], records_max: int, bytes_max: int) -> Agreed | None:
         """Where the next epoch ends; None if not all have answered, and nothing can be said."""
         if self._desks.names == [FIRST_GATEWAY]:
-            return self._alone(fence, starts.get(FIRST_GATEWAY, 0), records_max, bytes_max)
+            return self._alone(fence, starts.get(FIRST_GATEWAY, Offset()), records_max, bytes_max)
         names = self._desks.names
         reached = self._ask({name: lambda client: client.clocks(fence) for name in names}, Reached)
         if FIRST_GATEWAY not in reached:
@@ -56,7 +56,7 @@ class Agreement:
             return None  # somebody has come, or gone, or is away: all of them are asked next time
         told = _merged(one.clocks for one in reached.values())
         limits = max(1, records_max // len(names)), max(1, bytes_max // len(names))
-        ask = {name: partial(_share, fence, starts.get(name, 0), limits, told, None) for name in names}
+        ask = {name: partial(_share, fence, starts.get(name, Offset()), limits, told, None) for name in names}
         shares = self._ask(ask, Share)
         if len(shares) < len(names):
             return None
@@ -65,13 +65,13 @@ class Agreement:
             return Agreed({}, there)  # a stream has said nothing yet
         upto = min(complete)
         over = [name for name, one in shares.items() if one.last is not None and one.last > upto]
-        ask = {name: partial(_share, fence, starts.get(name, 0), limits, {}, upto) for name in over}
+        ask = {name: partial(_share, fence, starts.get(name, Offset()), limits, {}, upto) for name in over}
         cut = self._ask(ask, Share)
         if len(cut) < len(over):
             return None
-        return Agreed({name: one.end for name, one in (shares | cut).items()}, there)
+        return Agreed({name: one.offset for name, one in (shares | cut).items()}, there)
 
-    def _alone(self, fence: int, start: int, records_max: int, bytes_max: int) -> Agreed | None:
+    def _alone(self, fence: int, start: Offset, records_max: int, bytes_max: int) -> Agreed | None:
         """One gateway needs nobody's word; if it is not the only one, the others are asked, too, next time."""
         names = [FIRST_GATEWAY]
         offers = self._ask({FIRST_GATEWAY: partial(_offer, fence, start, records_max, bytes_max)}, Offer)
@@ -79,7 +79,7 @@ class Agreement:
             return None
         offer = offers[FIRST_GATEWAY]
         self._desks.meet(offer.gateways)
-        return Agreed({FIRST_GATEWAY: offer.end}, offer.gateways) if self._desks.names == names else None
+        return Agreed({FIRST_GATEWAY: offer.offset}, offer.gateways) if self._desks.names == names else None
 
     def _ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]], kind: type[Answer]) -> dict[str, Answer]:
         """The answers to these very questions, of those that gave one."""
@@ -96,13 +96,13 @@ def _answered(
     return Answered(turn, question(client))
 
 
-def _offer(fence: int, start: int, records_max: int, bytes_max: int, client: ControlClient) -> Offer:
+def _offer(fence: int, start: Offset, records_max: int, bytes_max: int, client: ControlClient) -> Offer:
     return client.offer(fence, start, records_max, bytes_max)
 
 
 def _share(
     fence: int,
-    start: int,
+    start: Offset,
     limits: tuple[int, int],
     told: Mapping[int, Clock],
     upto: Key | None,

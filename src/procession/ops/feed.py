@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.places import Places
 from procession.commit.rounds import Round
-from procession.errors import ConfigError, ProcessionError, RecordError, RoundError, StorageError
+from procession.errors import ConfigError, ProcessionError, RecordError, RoundError
 from procession.gateway.client import ControlClient, Fence, Offer
 from procession.gateway.members import Member
 from procession.ops.agreement import Agreement
 from procession.ops.desks import PATIENCE_S, Desks, place_of
-from procession.storage.pieces import FIRST_GATEWAY, Place
+from procession.storage.pieces import FIRST_GATEWAY, Offset, Place, read_offsets
 from procession.tls import ClientTls
+
+NOTHING = Offset()
+"""A gateway that was never asked: its log is read from its beginning, whichever log it is."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +45,38 @@ class GatewayFeed:
 
     tls: ClientTls | None = None
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, Any]) -> dict[str, Any]:
         self.checkpoint.check_fence()
         self.checkpoint.log.await_decided(self.checkpoint.check_fence)
-        if self.is_ordered:
-            return self._agreed_ends(starts)
+        known = read_offsets(starts)
+        ends = known | (self._agreed_ends(known) if self.is_ordered else self._offered_ends(known))
+        return {name: ends[name].as_json() for name in sorted(ends)}
+
+    def _offered_ends(self, starts: Mapping[str, Offset]) -> dict[str, Offset]:
+        """Where the epoch ends at the gateways that have something for it."""
         desks, places = _desks(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
         names = desks.names
         limits = max(1, self.records_max // len(names)), max(1, self.bytes_max // len(names))
         fence = self.checkpoint.fence
         # A gateway whose answer comes late was asked from where it still starts: nothing was taken from it meanwhile.
-        answers = desks.ask({name: partial(_offer, fence, starts.get(name, 0), *limits) for name in names})
-        offered = {name: offer.end for name, offer in answers.items() if offer.end > starts.get(name, 0)}
+        answers = desks.ask({name: partial(_offer, fence, starts.get(name, NOTHING), *limits) for name in names})
+        offered = {
+            name: offer.offset for name, offer in answers.items() if offer.end > starts.get(name, NOTHING).sequence
+        }
         if FIRST_GATEWAY in answers:
             desks.meet(answers[FIRST_GATEWAY].gateways)
             self._check_alone(desks.names)
             keep_places(places, answers[FIRST_GATEWAY].gateways)
-        ends = {**starts, **{name: end for name, end in offered.items() if name in places.all()}}
-        return {name: ends[name] for name in sorted(ends)}
+        return {name: end for name, end in offered.items() if name in places.all()}
 
-    def _agreed_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def _agreed_ends(self, starts: Mapping[str, Offset]) -> dict[str, Offset]:
         agreement, places = _agreement(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
         agreed = agreement.reach(self.checkpoint.fence, starts, self.records_max, self.bytes_max)
         if agreed is None:
-            return dict(starts)
+            return {}
         self._check_alone([member.name for member in agreed.gateways])
         keep_places(places, agreed.gateways)
-        ends = {**starts, **{name: end for name, end in agreed.ends.items() if end > starts.get(name, 0)}}
-        return {name: ends[name] for name in sorted(ends)}
+        return {name: end for name, end in agreed.ends.items() if end.sequence > starts.get(name, NOTHING).sequence}
 
     def _check_alone(self, names: list[str]) -> None:
         if self.is_alone and len(names) > 1:
@@ -81,7 +89,7 @@ class GatewayFeed:
         return _places(self.checkpoint.root).all()
 
 
-def _offer(fence: int, start: int, records_max: int, bytes_max: int, client: ControlClient) -> Offer:
+def _offer(fence: int, start: Offset, records_max: int, bytes_max: int, client: ControlClient) -> Offer:
     return client.offer(fence, start, records_max, bytes_max)
 
 
@@ -133,19 +141,16 @@ class GatewayWord:
             leader = self._leader.fence(self._fence)
             self._meet(leader.gateways)
             keep_places(places, leader.gateways)
-            fences = self._fences.ask(dict.fromkeys(self._fences.names, lambda client: client.fence(self._fence)))
+            names = self._fences.names
+            fences = self._fences.ask(
+                {name: partial(_raise, self._fence, offsets.get(name, NOTHING)) for name in names}
+            )
         for name, found in fences.items():
             if found.order != order:
                 raise ConfigError(
                     f"{name} orders by {found.order or 'arrival'}, but the app by {order or 'arrival'}",
                     next_step="start the gateway with --event-time-streams, --lateness-s and --idle-timeout-s as in the"
                     " app, or let `procession run` start both",
-                )
-            if found.next_sequence < offsets.get(name, 0):
-                offered = f"{offsets[name]} were offered to Spark"
-                raise StorageError(
-                    f"the log of {name} ends at record {found.next_sequence}, but {offered}",
-                    next_step="restore the gateway's directory; its disk does not keep what it was told to sync",
                 )
         if missing := [name for name in self._fences.names if name not in fences]:
             raise _away(missing)
@@ -194,6 +199,10 @@ class GatewayWord:
         there = list(gateways)
         self._fences.meet(there)
         self._commits.meet(there)
+
+
+def _raise(fence: int, offered: Offset, client: ControlClient) -> Fence:
+    return client.fence(fence, offered)
 
 
 def _commit(fence: int, record: Round, end: int, client: ControlClient) -> Round:

@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +28,17 @@ SPOOL = Use(
 )
 READ_RECORDS_MAX = 16 * 1024
 READ_BYTES_MAX = 1024 * 1024
-UNCOMMITTED_MAX = 2**40
-"""A gateway never has more records of one stream than this that are not committed."""
 
 
 class Backlog(Protocol):
     is_durable: bool
+
+    @property
+    def is_unnumbered(self) -> bool:
+        """Whether its records have no ids yet: they get those above the last one that the gateway has."""
+
+    def number_above(self, last: int | None) -> None:
+        """Records without ids get those above this one."""
 
     @property
     def size_bytes(self) -> int:
@@ -65,9 +69,9 @@ class Backlog(Protocol):
 class Buffer:
     """A backlog in memory.
 
-    Without ids of the author's own, records are numbered from the clock on, in nanoseconds: so that the records of an
-    earlier life, of which the gateway may have more than it has committed, never have the same ids. A clock may have
-    been put back since; so ids also begin well above what is committed.
+    Without ids of the author's own, records are numbered above the last id that the gateway has of the stream,
+    committed or not: so the records of an earlier life never have the same ids. The gateway's log is the counter; no
+    clock is asked.
     """
 
     is_durable = False
@@ -84,9 +88,16 @@ class Buffer:
         """The number of the last record that is committed."""
         self.size_bytes = 0
 
-    def open(self, after: int | None) -> None:
+    @property
+    def is_unnumbered(self) -> bool:
+        return self._base is None
+
+    def number_above(self, last: int | None) -> None:
         if self._base is None:
-            self._base = max(time.time_ns(), 0 if after is None else after + 1 + UNCOMMITTED_MAX)
+            self._base = 0 if last is None else last + 1
+
+    def open(self, after: int | None) -> None:
+        self.number_above(after)
 
     def append(self, batch: Batch) -> None:
         if not self._has_ids:
@@ -118,7 +129,9 @@ class Buffer:
         return _joined(some, self._base)
 
     def forget(self, message_id: int) -> None:
-        self._done = message_id - (self._base or 0)
+        if self._base is None:
+            return  # an id of an earlier life
+        self._done = message_id - self._base
         count = bisect_right(self._lasts, self._done)
         self.size_bytes -= sum(map(_size_bytes, self._batches[:count]))
         del self._batches[:count], self._lasts[:count]
@@ -135,12 +148,16 @@ class Spool:
     """A backlog on disk: a directory of segments, in which a record's number, for life, is its message id."""
 
     is_durable = True
+    is_unnumbered = False
 
     def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
         self.directory = directory
         self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max, use=SPOOL)
         self._done = self._log.start_sequence
         """The first record that is not known to be committed."""
+
+    def number_above(self, last: int | None) -> None:
+        """Nothing: its records have their numbers."""
 
     @property
     def size_bytes(self) -> int:

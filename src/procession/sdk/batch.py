@@ -169,6 +169,17 @@ class Forgetful(Protocol):
         """All up to this message is committed, and is never asked for again."""
 
 
+@runtime_checkable
+class Unnumbered(Protocol):
+    """A Source whose medium numbers nothing: its ids begin above the last one that the gateway has of the stream."""
+
+    def is_unnumbered(self, stream: Stream) -> bool:
+        """Whether the stream has no ids yet in this life."""
+
+    def number_above(self, stream: Stream, last: int | None) -> None:
+        """The gateway has ids up to this one of it, or none. Said before its first `read`."""
+
+
 def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray[Any]:
     """A column of whole numbers, or of Arrow's timestamps: no negative id, no half second, no text."""
     if isinstance(values, pa.Array):

@@ -13,13 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.readiness import Readiness
-from procession.sdk.batch import Batch, Source, Stream
+from procession.sdk.batch import Batch, Source, Stream, Unnumbered
 from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
 from procession.sdk.progress import Progress, Roster
@@ -28,7 +29,18 @@ from procession.wire import columns, draft
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.dialect import DRAFT
 from procession.wire.draft_messages import AnyFrame, DraftMessage
-from procession.wire.messages import Ack, Eos, Error, Hello, Notify, NotifyAck, Ok, Restart
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    UNNUMBERED,
+    Ack,
+    Eos,
+    Error,
+    Hello,
+    Notify,
+    NotifyAck,
+    Ok,
+    Restart,
+)
 
 READ_BYTES_MAX = 64 * 1024
 
@@ -162,6 +174,11 @@ class Feed:
                     self._confirming.discard(stream_id)
                     progress.is_end_committed |= success
                     self.farewell_if_done()
+                elif success and self._is_unnumbered(progress):
+                    # Of an earlier life: it says nothing of what this one has sent.
+                    last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
+                    cast(Unnumbered, self._source).number_above(progress.stream, last)
+                    self._begin(progress)
                 elif success:
                     self._commit(progress, point_of_reference)
                     self._begin(progress)
@@ -186,6 +203,9 @@ class Feed:
                 self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
 
+    def _is_unnumbered(self, progress: Progress) -> bool:
+        return isinstance(self._source, Unnumbered) and self._source.is_unnumbered(progress.stream)
+
     def _commit(self, progress: Progress, point_of_reference: int) -> None:
         before = progress.committed
         progress.commit(point_of_reference)
@@ -196,7 +216,8 @@ class Feed:
         # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
         while self._to_notify and self._connection.credit.available and not self._connection.is_over:
             progress = self._to_notify.popleft()
-            self._send(Notify(progress.stream.id, progress.stream.name, progress.committed or 0))
+            reference = UNNUMBERED if self._is_unnumbered(progress) else progress.committed or 0
+            self._send(Notify(progress.stream.id, progress.stream.name, reference))
         for answer in self._connection.implied():
             self._take(answer)
 

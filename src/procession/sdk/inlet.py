@@ -133,6 +133,12 @@ class Inlet:
     def _has_news(self, synced: int) -> bool:
         return self._synced > synced or (self._is_ended and self._appended == self._synced)
 
+    def is_unnumbered(self, stream: Stream) -> bool:
+        return self._backlog.is_unnumbered
+
+    def number_above(self, stream: Stream, last: int | None) -> None:
+        self._backlog.number_above(last)
+
     def forget(self, stream: Stream, message_id: int) -> None:
         self._committed = message_id
         self._backlog.forget(message_id)

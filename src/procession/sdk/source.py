@@ -19,7 +19,7 @@ from procession.address import Address, notice_silence, parse_address, parse_add
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
-from procession.sdk.batch import Forgetful, Source, Stream
+from procession.sdk.batch import Forgetful, Source, Stream, Unnumbered
 from procession.sdk.feed import Feed, GreetingRefused
 from procession.sdk.options import SourceOptions
 from procession.sdk.pace import Pace
@@ -139,6 +139,13 @@ class SourceClient:
             raise ConfigError(
                 f"Stream {stream.name!r} is ephemeral, which only the draft of the protocol can say.",
                 next_step='Set the option dialect="draft".',
+            )
+        is_draft = self._options.dialect == "draft" and not stream.is_ephemeral
+        if is_draft and isinstance(self._source, Unnumbered) and self._source.is_unnumbered(stream):
+            raise ConfigError(
+                f"Stream {stream.name!r} has no ids of its own, and in the draft of the protocol a gateway cannot say"
+                " which ones are free.",
+                next_step='Give it a spool, give its records ids, or leave out dialect="draft".',
             )
         progress = self._roster.streams.get(stream.id)
         if progress is None:

@@ -1,6 +1,7 @@
 """The reader: the ingress log as a Spark stream of parcels, which hold the manifests of the first chain.
 
-The one rule: offsets are sequence numbers, one for each gateway, and only what a gateway has on disk is offered;
+The one rule: offsets are sequence numbers, one for each gateway, with what tells its log from another one
+(`storage/pieces`), and only what a gateway has on disk is offered;
 partitions are contiguous ranges in order, so partition order is record order and nothing has to be merged, but for the
 logs of several gateways in the order of event time, which each task weaves for its own range.
 `latestOffset` and `partitions` live in one helper process of the driver, `read` in the workers. Before it the gateways,
@@ -24,7 +25,7 @@ from procession.spark.chains import Attempt, Task
 from procession.spark.pace import Pace
 from procession.spark.parcels import SCHEMA, as_rows, loaded, sent
 from procession.spark.session import TASK_FAILURES_MAX
-from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, cut, laid, numbered_from
+from procession.storage.pieces import FIRST_GATEWAY, Piece, Place, cut, laid, numbered_from, sequences
 
 FORMAT = "procession"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -33,7 +34,7 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 class Feed(Protocol):
     """What offers records: the gateways, seen from Spark's helper process. It limits what one epoch takes."""
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, Any]) -> dict[str, Any]:
         """Where the next epoch ends at each gateway, if it starts there; what it starts with if there is nothing.
         A gateway that is not named yet starts at 0, and one that was named is named for ever."""
 
@@ -50,16 +51,17 @@ class Ranges(DataSourceStreamReader):
         self._parallelism = parallelism
         self._pace = Pace(interval_s)
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
         return {FIRST_GATEWAY: 0}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  (Spark's name)
         return self._feed.next_ends(start) if self._pace.is_due() else start
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        pieces = list(laid(start, end, self._feed.places()))
-        first = numbered_from(start)
-        ranges = deal(first, numbered_from(end), self._parallelism)
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        starts, ends = sequences(start), sequences(end)
+        pieces = list(laid(starts, ends, self._feed.places()))
+        first = numbered_from(starts)
+        ranges = deal(first, numbered_from(ends), self._parallelism)
         if self._task.is_woven(pieces):
             edges = [0, *(one.last - first for one in ranges)]
             for one, own in zip(ranges, self._task.dealt(pieces, edges), strict=True):

@@ -2,6 +2,8 @@
 
 The one rule: only what `sync` has put on disk is offered (`durable_end`), and a sequence number that was offered
 means the same record for ever. Everything else about the log (its index, its ends) is derived from its files at open.
+A sync that failed is final: the kernel may report the next one as done without writing. So a log that is opened trusts
+no entry of which no later entry says that it was synced: it writes those into a new file before it offers them.
 Before it on the walk: gateway/state decides what is appended. After it: spark/reader reads contiguous ranges through
 a LogReader; a commit trims whole segments away.
 """
@@ -9,6 +11,7 @@ a LogReader; a commit trims whole segments away.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -23,8 +26,8 @@ import pyarrow.compute as pc
 
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, lock_directory, storage_error, sync, write_all, write_durably
+from procession.storage.pieces import Offset
 from procession.storage.segment import (
-    HEADER_BYTES,
     INGRESS,
     INGRESS_SCHEMA,
     KIND_EOS,
@@ -33,12 +36,15 @@ from procession.storage.segment import (
     REFERENCE_KINDS,
     SUFFIX,
     Entry,
+    Header,
     SegmentIndex,
     SegmentReader,
     Use,
-    damaged,
     encode_entry,
     encode_header,
+    entry_at,
+    is_begun,
+    map_file,
     recover,
     segment_name,
 )
@@ -124,7 +130,8 @@ class IngressLog:
             self._segments = self._recover()
             if not self._segments or self.next_sequence < committed_end:
                 self._remove(self._segments)
-                self._segments = [self._create(committed_end)]
+                self._segments = [self._begun(committed_end)]
+            self._rewrite_tail()
             fsync_dir(directory)  # whoever made the last segment may have been killed before its name was on disk
             self._descriptor = self._open_last()
         except BaseException:
@@ -153,6 +160,11 @@ class IngressLog:
         """Of all its files."""
         return sum(segment.position_end for segment in self._segments)
 
+    def offset(self, sequence: int) -> Offset:
+        """What the log is known by at a sequence that it reaches and has not trimmed."""
+        segment = self._segment_of(sequence)
+        return Offset(sequence, f"{segment.header.incarnation:016x}", f"{segment.checksum_at(sequence):016x}")
+
     def append(self, batch: pa.RecordBatch) -> int:
         """Write a batch of the log's schema at the end; returns its first row's sequence. Not durable before `sync`."""
         self._check_usable()
@@ -174,7 +186,8 @@ class IngressLog:
                 os.ftruncate(self._descriptor, last.position_end)
             raise storage_error(path, "write", error) from error
         position_end = last.position_end + size_bytes
-        last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end))
+        crc = int.from_bytes(header[4:8], "little")
+        last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end, crc))
         return first
 
     def sync(self) -> int:
@@ -222,7 +235,7 @@ class IngressLog:
         lag = 0
         for segment in self._segments:
             if segment.base > start:
-                lag += segment.position_end - HEADER_BYTES
+                lag += segment.position_end - segment.header.size_bytes
             elif segment.end > start:
                 lag += segment.position_end - segment.at(start)[1]
         return lag
@@ -257,24 +270,48 @@ class IngressLog:
     def _recover(self) -> list[SegmentIndex]:
         bases = segment_bases(self.directory)
         segments: list[SegmentIndex] = []
-        for base in bases:
+        for base, upper in zip(bases, [*bases[1:], None], strict=False):
             path = self.directory / segment_name(base)
-            is_last = base == bases[-1]
-            if segments and base != segments[-1].end:
-                raise missing(self.directory, segments[-1].end, base, self._use)
-            if is_last and path.stat().st_size < HEADER_BYTES:
+            if upper is None and not is_begun(path):
                 # Died while it made the file: nothing was ever in it.
-                segments.append(self._create(base))
+                segments.append(self._following(segments[-1]) if segments else self._begun(base))
                 continue
-            segment = recover(path, base, self._use)
-            if not is_last and segment.position_end != path.stat().st_size:
-                raise damaged(path, segment.position_end, self._use)
-            segments.append(segment)
+            segments.append(recover(path, base, self._use, upper))
+            if upper is not None and segments[-1].end != upper:
+                raise missing(self.directory, segments[-1].end, upper, self._use)
         return segments
 
-    def _create(self, base: int) -> SegmentIndex:
-        write_durably(self.directory / segment_name(base), encode_header(base))
-        return SegmentIndex(base)
+    def _begun(self, base: int) -> SegmentIndex:
+        """The first segment of a new log."""
+        incarnation = secrets.randbits(64) or 1
+        return self._create(Header(base, incarnation, incarnation))
+
+    def _following(self, last: SegmentIndex) -> SegmentIndex:
+        return self._create(Header(last.end, last.header.incarnation, last.checksum))
+
+    def _create(self, header: Header) -> SegmentIndex:
+        write_durably(self.directory / segment_name(header.base), encode_header(header))
+        return SegmentIndex(header)
+
+    def _rewrite_tail(self) -> None:
+        """Write the entries of which nothing says that they were synced into a new file. The old one keeps them, for
+        whoever has it mapped; a segment ends where the next one begins."""
+        last = self._segments[-1]
+        if last.durable_end >= last.end:
+            return
+        header = last.first_from(last.durable_end)
+        _, position = last.at(header.base)
+        data = map_file(self._path(last))
+        path = self.directory / segment_name(header.base)
+        write_durably(path, encode_header(header) + bytes(data[position : last.position_end]))
+        if header.base > last.base:
+            self._segments[-1] = recover(self._path(last), last.base, self._use, header.base)
+            self._segments.append(SegmentIndex(header))
+        else:
+            self._segments[-1] = SegmentIndex(header)
+        rewritten, index = map_file(path), self._segments[-1]
+        while entry := entry_at(rewritten, index.position_end, index.end):
+            index.add(entry)
 
     def _open_last(self) -> int:
         """Open the last segment for writing, without its torn tail, and with all the rest of it on disk."""
@@ -289,7 +326,7 @@ class IngressLog:
 
     def _roll(self) -> None:
         self.sync()
-        following = self._create(self.next_sequence)
+        following = self._following(self._segments[-1])
         with self._sync_lock:
             os.close(self._descriptor)
             self._segments.append(following)

@@ -3,16 +3,49 @@
 The one rule: an epoch is what each gateway has offered, one gateway after the other by name, and the number of a record
 is its place in the concatenation of all epochs: the sum of the offsets before the epoch, then its place inside. With
 one gateway it is the gateway's own sequence. Before it the offsets of an epoch; after it `spark/chains`, which reads.
+
+In Spark's checkpoint an offset is `[sequence, incarnation, checksum]`, or a sequence alone: nothing was offered yet, or
+it was written before logs had incarnations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST_GATEWAY = "gateway-0"
 """The name of the first gateway of a pipeline: the only one, or the one that leads."""
+
+
+class Offset(NamedTuple):
+    """How far the log of one gateway was offered, and which log that was. A log that reaches `sequence` with another
+    incarnation or running checksum is another one: an older copy, or one that was begun anew."""
+
+    sequence: int = 0
+    incarnation: str = ""
+    """Empty: nothing was offered, or by a version that did not know it."""
+    checksum: str = ""
+
+    def as_json(self) -> int | list[int | str]:
+        return list(self) if self.checksum else self.sequence
+
+
+def read_offsets(told: Mapping[str, Any]) -> dict[str, Offset]:
+    """Raises ValueError or TypeError if these are none."""
+    return {str(name): _offset(value) for name, value in told.items()}
+
+
+def _offset(value: Any) -> Offset:
+    if isinstance(value, int):
+        return Offset(value)
+    sequence, incarnation, checksum = value
+    return Offset(int(sequence), str(incarnation), str(checksum))
+
+
+def sequences(told: Mapping[str, Any]) -> dict[str, int]:
+    """The sequences alone of offsets as Spark keeps them."""
+    return {name: offset.sequence for name, offset in read_offsets(told).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A segment: one file of the ingress log, a header and then entries, each an Arrow record batch with its checksum.
 
-    file   magic "PRSG", u32 version, u64 base sequence, u32 crc32 of these, u32 zero
+    file   magic "PRSG", u32 version, u64 base sequence, u64 incarnation, u64 checksum, u32 crc32 of these, u32 zero
     entry  magic "PREN", u32 crc32 of what follows, u64 first sequence, u64 durable end, u32 count, u32 length, batch
 
 Little-endian; everything starts at a multiple of eight, so a mapped batch is used in place, uncopied. A row's
@@ -8,12 +8,18 @@ sequence is its entry's first sequence plus the row's number. `durable end` says
 entry was written: with it, recovery tells a hole left by a power cut (never promised to anyone: cut off) from damage
 to what was promised (an error).
 
+`incarnation` is a random number that a log gets when it is begun. `checksum` is the running checksum of all entries
+before the file: each entry's own crc32 is folded into it. Both together say whether two logs that reach the same
+sequence are the same log. A file of version 1 has neither: its incarnation is 0, and its checksum begins anew with its
+base, so that it does not depend on files that are already deleted.
+
 The one rule: nothing read from disk is trusted before its checksum, and the index is always derived. Before it on the
 walk: storage/log. After it: storage/durable, and the mapped file that spark/reader slices.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -61,13 +67,18 @@ REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)
 ENTRY_BYTES_MAX = 1024 * 1024 * 1024
 FILE_MAGIC = b"PRSG"
 ENTRY_MAGIC = b"PREN"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".segment"
 
-_FILE = struct.Struct("<4sIQ")
+_FILE_1 = struct.Struct("<4sIQ")
+_FILE = struct.Struct("<4sIQQQ")
+_CRC = struct.Struct("<II")
 _ENTRY = struct.Struct("<4sIQQII")
+_LINK = struct.Struct("<QQ")
 _CHECKED_FROM = 8  # the entry's checksum covers what follows it
-HEADER_BYTES = _FILE.size + 8
+HEADER_BYTES = _FILE.size + _CRC.size
+VERSION_MAX = 99
+"""A higher number is damage, and none of a later version."""
 
 
 ORDERED_SCHEMA = INGRESS_SCHEMA.append(pa.field("order_time", pa.int64())).append(pa.field("reference", pa.uint64()))
@@ -95,23 +106,55 @@ class Entry(NamedTuple):
     position: int
     position_end: int
     durable_end: int
+    crc: int
+
+
+class Header(NamedTuple):
+    """What a segment's file says of itself."""
+
+    base: int
+    incarnation: int = 0
+    checksum: int = 0
+    """Of all entries before the file."""
+    size_bytes: int = HEADER_BYTES
 
 
 class SegmentIndex:
     """Where each sequence of one segment is. Grows at its end only."""
 
-    def __init__(self, base: int) -> None:
-        self.base = base
-        self.end = base
-        self.position_end = HEADER_BYTES
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.base = header.base
+        self.end = header.base
+        self.position_end = header.size_bytes
+        self.durable_end = header.base
+        """How far the log was on disk when the last entry was written, at least."""
         self._firsts: list[int] = []
         self._positions: list[int] = []
+        self._checksums: list[int] = []
 
     def add(self, entry: Entry) -> None:
         self._firsts.append(entry.first)
         self._positions.append(entry.position)
+        self._checksums.append(linked(self.checksum, entry.crc))
         self.end = entry.end
         self.position_end = entry.position_end
+        self.durable_end = max(self.durable_end, entry.durable_end)
+
+    @property
+    def checksum(self) -> int:
+        """Of all entries up to the end of the segment."""
+        return self._checksums[-1] if self._checksums else self.header.checksum
+
+    def checksum_at(self, sequence: int) -> int:
+        """Of all entries up to the one that holds the row before `sequence`, that one included."""
+        number = bisect_right(self._firsts, sequence - 1) - 1
+        return self._checksums[number] if number >= 0 else self.header.checksum
+
+    def first_from(self, sequence: int) -> Header:
+        """The header of a file that begins with the entry which holds `sequence`."""
+        first, _ = self.at(sequence)
+        return Header(first, self.header.incarnation, self.checksum_at(first))
 
     def at(self, sequence: int) -> tuple[int, int]:
         """The first sequence and the position of the entry that holds `sequence`."""
@@ -134,16 +177,18 @@ class SegmentReader:
 
     def __init__(self, path: Path, base: int, use: Use = INGRESS) -> None:
         self.path = path
-        self.index = SegmentIndex(base)
         self._use = use
-        self._data = _map(path)
-        check_header(self._data, base, path, use)
+        self._data = map_file(path)
+        self.index = SegmentIndex(read_header(self._data, base, path, use))
 
     def extend(self, end: int) -> None:
         """Index the entries up to sequence `end`, as far as they are there."""
         if self.index.end >= end:
             return
-        self._data = _map(self.path)
+        self._data = map_file(self.path)
+        header = read_header(self._data, self.index.base, self.path, self._use)
+        if header != self.index.header:  # a restarted writer has written the file anew, in another version
+            self.index = SegmentIndex(header)
         while self.index.end < end:
             entry = entry_at(self._data, self.index.position_end, self.index.end)
             if entry is None:
@@ -167,15 +212,45 @@ def segment_name(base: int) -> str:
     return f"{base:020d}{SUFFIX}"
 
 
-def encode_header(base: int) -> bytes:
-    checked = _FILE.pack(FILE_MAGIC, VERSION, base)
-    return checked + struct.pack("<II", crc32(checked), 0)
+def encode_header(header: Header) -> bytes:
+    checked = _FILE.pack(FILE_MAGIC, VERSION, header.base, header.incarnation, header.checksum)
+    return checked + _CRC.pack(crc32(checked), 0)
 
 
-def check_header(data: pa.Buffer, base: int, path: Path, use: Use) -> None:
+def read_header(data: pa.Buffer, base: int, path: Path, use: Use) -> Header:
     """A StorageError unless the file begins as the segment of `base` does."""
-    if bytes(data[:HEADER_BYTES]) != encode_header(base):
+    try:
+        magic, version, found = _FILE_1.unpack_from(data)
+    except struct.error:
+        raise damaged(path, 0, use) from None
+    if magic == FILE_MAGIC and VERSION < version <= VERSION_MAX:
+        raise StorageError(
+            f"The {use.name} was written by a later version: {path.name} has format {version}, and this version reads"
+            f" formats 1 to {VERSION}.",
+            next_step="Start the version that wrote it, or a later one.",
+            path=str(path),
+        )
+    if (magic, found) != (FILE_MAGIC, base) or version not in (1, VERSION):
         raise damaged(path, 0, use)
+    layout = _FILE_1 if version == 1 else _FILE
+    size_bytes = layout.size + _CRC.size
+    if data.size < size_bytes or bytes(data[layout.size : size_bytes]) != _CRC.pack(crc32(data[: layout.size]), 0):
+        raise damaged(path, 0, use)
+    if version == 1:
+        return Header(base, 0, linked(0, base), size_bytes)
+    *_, incarnation, checksum = _FILE.unpack_from(data)
+    return Header(base, incarnation, checksum, size_bytes)
+
+
+def is_begun(path: Path) -> bool:
+    """Whether the file of a segment has its header: whoever made it may have died before."""
+    data = map_file(path)
+    return data.size >= HEADER_BYTES or bytes(data[: _FILE_1.size])[4:8] == struct.pack("<I", 1)
+
+
+def linked(checksum: int, following: int) -> int:
+    """A running checksum, with one number more."""
+    return int.from_bytes(hashlib.blake2b(_LINK.pack(checksum, following), digest_size=8).digest(), "little")
 
 
 def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> tuple[bytes, memoryview]:
@@ -192,31 +267,34 @@ def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> Entry 
     """The entry that begins at `position` with sequence `first` (any, if None), or None where no whole one does."""
     if position + _ENTRY.size > data.size:
         return None
-    magic, _, found, durable_end, count, length = _ENTRY.unpack_from(data, position)
+    magic, crc, found, durable_end, count, length = _ENTRY.unpack_from(data, position)
     position_end = position + _ENTRY.size + length
     if magic != ENTRY_MAGIC or first not in (None, found) or not count or position_end > data.size:
         return None
-    return Entry(found, found + count, position, position_end, durable_end)
+    return Entry(found, found + count, position, position_end, durable_end, crc)
 
 
 def is_intact(data: pa.Buffer, entry: Entry) -> bool:
-    (crc,) = struct.unpack_from("<I", data, entry.position + 4)
     begin = entry.position + _CHECKED_FROM
-    return bool(crc32(data[begin : entry.position_end]) == crc)
+    return bool(crc32(data[begin : entry.position_end]) == entry.crc)
 
 
 def batch_at(data: pa.Buffer, entry: Entry, schema: pa.Schema = INGRESS_SCHEMA) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], schema)
 
 
-def recover(path: Path, base: int, use: Use = INGRESS) -> SegmentIndex:
-    """Verify every entry; the index ends where the good ones do. Damage below what was durable is a StorageError."""
-    data = _map(path)
-    check_header(data, base, path, use)
-    index = SegmentIndex(base)
-    while (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
+def recover(path: Path, base: int, use: Use = INGRESS, upper: int | None = None) -> SegmentIndex:
+    """Verify every entry; the index ends where the good ones do, or at `upper`, where the next segment begins. Damage
+    below what was durable is a StorageError."""
+    data = map_file(path)
+    index = SegmentIndex(read_header(data, base, path, use))
+    while index.end != upper and (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
         index.add(entry)
+    if index.end == upper:
+        return index
     if any(later.durable_end > index.end for later in _intact_after(data, index.position_end)):
+        raise damaged(path, index.position_end, use)
+    if upper is not None and (index.end > upper or index.position_end < data.size):
         raise damaged(path, index.position_end, use)
     return index
 
@@ -240,7 +318,7 @@ def damaged(path: Path, position: int, use: Use) -> StorageError:
     )
 
 
-def _map(path: Path) -> pa.Buffer:
+def map_file(path: Path) -> pa.Buffer:
     try:
         if path.stat().st_size == 0:
             return pa.py_buffer(b"")

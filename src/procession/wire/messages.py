@@ -17,6 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 NOTHING_COMMITTED = 2**64 - 1
+UNNUMBERED = 2**64 - 2
+"""In a NOTIFY, instead of a point of reference: the source's medium numbers nothing, and the source wants to number
+above all that the gateway has of the stream. Our gateway answers with the last id that it has, committed or not; others
+answer with the last committed one, as ever."""
 """The point of reference that means "no message of this stream is committed yet"."""
 
 TWOPC_STREAM = 0

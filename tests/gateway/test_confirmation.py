@@ -1,0 +1,177 @@
+"""A gateway whose directory was set back to an older copy is refused before any producer is admitted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession.errors import FencedError, StorageError
+from procession.gateway.client import ControlClient
+from procession.gateway.confirmation import check_offered
+from procession.gateway.rows import batch_of, eos_row
+from procession.storage.log import IngressLog
+from procession.storage.pieces import Offset
+from procession.wire.messages import Ack
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateways import Gateways
+from tests.gateway.producer import Producer
+
+ALL = 2**40
+STREAM = 7
+
+
+def offered(driver: ControlClient, start: Offset, end: int) -> Offset:
+    """What the driver is offered from `start` on, when it is as much as this."""
+    while (offer := driver.offer(1, start, ALL, ALL)).end < end:
+        pass
+    return offer.offset
+
+
+def taken(gateway: GatewayProcess, start: Offset, end: int) -> Offset:
+    """Send records up to `end`, and commit them."""
+    with Producer(gateway.listen) as producer, gateway.client() as driver:
+        producer.hello()
+        assert producer.notify(STREAM).success
+        producer.messages(STREAM, range(start.sequence, end))
+        known = offered(driver, start, end)
+        driver.commit(1, end, end, {STREAM: end - 1})
+        return known
+
+
+def is_admitted(gateway: GatewayProcess) -> bool:
+    with Producer(gateway.listen) as producer:
+        producer.hello()
+        return producer.notify(STREAM).success
+
+
+@pytest.mark.parametrize("is_refilled", [False, True])
+def test_an_older_copy_is_refused_before_any_producer_is_admitted(
+    gateway_process: Callable[..., GatewayProcess], tmp_path: Path, is_refilled: bool
+) -> None:
+    gateway = gateway_process().start()
+    known = taken(gateway, Offset(), 10)
+    gateway.kill()
+    shutil.copytree(gateway.directory, tmp_path / "copy")
+    gateway.start(is_confirmed=False)
+    with gateway.client() as driver:
+        driver.offer(1, known, ALL, ALL)
+    known = taken(gateway, known, 20)
+    gateway.kill()
+    gateway.directory.rename(tmp_path / "newest")
+    (tmp_path / "copy").rename(gateway.directory)
+    if is_refilled:
+        # As by producers of a version that admitted them: as many records, and not the same.
+        with IngressLog(gateway.directory / "log") as log:
+            log.append(batch_of([eos_row(STREAM, number) for number in range(10)]))
+            log.sync()
+    gateway.start(is_confirmed=False)
+    assert not is_admitted(gateway)
+    with gateway.client() as driver:
+        with pytest.raises(StorageError, match="not the one that records were offered from"):
+            driver.fence(2, known)
+        with pytest.raises(StorageError) as refused:
+            driver.offer(1, known, ALL, ALL)
+        assert "not an older copy" in refused.value.next_step
+    assert not is_admitted(gateway), "nobody has confirmed it"
+    gateway.kill()
+    shutil.rmtree(gateway.directory)
+    (tmp_path / "newest").rename(gateway.directory)
+    gateway.start(is_confirmed=False)
+    with gateway.client() as driver:
+        assert driver.offer(1, known, ALL, ALL).end == 20
+    assert taken(gateway, known, 30).sequence == 30
+
+
+def test_a_directory_that_was_lost_and_made_anew_is_refused_however_much_it_was_refilled(
+    gateway_process: Callable[..., GatewayProcess],
+) -> None:
+    gateway = gateway_process().start()
+    known = taken(gateway, Offset(), 10)
+    gateway.kill()
+    shutil.rmtree(gateway.directory)
+    gateway.start()
+    taken(gateway, Offset(), 20)
+    with gateway.client() as driver, pytest.raises(StorageError, match="begun anew"):
+        driver.offer(1, known, ALL, ALL)
+
+
+def test_who_waits_for_the_driver_is_admitted_as_soon_as_it_asks(
+    gateway_process: Callable[..., GatewayProcess],
+) -> None:
+    gateway = gateway_process(ack_interval_s=3600.0).start()
+    assert is_admitted(gateway), "a directory that is new has nothing to compare"
+    gateway.kill()
+    gateway.start(is_confirmed=False)
+    with Producer(gateway.listen) as producer, gateway.client() as driver:
+        producer.hello()
+        assert not producer.notify(STREAM).success
+        driver.fence(1)
+        driver.offer(1, 0, ALL, ALL)
+        assert not producer.notify(STREAM).success, "these do not say which log they mean"
+        driver.fence(1, Offset())
+        producer.expect(Ack)
+        assert producer.notify(STREAM).success
+
+
+def test_a_driver_that_was_replaced_confirms_nothing(gateway_process: Callable[..., GatewayProcess]) -> None:
+    gateway = gateway_process().start()
+    with gateway.client() as driver:
+        driver.fence(5)
+    gateway.kill()
+    gateway.start(is_confirmed=False)
+    with gateway.client() as driver, pytest.raises(FencedError):
+        driver.fence(4, Offset())
+    assert not is_admitted(gateway)
+
+
+def test_each_of_several_gateways_is_compared_with_what_was_offered_of_it(tmp_path: Path) -> None:
+    with Gateways(tmp_path, 2) as gateways:
+        taker = gateways.taker()
+        producers = [Producer(one.listen) for one in gateways.all]
+        for number, producer in enumerate(producers):
+            producer.hello()
+            assert producer.notify(number).success
+            producer.messages(number, range(10))
+        gateways.until(lambda: taker.has(0, 10) and taker.has(1, 10), "ten records of each")
+        gateways[1].kill()
+        copy = tmp_path / "copy"
+        shutil.copytree(gateways[1].directory, copy)
+        gateways[1].start(is_confirmed=False)
+        gateways.until(lambda: not taker.take(), "the driver to ask again")
+        with Producer(gateways[1].listen) as producer:
+            producer.hello()
+            while not producer.notify(1).success:
+                producer.expect(Ack)
+            producer.messages(1, range(10, 20))
+            gateways.until(lambda: taker.has(1, 20), "twenty records")
+        gateways[1].kill()
+        shutil.rmtree(gateways[1].directory)
+        copy.rename(gateways[1].directory)
+        gateways[1].start(is_confirmed=False)
+
+        def is_refused() -> bool:
+            try:
+                return bool(taker.take()) and False
+            except StorageError as error:
+                return "gateway-1 is not the one" in error.sentence
+
+        gateways.until(is_refused, "the driver to refuse it")
+
+
+@pytest.mark.parametrize("sequence", [0, 5])
+def test_an_offset_of_a_version_without_incarnations_means_a_log_of_that_version(tmp_path: Path, sequence: int) -> None:
+    landed = Path(__file__).parents[1] / "formats" / "landed" / "two-gateways" / "gateway-0" / "log"
+    shutil.copytree(landed, tmp_path / "landed")
+    with IngressLog(tmp_path / "landed") as log, IngressLog(tmp_path / "other") as other:
+        check_offered(log, Offset(sequence), "gateway-0")
+        other.append(batch_of([eos_row(STREAM, number) for number in range(10)]))
+        if sequence:
+            with pytest.raises(StorageError, match="begun anew"):
+                check_offered(other, Offset(sequence), "gateway-0")
+            with pytest.raises(StorageError, match="ends at record 14"):
+                check_offered(log, Offset(15), "gateway-0")
+        else:
+            check_offered(other, Offset(sequence), "gateway-0")
