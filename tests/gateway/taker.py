@@ -104,6 +104,7 @@ class Taker:
             self.epoch, self.checkpoint.fence, "", first, last, {}, dict(self.positions), ends=sequences(ends)
         )
         self._write("commits", "v1\n{}")
+        self.checkpoint.log.sync_commit(self.epoch)
         self.offsets = ends
 
     def _read_all(self, pieces: list[Piece]) -> None:
