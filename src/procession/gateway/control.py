@@ -29,7 +29,8 @@ from typing import Any
 import structlog
 
 from procession.address import Address
-from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
+from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, StorageError
+from procession.gateway.confirmation import check_offered
 from procession.gateway.core import Gateway
 from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
@@ -37,6 +38,7 @@ from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
 from procession.gateway.words import clocks, integers, offset, place, positions, written_clocks
 from procession.merge.eventorder import Declared
+from procession.storage.pieces import Offset
 from procession.tls import Door
 
 OP_CHARS_MAX = 40
@@ -154,8 +156,11 @@ class ControlServer:
         """What a driver asks that says of which log it was offered records: if it is this one, and the driver is the
         present one, producers may come."""
         offered = offset(request, "offered")
-        if offered is not None:
-            self._gateway.check_offered(offered)
+        try:
+            check_offered(self._gateway.offered, offered or Offset(), self._gateway.name)
+        except StorageError as error:
+            log.error("gateway.log_refused", reason=error.sentence)
+            raise
         yield
         if offered is not None:
             self._gateway.confirm()

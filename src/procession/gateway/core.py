@@ -23,7 +23,6 @@ from procession.gateway import snapshot as snapshots
 from procession.gateway.claims import Leader
 from procession.gateway.cluster import LEADER
 from procession.gateway.config import GatewayConfig
-from procession.gateway.confirmation import check_offered
 from procession.gateway.events import (
     Action,
     Append,
@@ -60,7 +59,6 @@ from procession.merge.eventorder import Point
 from procession.merge.waiting import Key
 from procession.storage.durable import disk_free_bytes
 from procession.storage.log import IngressLog
-from procession.storage.pieces import Offset
 
 log = structlog.get_logger("gateway")
 
@@ -246,14 +244,6 @@ class Gateway:
             raise
 
     # What the driver asks for
-
-    def check_offered(self, offered: Offset) -> None:
-        """Raise StorageError unless the log is the one that the driver was offered records from."""
-        try:
-            check_offered(self.offered, offered, self.name)
-        except StorageError as error:
-            log.error("gateway.log_refused", reason=error.sentence)
-            raise
 
     def confirm(self) -> None:
         """A driver of the present fence knows the log: producers may open streams."""
