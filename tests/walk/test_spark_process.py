@@ -6,9 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from procession.ops.committed import committed_output
@@ -70,6 +75,38 @@ def test_a_master_that_nobody_reaches_is_told_within_10_seconds(place: Path) -> 
         assert "spark://127.0.0.1:9" in command.said
         command.process.send_signal(signal.SIGTERM)
         command.wait()
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """A standalone master without a worker."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    home = Path(pyspark.__file__).parent
+    words = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+    log = tmp_path / "master.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [home / "bin" / "spark-class", "org.apache.spark.deploy.master.Master", *words],
+            env={**os.environ, "SPARK_HOME": str(home)},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        wait_for(lambda: "New state: ALIVE" in log.read_text(), "the master", log.read_text)
+        yield f"spark://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_master_that_gives_no_executor_is_told_and_waited_for(place: Path, master: str) -> None:
+    with running(*WORDS, "--master", master, cwd=place) as command:
+        wait_for(lambda: f"master {master} has given us no executor yet" in command.said, "it", lambda: command.said)
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == Status.UNCLEAN, command.said
+    assert "0 of " in command.said
+    assert "stopped before all of the input" in command.said
 
 
 MISTAKE = """

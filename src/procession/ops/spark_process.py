@@ -30,7 +30,8 @@ BEAT_S = 1.0
 """How often the JVM is asked for a sign of life."""
 
 PATIENCE_S = 8.0
-"""How long a cluster may take to answer, or to give executors, before that is told; and again and again."""
+REPEAT_S = 60.0
+"""How long a cluster may take to answer, or to give executors, before that is told; and when it is told again."""
 
 REACH_TIMEOUT_S = 2.0
 
@@ -103,8 +104,10 @@ class SparkProcess:
             self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
 
         def tell() -> None:
-            while not is_over.wait(PATIENCE_S):
+            wait_s = PATIENCE_S
+            while not is_over.wait(wait_s):
                 self._say(f"Spark's master {self._master} has not answered yet; waiting for it (see logs/spark.log)")
+                wait_s = REPEAT_S
 
         threading.Thread(target=tell, name="waiting for the master", daemon=True).start()
         return is_over
@@ -118,15 +121,15 @@ class SparkProcess:
         beat = Beat(timeout_s, lambda: fail(self._hung(pid, timeout_s)))
 
         def ask() -> None:
-            alone_since = time.monotonic()
+            due = time.monotonic() + PATIENCE_S
             while True:
                 clock.nanoTime()
                 beat.heard()
                 now = time.monotonic()
                 if not self._is_remote or java.getExecutorMemoryStatus().size() > 1:
-                    alone_since = now
-                elif now - alone_since > PATIENCE_S:
-                    alone_since = now
+                    due = now + PATIENCE_S
+                elif now >= due:
+                    due = now + REPEAT_S
                     self._say(
                         f"Spark's master {self._master} has given us no executor yet; waiting for one: start a worker,"
                         " or see whether the workers have cores and memory to spare"
