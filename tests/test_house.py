@@ -21,7 +21,8 @@ SOURCE = ROOT / "src" / "procession"
 
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls", "cache", "compiled"}),
+    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls", "cache", "compiled"})
+    | {"logformat"},
     frozenset({"wire", "storage", "plan", "merge"}),
     frozenset({"gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors"}),
@@ -259,6 +260,53 @@ def test_only_the_spark_room_and_its_measure_import_pyspark() -> None:
 
 def test_every_module_is_one_noun_of_readable_length_with_a_docstring() -> None:
     assert habit_breaches(MODULES) == []
+
+
+LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
+LOG_EVENT = re.compile(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*")
+LOGS_A_NAME_THAT_IT_IS_GIVEN: dict[str, str] = {"commit.link": "each of its callers names the event, as these do"}
+
+
+def log_breaches(modules: list[Module]) -> list[str]:
+    """Calls of a logger whose event has no name that can be searched for: `part.what_happened`, then fields."""
+    found = []
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+                continue
+            call, event = node.func, node.args[0]
+            is_log = call.attr in LOG_LEVELS and isinstance(call.value, ast.Name) and call.value.id in ("log", "logger")
+            is_given = call.attr == "_failed" and module.name in LOGS_A_NAME_THAT_IT_IS_GIVEN
+            if not is_log and not is_given:
+                continue
+            if isinstance(event, ast.Name) and module.name in LOGS_A_NAME_THAT_IT_IS_GIVEN:
+                continue
+            if is_log and len(node.args) > 1:
+                found.append(f"{module.name}:{node.lineno} logs more than a name; give fields")
+            if not isinstance(event, ast.Constant) or not LOG_EVENT.fullmatch(str(event.value)):
+                found.append(f"{module.name}:{node.lineno} logs {ast.unparse(event)}, not part.what_happened")
+    return found
+
+
+def test_every_log_event_has_a_name_that_can_be_searched_for() -> None:
+    assert log_breaches(MODULES) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'log.info("=", a=1)',
+        'log.warning("! lost")',
+        'log.info("the gateway is away")',
+        'log.info("gateway")',
+        'log.info("gateway.Lost")',
+        'log.info(f"gateway.{name}")',
+        'log.info("gateway.lost", "again")',
+        'log.warning("!" if is_over else "gateway.resumed")',
+    ],
+)
+def test_a_planted_log_event_without_a_name_is_found(line: str) -> None:
+    assert log_breaches([Module(SOURCE / "x.py", "gateway.x", line)]) != []
 
 
 def sync_breaches(modules: list[Module]) -> list[str]:

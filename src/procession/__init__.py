@@ -1,10 +1,34 @@
 """Procession: every record, once, in order. A stream processor for Python people that runs on Spark."""
 
-from procession.errors import PlanError, ProcessionError
-from procession.plan import aggregates, sides, windows
-from procession.plan.aggregates import Aggregate
-from procession.plan.pipeline import Pipeline
-from procession.plan.stage import Stage
+# Imported when they are asked for: a command, or a connector, does not wait for what only an app needs.
+# Ctrl-C has no handler of ours yet while this module is read, so it reads no other one itself.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from procession.errors import PlanError, ProcessionError
+    from procession.plan import aggregates, sides, windows
+    from procession.plan.aggregates import Aggregate
+    from procession.plan.pipeline import Pipeline
+    from procession.plan.stage import Stage
 
 __all__ = ["Aggregate", "Pipeline", "PlanError", "ProcessionError", "Stage", "aggregates", "sides", "windows"]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Aggregate": "plan.aggregates",
+    "Pipeline": "plan.pipeline",
+    "PlanError": "errors",
+    "ProcessionError": "errors",
+    "Stage": "plan.stage",
+}
+_MODULES = ("aggregates", "sides", "windows")
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name in _MODULES:
+        return importlib.import_module(f"procession.plan.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'procession' has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(f"procession.{_HOMES[name]}"), name)
+    return found

@@ -32,4 +32,4 @@ class Readiness:
         try:
             self._make_ready()
         except Exception as error:  # whatever a compiler dislikes about this machine: we only go on more slowly
-            log.warning("!", reason=f"not compiled, so it stays slow: {error}")
+            log.warning("kernels.not_compiled", reason=str(error))

@@ -153,7 +153,7 @@ class Door:
             try:
                 accepted, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                log.warning("!", reason=f"nobody can be let in: {error.strerror}")
+                log.warning("tls.accept_failed", reason=error.strerror)
                 await asyncio.sleep(PAUSE_S)
                 continue
             task = loop.create_task(self._shake_hands(accepted))
@@ -172,7 +172,7 @@ class Door:
                 ssl_handshake_timeout=self._handshake_timeout_s,
             )
         except OSError as error:
-            log.info("!", reason=complaint(error) or f"no handshake: {error}")
+            log.info("tls.handshake_failed", reason=complaint(error) or f"no handshake: {error}")
 
 
 class _Certificates:
@@ -188,9 +188,9 @@ class _Certificates:
         if seen != self._seen:
             try:
                 self._context = self._tls.context()
-                log.info("=", certificate="read again", cert=str(self._tls.cert))
+                log.info("tls.certificate_reloaded", cert=str(self._tls.cert))
             except ConfigError as error:
-                log.warning("!", reason=f"the certificate stays as it was: {error.sentence}")
+                log.warning("tls.certificate_kept", reason=error.sentence)
             self._seen = seen
         return self._context
 

@@ -126,7 +126,7 @@ def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to
         with gateway.client() as client:
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
-        source.wait_for("taking no more")
+        source.wait_for("program.stopping")
         gateway.let_commit()
         assert source.status() == 0, source.said
     assert gateway.payloads(STDIN) == [b"one", b"two"]
@@ -140,10 +140,10 @@ def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gatewa
         with gateway.client() as client:
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
-        source.wait_for("taking no more")
+        source.wait_for("program.stopping")
         source.signal()
         assert source.status() == 1
-        lost = source.wait_for("what was taken in and not committed is lost")
+        lost = source.wait_for("source.records_lost")
         assert "records=2" in lost
         assert "2 records sent and not acknowledged" in source.said
 
@@ -152,11 +152,11 @@ def test_a_signal_while_the_gateway_is_away_leaves_what_was_taken_in_the_spool(t
     with command("stdin", "--spool", str(tmp_path / "spool"), "--to", "127.0.0.1:1") as source:
         source.stdin.write(b"one\ntwo\n")
         source.stdin.close()
-        source.wait_for("waiting for the gateway")
+        source.wait_for("source.waiting")
         until(lambda: any(path.stat().st_size > 100 for path in (tmp_path / "spool").glob("*.segment")))
         source.signal()
         assert source.status() == 1
-        assert "records=2" in source.wait_for("what is not committed is kept in the spool")
+        assert "records=2" in source.wait_for("source.records_spooled")
 
 
 def test_standard_input_that_ends_in_the_middle_of_a_record_sends_what_came_before_and_says_so(
@@ -231,12 +231,12 @@ def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
             for _ in range(100):
                 peer.sendto(b"x" * 100, place)
-        source.wait_for("waiting for the gateway")
+        source.wait_for("source.waiting")
         source.signal()
-        source.wait_for("taking no more")
+        source.wait_for("program.stopping")
         source.signal()
         assert source.status() == 1
-        dropped = source.wait_for("datagrams were dropped")
+        dropped = source.wait_for("source.datagrams_dropped")
         assert int(dropped.partition("dropped=")[2].split()[0]) >= 94
 
 

@@ -215,7 +215,7 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(clus
 
 def greetings(cluster: Cluster) -> int:
     """How many sessions the sinks have taken so far, in all their lives."""
-    return sum(cluster.supervisor.log_path(part).read_text().count("= session") for part in ("sink-0", "sink-1"))
+    return sum(cluster.supervisor.log_path(part).read_text().count("session.opened") for part in ("sink-0", "sink-1"))
 
 
 NONSENSE = {

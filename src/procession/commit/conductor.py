@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import structlog
+
 from procession import faults
 from procession.commit.breach import unsendable
 from procession.commit.checkpoint import Checkpoint
@@ -49,6 +51,8 @@ from procession.commit.rounds import Round
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.runs import Manifest, Run, RunStore
 from procession.storage.states import StateStore, Version
+
+log = structlog.get_logger("commit")
 
 RETRY_S = 0.2
 
@@ -127,6 +131,7 @@ class Conductor:
 
     def start(self) -> None:
         """Connect to the sinks, and tell the gateway what is committed: it may have missed it."""
+        log.info("driver.started", fence=self._checkpoint.fence, committed=self._coordinator.committed)
         for link in self._links.values():
             self._spawn(link.run())
         self._spawn(self._acknowledge_all())
@@ -263,6 +268,8 @@ class Conductor:
             case Reserve(number):
                 self._checkpoint.reserve(number)
             case Phase2(sink, txn, commit):
+                if not commit:
+                    log.warning("round.aborted", sink=sink, transaction=txn)
                 self._links[sink].phase2(txn, commit)
                 faults.point("driver:between-phase2")
             case Reconnect(sink, delay_s):
@@ -316,6 +323,7 @@ class Conductor:
         self._handle(CommitFound(epoch))
 
     def _committed(self, record: Round) -> None:
+        log.debug("round.committed", epoch=record.epoch, records_in=record.counters.get("records_in"))
         faults.point("driver:before-ack")
         self._drop_states(record)
         self._tell(record)

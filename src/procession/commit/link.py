@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import structlog
 
 from procession import faults
 from procession.address import notice_silence
@@ -49,6 +50,8 @@ from procession.wire.messages import (
     WorkersLeft,
 )
 from procession.wire.v3 import SINK_VERSION
+
+log = structlog.get_logger("commit")
 
 CREDITS_MIN = 2
 LIST_TAG = 1
@@ -125,7 +128,9 @@ class Link:
                 if complaint(error):
                     self._refused_greeting(error)
                 else:
-                    self._failed(f"sink {self._sink} cannot be reached: {_why(error)}; waiting for it")
+                    self._failed(
+                        "sink.unreachable", f"sink {self._sink} cannot be reached: {_why(error)}; waiting for it"
+                    )
                 continue
             try:
                 await self._session(reader, writer)
@@ -147,9 +152,12 @@ class Link:
             if self._votes_refused >= self.options.refusals_max:
                 raise not_voted(self._sink, self._asked, self._votes_refused, _why(error)) from error
             tries = f"{self._votes_refused} of {self.options.refusals_max}"
-            self._failed(f"sink {self._sink} ended the session before its vote ({tries}): {_why(error)}; trying again")
+            self._failed(
+                "sink.refused",
+                f"sink {self._sink} ended the session before its vote ({tries}): {_why(error)}; trying again",
+            )
         else:
-            self._failed(f"sink {self._sink}: {_why(error)}; trying again")
+            self._failed("sink.lost", f"sink {self._sink}: {_why(error)}; trying again")
 
     def _refused_greeting(self, error: Exception) -> None:
         self._greetings_refused += 1
@@ -157,7 +165,7 @@ class Link:
         if self._greetings_refused >= self.options.refusals_max:
             raise not_greeted(self._sink, self._greetings_refused, _why(error), has_said_why=has_said_why) from error
         tries = f"{self._greetings_refused} of {self.options.refusals_max}"
-        self._failed(f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
+        self._failed("sink.refused", f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
         if not has_said_why:
             waited = self.options.backoff_max_s * 2 ** max(0, self._greetings_refused - 4)
             self._delay_s = max(self._delay_s, min(SILENT_BACKOFF_MAX_S, waited))
@@ -166,10 +174,11 @@ class Link:
     def _sink(self) -> str:
         return f"{self.options.name!r} at {self.options.host}:{self.options.port}"
 
-    def _failed(self, sentence: str) -> None:
+    def _failed(self, event: str, sentence: str) -> None:
         options = self.options
         if self._failures == 0 or self._failures % 10 == 0:
             self._say(sentence)
+            log.warning(event, sink=options.name, address=f"{options.host}:{options.port}", failures=self._failures + 1)
         self._failures += 1
         ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
         self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
@@ -193,6 +202,7 @@ class Link:
             self._delay_s = 0.0
             self._is_leaving = self._is_hung = False
             self._tell_departed()
+            log.info("sink.connected", sink=options.name, listed=len(listed), position=position)
             self._report(SinkConnected(options.name, listed, position))
             self._take(rest)
             while data := await reader.read(READ_BYTES):
@@ -346,6 +356,7 @@ class Link:
 
     def _give_up(self, writer: asyncio.StreamWriter) -> None:
         self._say(f"sink {self.options.name!r} did not answer within {self.options.answer_timeout_s:g} s; trying again")
+        log.warning("sink.hung", sink=self.options.name, timeout_s=self.options.answer_timeout_s)
         self._is_hung = True
         writer.transport.abort()
 

@@ -60,7 +60,7 @@ class EpochsOutput(Output):
             self._pending.drop()
         elif not self._pending.keep(prepared):
             # Only our own `commit` takes it away: we died before the log knew. A reader may have been quick since.
-            log.info("= committed already", transaction=prepared.txn_id)
+            log.info("sink.already_committed", transaction=prepared.txn_id)
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         self._pending.append(position, payloads)

@@ -94,7 +94,7 @@ class FileSource:
                             next_step="Follow them with several sources, each with a part of the names.",
                         )
                     self._paths[number] = path
-                    log.info("= a new file", path=str(path))
+                    log.info("source.file_found", path=str(path))
                     yield Stream(number, str(path))
 
     def _read(self, path: Path, after: int | None) -> Iterator[Batch]:

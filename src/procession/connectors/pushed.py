@@ -66,9 +66,9 @@ def run_pushed(inlet: Inlet, medium: Medium, to: str, options: SourceOptions, *,
         is_done = run_source(inlet, to, options, is_json=is_json, on_stop=on_stop, beside=taking.run)
     finally:
         if inlet.records and not inlet.is_durable:
-            log.error("what was taken in and not committed is lost", records=inlet.records)
+            log.error("source.records_lost", records=inlet.records, detail="taken in and not committed")
         elif inlet.records:
-            log.info("what is not committed is kept in the spool", records=inlet.records)
+            log.info("source.records_spooled", records=inlet.records)
         inlet.close()
     if taking.error:
         raise taking.error

@@ -40,6 +40,8 @@ JSON_DATA_BYTES_MAX = PIECE_BYTES_MAX // 2
 
 _NOTE = re.compile(rb"(\d{20}) (\d{20})\n")
 
+MAYBE_PRINTED = "it may have been printed before the crash"
+
 log = structlog.get_logger()
 
 
@@ -156,10 +158,10 @@ class StdoutOutput(Output):
         if start < self._printed.upto <= transaction.end:
             said = {"instance": self._instance, "start": start, "end": self._printed.upto}
             if self._in_doubt is InDoubt.SKIP:
-                log.warning("! left out, it may have been printed before the crash", **said)
+                log.warning("sink.output_skipped", **said, detail=MAYBE_PRINTED)
                 start = self._printed.upto
             else:
-                log.warning("! printed again, it may have been printed before the crash", **said)
+                log.warning("sink.output_repeated", **said, detail=MAYBE_PRINTED)
         size = JSON_DATA_BYTES_MAX if self._is_json else PIECE_BYTES_MAX
         for piece in pieces(self._pending.read(start, transaction.end), size):
             await self._print_piece(start, piece)

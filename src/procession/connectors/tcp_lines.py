@@ -46,11 +46,11 @@ class Door:
             connections.add(task)
             try:
                 if len(connections) > self.connections_max:
-                    log.warning("! too many connections", connections_max=self.connections_max)
+                    log.warning("source.connections_exceeded", connections_max=self.connections_max)
                 else:
                     await self._take_lines(reader, writer, inlet)
             except OSError as error:
-                log.info("! a connection was lost", reason=str(error))
+                log.info("source.connection_lost", reason=str(error))
             except ProcessionError:
                 pass  # the inlet takes no more: whoever reads from it says why, and the program ends
             except asyncio.CancelledError:
@@ -60,7 +60,7 @@ class Door:
                 writer.close()
 
         server = await asyncio.start_server(accept, sock=self.listener, limit=READ_BYTES_MAX)
-        log.info("= listening", address=str(address_of(self.listener)))
+        log.info("source.listening", address=str(address_of(self.listener)))
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -85,5 +85,5 @@ class Door:
                 await inlet.put(Batch(ids, np.zeros(len(cut), np.int64), cut.payloads))
                 rest, position = rest[cut.end :], position + cut.end
             if len(rest) > self.line_bytes_max:
-                log.warning("! a line is too long", line_bytes_max=self.line_bytes_max)
+                log.warning("source.line_too_long", line_bytes_max=self.line_bytes_max)
                 return

@@ -52,7 +52,7 @@ class UdpSource(asyncio.DatagramProtocol):
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=self._door)
-        log.info("= listening", address=str(Address(*self._door.getsockname()[:2])))
+        log.info("source.listening", address=str(Address(*self._door.getsockname()[:2])))
         try:
             await loop.create_future()
         finally:
@@ -70,9 +70,9 @@ class UdpSource(asyncio.DatagramProtocol):
     def close(self) -> None:
         """Say what became of what came."""
         if unsent := self.received - self.dropped - self.sent:
-            log.error("! datagrams were taken in and not sent: they are lost", lost=unsent, received=self.received)
+            log.error("source.datagrams_lost", lost=unsent, received=self.received)
         if self.dropped:
-            log.warning("! datagrams were dropped, for want of room", dropped=self.dropped, received=self.received)
+            log.warning("source.datagrams_dropped", dropped=self.dropped, received=self.received)
 
     # What the socket brings
 
@@ -86,7 +86,7 @@ class UdpSource(asyncio.DatagramProtocol):
         self._news.set()
 
     def error_received(self, exc: Exception) -> None:
-        log.info("! the socket complained", reason=str(exc))
+        log.info("source.socket_error", reason=str(exc))
 
     # As a Source
 

@@ -113,7 +113,7 @@ class ControlServer:
     def _make_room(self) -> None:
         """Strangers shut nobody out: the oldest goes. If all have shown the cookie, that is the one who came last."""
         if len(self._talks) > self._config.controls_max:
-            log.warning("!", control="too many connections", controls_max=self._config.controls_max)
+            log.warning("control.connections_exceeded", controls_max=self._config.controls_max)
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.cancel()
@@ -123,7 +123,7 @@ class ControlServer:
         try:
             return await reader.readline()
         except ValueError:
-            log.warning("!", control="request too long", request_bytes_max=self._config.request_bytes_max)
+            log.warning("control.request_too_long", request_bytes_max=self._config.request_bytes_max)
             return b""
 
     async def _answer(self, line: bytes, talk: asyncio.Task[Any], writer: asyncio.StreamWriter) -> Reply:

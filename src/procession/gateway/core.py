@@ -153,7 +153,10 @@ class Gateway:
         is_over, was_over = self.state.flow.is_over, self._is_holding
         self._is_holding = is_over
         if is_over is not was_over:
-            log.warning("!" if is_over else "=", producers="are not read" if is_over else "are read again")
+            if is_over:
+                log.warning("gateway.producers_paused")
+            else:
+                log.info("gateway.producers_resumed")
         for session in only if only is not None and is_over is was_over else list(self._peers):
             if session in self._peers and session in self.state.sessions:
                 self._peers[session].hold(self.state.holds(session))
@@ -223,8 +226,10 @@ class Gateway:
         is_short = free_bytes < self.config.disk_free_bytes_min
         if is_short is not self.state.flow.is_disk_short:
             room = {"free_bytes": free_bytes, "disk_free_bytes_min": self.config.disk_free_bytes_min}
-            event = "gateway.disk_low" if is_short else "gateway.disk_has_room"
-            log.warning(event, path=str(self.log.directory), producers="wait" if is_short else "go on", **room)
+            if is_short:
+                log.warning("gateway.disk_low", path=str(self.log.directory), producers="wait", **room)
+            else:
+                log.info("gateway.disk_has_room", path=str(self.log.directory), producers="go on", **room)
         self.state.flow.is_disk_short = is_short
         self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
 
@@ -310,7 +315,7 @@ class Gateway:
         """Take up what came, or some of it."""
         now = time.monotonic()
         if ticks := ordering.ticks(now):
-            log.warning("!", order="waits no longer for idle streams, so two runs may differ", streams=sorted(ticks))
+            log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
             self.handle(Idled(ticks))
             self.flush()
             await self._durably(self.log.sync)
@@ -331,7 +336,7 @@ class Gateway:
         skipped = ordering.skipped
         self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
-            log.warning("!", order="waits for a stream", waiting=len(ordering.order.waiting), **self._named(stalled))
+            log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 
     def _named(self, stream_id: int) -> dict[str, Any]:
         """A stream as people know it."""

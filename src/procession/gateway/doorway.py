@@ -37,7 +37,7 @@ class Doorway:
         """A connection has ended."""
         link = self._links.pop(talk, None)
         if link is not None and self._leadership is not None:
-            log.info("=", gateway=self._leadership.lost(link), lost_link=link)
+            log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)
 
     def gateways(self) -> dict[str, Any]:
         """What the driver is told of all gateways; nothing by one that does not lead."""
@@ -80,7 +80,7 @@ class Doorway:
             case _:
                 is_left = leadership.left(link, *integers(request, "epochs"))
                 if is_left:
-                    log.info("=", link=link, left=True)
+                    log.info("gateway.member_left", link=link)
                 return {"is_left": is_left}
 
     def _join(self, leadership: Leadership, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,5 +94,5 @@ class Doorway:
             member, held, positions(request), committed_end, (starts, turn), order
         )
         waits_for = leadership.registry.unheard
-        log.info("=", gateway=name, joined=member.control, holds=len(held), waits_for=waits_for)
+        log.info("gateway.member_joined", gateway=name, control=member.control, holds=len(held), waits_for=waits_for)
         return {"name": name}

@@ -93,7 +93,9 @@ class LeaderLink:
                 return
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if not is_told:
-                    log.warning("!", leader=str(self._at), reason=f"not found: {complaint(error) or error}")
+                    log.warning(
+                        "gateway.leader_lost", leader=str(self._at), reason=f"not found: {complaint(error) or error}"
+                    )
                 is_told = True
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, DELAY_S_MAX)
@@ -110,7 +112,7 @@ class LeaderLink:
             joined = await self._reply(reader)
             self._asked.clear()
             self.name = self._gateway.name = str(joined["name"])
-            log.info("=", leader=str(self._at), name=self.name)
+            log.info("gateway.leader_found", leader=str(self._at), name=self.name)
             self._gateway.handle(LeaderFound())
             beats = asyncio.get_running_loop().create_task(self._beat())
             with suppress(OSError, ValueError):  # a lost link is nothing to tell: the next one is begun

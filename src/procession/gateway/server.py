@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -43,6 +41,7 @@ from procession.gateway.figures import figures
 from procession.gateway.leadership import Leadership
 from procession.gateway.link import LeaderLink
 from procession.gateway.members import Member, Members
+from procession.logformat import configure
 from procession.metrics import Figure, MetricsDoor
 from procession.readiness import Readiness
 from procession.storage.distant import this_machine
@@ -102,7 +101,7 @@ class Session(asyncio.BufferedProtocol):
         self._sessions.add(self)
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
-        log.debug("=", session=self._number, peer=self._transport.get_extra_info("peername"))
+        log.debug("session.opened", session=self._number, peer=self._transport.get_extra_info("peername"))
         self._gateway.handle(SessionOpened(self._number))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -112,7 +111,7 @@ class Session(asyncio.BufferedProtocol):
         self._gateway.tally.received_bytes += nbytes
         for event in self._connection.receive(self._intake.buffer[:nbytes]):
             told = len(event) if isinstance(event, Messages | DraftMessages) else event
-            log.debug("<", session=self._number, frame=told)
+            log.debug("session.received", session=self._number, frame=told)
             self._gateway.handle(Received(self._number, event))
             if isinstance(event, Messages):
                 self._intake.columns.worked(len(event))
@@ -123,7 +122,7 @@ class Session(asyncio.BufferedProtocol):
         self._sessions.discard(self)
         self._gateway.leave(self._number)
         self._gateway.handle(SessionClosed(self._number))
-        log.debug("=", session=self._number, closed=str(error or ""))
+        log.debug("session.closed", session=self._number, reason=str(error or ""))
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
@@ -151,18 +150,18 @@ class Session(asyncio.BufferedProtocol):
     def send(self, frame: AnyFrame) -> None:
         if self._connection.is_over or self._transport.is_closing():
             return
-        log.debug(">", session=self._number, frame=frame)
+        log.debug("session.sent", session=self._number, frame=frame)
         self._transport.write(self._connection.send(frame))
         if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
             reason = "does not read what it is sent"
-            log.warning("!", session=self._number, reason=reason)
+            log.warning("session.aborted", session=self._number, reason=reason)
             self._gateway.tally.failed(reason)
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
         """Say why, then close."""
         if reason is not None and not self._is_lingering:
-            log.warning("!", session=self._number, reason=reason)
+            log.warning("session.refused", session=self._number, reason=reason)
             self._gateway.tally.failed(reason)
             word = self._connection.error_frame(reason)
             if not self._transport.is_closing():
@@ -259,7 +258,9 @@ class GatewayServer:
         if self.metrics:
             document["metrics"] = self.metrics
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
-        log.info("=", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence)
+        log.info(
+            "gateway.started", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence
+        )
 
     def _control_socket(self, previous: Address | None) -> socket.socket:
         if self._config.control:
@@ -304,7 +305,7 @@ class GatewayServer:
         if self._is_departing:
             return
         self._is_departing = True
-        log.info("=", leaving=True, sessions=len(self._sessions), others=others)
+        log.info("gateway.leaving", sessions=len(self._sessions), others=others)
         if self._door is not None:
             self._door.close()
         for number, session in enumerate(list(self._sessions)):
@@ -376,15 +377,12 @@ def _allow_descriptors(config: GatewayConfig) -> None:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
-        log.warning("!", files=allowed, needed=wanted, reason="the system allows fewer files than sessions_max needs")
+        log.warning("gateway.files_limited", allowed=allowed, needed=wanted)
 
 
 def serve(config: GatewayConfig) -> None:
     """Run a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or go on."""
     if not structlog.is_configured():
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
+        configure("info")
     _allow_descriptors(config)
     uvloop.run(_serve(config))

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from procession.ops.status import Status
+from procession.ops.status import Status, hear_interrupts
 
 
 def simulate(
@@ -33,6 +33,7 @@ def simulate(
     from procession.chaos.sim.plan import Plan
     from procession.chaos.simulator import cores, run_again, run_seeds
 
+    hear_interrupts()
     if plan is not None:
         report = run_again(Plan.from_json(plan.read_text(errors="replace")), is_told=story)
     else:

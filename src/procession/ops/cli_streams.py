@@ -38,9 +38,11 @@ def streams(
 ) -> None:
     """Show the streams of a running pipeline or gateway: state, owner, what is committed and seen, lag and rate."""
     from procession.ops.cookie import control_cookie
+    from procession.ops.status import hear_interrupts
     from procession.ops.streams import place, show
     from procession.tls import client_tls
 
+    hear_interrupts()
     at = place(directory, gateway)
     show(
         at,

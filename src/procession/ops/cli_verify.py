@@ -44,6 +44,7 @@ def verify(
     What the connections of one sink have written is judged as one output, unless a total order was promised."""
     from procession.chaos.order import Order
     from procession.chaos.order import key_field as key_at
+    from procession.ops.status import hear_interrupts
     from procession.ops.verify import Question, run_verify
     from procession.ops.watch import run_watch
 
@@ -59,6 +60,7 @@ def verify(
         checkpoint=pipeline / "checkpoint" if pipeline else None,
         acks=acks or [],
     )
+    hear_interrupts()
     status = run_watch(question, every, as_json=as_json) if every else run_verify(question, as_json=as_json)
     raise typer.Exit(status)
 

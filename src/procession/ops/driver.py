@@ -13,7 +13,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -254,6 +254,7 @@ class Driver:
         from procession.spark.query import ship_by_value, start_query
 
         config = self._config
+        self._heed_signals(lambda: os._exit(0))  # no epoch has begun, and the JVM ends with us: nobody need wait for it
         spark = self._spark or SparkProcess(config.directory, config.app, self._app.plan, config.master, self._say)
         spark.scratch.clear_others(self._checkpoint.check_fence)
         spark.watch(config.jvm_timeout_s, self._failed)
@@ -329,9 +330,9 @@ class Driver:
                 self._failed(told_in(str(error)) or error)
         self._news.put("ended")
 
-    def _heed_signals(self) -> None:
+    def _heed_signals(self, end: Callable[[], object] | None = None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._asked_to_stop())
+            signal.signal(number, lambda *_: (end or self._asked_to_stop)())
 
     def _asked_to_stop(self) -> None:
         self._is_stopping.set()

@@ -7,6 +7,7 @@ decides by it what to do next. Before it `ops/cli`, which ends the process; afte
 from __future__ import annotations
 
 import enum
+import signal
 
 from procession.errors import ProcessionError, UsageError
 
@@ -26,6 +27,12 @@ class Status(enum.IntEnum):
 
 HOPELESS = frozenset({Status.USAGE, Status.ACT})
 """What the supervisor does not start again."""
+
+
+def hear_interrupts() -> None:
+    """From here on Ctrl-C is a KeyboardInterrupt, for a command that has something to tell when it is stopped."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def status_of(error: ProcessionError) -> Status:

@@ -152,7 +152,7 @@ class Feed:
             while data := await self._reader.read(READ_BYTES_MAX):
                 for event in self._connection.receive(data):
                     if isinstance(event, Restart):
-                        log.info("< RESTART", address=event.address)
+                        log.info("session.restart_asked", address=event.address)
                         return event
                     self._take(event)
         if self._roster.is_done:
@@ -162,13 +162,13 @@ class Feed:
     def _take(self, event: Event) -> None:
         match event:
             case Ok(credits):
-                log.debug("< OK", credits=credits)
+                log.debug("session.opened", credits=credits)
                 self.is_welcome = True
                 self._deadline.reschedule(None)
                 self._notify()
                 self.farewell_if_done()
             case NotifyAck(success, stream_id, point_of_reference):
-                log.debug("< NOTIFY_ACK", stream=stream_id, success=success, committed=point_of_reference)
+                log.debug("session.stream_answered", stream=stream_id, success=success, committed=point_of_reference)
                 progress = self._roster.streams[stream_id]
                 if progress.is_ended:
                     self._confirming.discard(stream_id)
@@ -318,7 +318,7 @@ class Feed:
         return self._connection.credit.available
 
     def _send(self, frame: AnyFrame) -> None:
-        log.debug("> frame", frame=frame)
+        log.debug("session.sent", frame=frame)
         self._write(self._connection.send(frame))
 
     def _write(self, data: bytes | memoryview) -> None:

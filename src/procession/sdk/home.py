@@ -7,9 +7,7 @@ sink as a program. After it: sdk/sink serves the outlets that are opened here, s
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -102,21 +100,11 @@ def run_sink(
     show `cookie`; without one, the secret in `secrets/sinks` of the directory, which is made. An empty one lets in
     anybody who reaches the port.
     """
-    if not structlog.is_configured():
-        _log_to_stderr()
     home = Home(directory, open_output, idempotent=idempotent, tell=tell)
     try:
         serve(home, listen, make_secret(directory, Secret.SINKS) if cookie is None else cookie, tls)
     finally:
         home.close()
-
-
-def _log_to_stderr() -> None:
-    """Only what somebody should know: structlog's own way is to print everything, and to the standard output."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
 
 
 def serve(home: Home, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:

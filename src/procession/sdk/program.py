@@ -83,16 +83,15 @@ async def _until_stopped(
         if not gentle:
             task.cancel()
             return
-        log.warning(
-            "taking no more; what was taken is still sent and waited for, until the next signal", wait_s=stop_wait_s
-        )
+        detail = "taking no more; what was taken is still sent and waited for, until the next signal"
+        log.warning("program.stopping", wait_s=stop_wait_s, detail=detail)
         gentle.pop()()
         if math.isfinite(stop_wait_s):
             loop.call_later(stop_wait_s, give_up)
 
     def give_up() -> None:
         if not task.done():
-            log.warning("waited long enough; what is not acknowledged is given up", waited_s=stop_wait_s)
+            log.warning("program.wait_expired", waited_s=stop_wait_s, detail="what is not acknowledged is given up")
             task.cancel()
 
     for number in STOP_SIGNALS:

@@ -23,6 +23,7 @@ import structlog
 
 from procession.address import notice_silence
 from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.logformat import keep_quiet, tell_uncaught_as_sentences
 from procession.readiness import Readiness
 from procession.sdk.outlet import Outlet
 from procession.sdk.output import Wait
@@ -100,6 +101,8 @@ class SinkServer:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
+        keep_quiet()
+        tell_uncaught_as_sentences()
         self.cookie = cookie
         self._tls = tls
         self.handshake_timeout_s = handshake_timeout_s
@@ -266,7 +269,7 @@ class Session:
         except TimeoutError:
             await self.refuse("no HELLO in time")
         except OSError as error:
-            log.debug("= lost", error=str(error))
+            log.debug("session.lost", error=str(error))
 
     async def refuse(self, reason: str) -> None:
         """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
@@ -279,7 +282,7 @@ class Session:
 
     def say_error(self, reason: str) -> None:
         """The last word: only our half of the connection is open for it, and it closes behind it."""
-        log.info("! session refused", reason=reason)
+        log.warning("session.refused", reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
             if self._writer.can_write_eof():  # not with TLS
@@ -305,7 +308,7 @@ class Session:
             case Violation(reason):
                 raise RemoteProtocolError(reason)
             case Error(reason):
-                log.warning("! worker", reason=reason)
+                log.warning("session.worker_error", reason=reason)
                 self.close()
             case Hello():
                 await self._begin(event)
@@ -332,7 +335,7 @@ class Session:
                 return  # another one has come while we waited
             outlet = await self._server.opened(instance)
             await self._server.in_thread(outlet.begin)
-        log.info("= session", instance=hello.instance, committed=outlet.committed_end)
+        log.info("session.opened", instance=hello.instance, committed=outlet.committed_end)
         self._send(Ok(CREDITS))
 
     async def _use(self, outlet: Outlet, event: Event) -> None:
@@ -361,7 +364,7 @@ def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
         if stream_id == TWOPC_STREAM:
             for payload in some.payloads.to_pylist():
                 message = twopc.decode(payload)
-                log.debug("< 2pc", message=message)
+                log.debug("session.received", message=message)
                 answers += _answers(outlet, message)
         else:
             outlet.append(some.message_ids, Payloads(some.payloads))
@@ -380,5 +383,5 @@ def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
             raise RemoteProtocolError("a participant's message from the coordinator")
         case WorkersLeft(workers=workers):
             outlet.workers_left()
-            log.info("= workers left", workers=workers)
+            log.info("sink.workers_left", workers=workers)
             return []

@@ -17,6 +17,7 @@ import structlog
 
 from procession.address import Address, notice_silence, parse_address, parse_addresses
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
+from procession.logformat import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.acklog import AckLog
 from procession.sdk.backoff import Backoff
 from procession.sdk.batch import Forgetful, Source, Stream, Unnumbered
@@ -45,6 +46,8 @@ class SourceClient:
     def __init__(
         self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
     ) -> None:
+        keep_quiet()
+        tell_uncaught_as_sentences()
         if options.rate is not None and options.rate <= 0:
             raise UsageError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
         if options.dialect not in DIALECTS:
@@ -181,7 +184,7 @@ class SourceClient:
                 restart = await self._trusted(self._session())
             except OSError as error:
                 if not is_waiting:
-                    log.warning("waiting for the gateway", address=str(self._address), reason=str(error))
+                    log.warning("source.waiting", address=str(self._address), reason=str(error))
                 is_waiting = True
                 # Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next.
                 if self._address == self._homes[0]:
@@ -190,7 +193,7 @@ class SourceClient:
             except (GreetingRefused, RemoteProtocolError) as error:
                 # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
-                log.info("the session ended with an error", address=str(self._address), reason=error.sentence)
+                log.info("session.failed", address=str(self._address), reason=error.sentence)
                 if complaints == self._options.complaints_max:
                     raise
             else:
@@ -215,7 +218,7 @@ class SourceClient:
         try:
             self._address = parse_address(restart.address) if restart.address else self._address
         except ConfigError:
-            log.warning("the gateway sent us to a place that is none", address=restart.address)
+            log.warning("source.restart_address_invalid", address=restart.address)
 
     async def _trusted(self, session: Awaitable[Restart | None]) -> Restart | None:
         """Certificates that are not trusted are for a person to see, as a wrong cookie is."""

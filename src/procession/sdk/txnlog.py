@@ -126,7 +126,7 @@ class TxnLog:
         entries = compacted(self._read(), self._transactions_kept)
         faults.point("sink:before-compact")
         if entries is None:
-            log.warning("! there is a gap between commits; the log stays as it is", path=str(self.path))
+            log.warning("sink.log_gap", path=str(self.path))
         else:
             self._journal.replace(entries)
         faults.point("sink:after-compact")
