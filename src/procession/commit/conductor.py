@@ -109,7 +109,7 @@ class Conductor:
         sinks: Sequence[SinkOptions],
         rim: Rim,
         states: StateStore | None = None,
-        keyed: Mapping[int, tuple[str, str]] | None = None,
+        keyed: Mapping[int, tuple[str, Version]] | None = None,
         tables: Tables | None = None,
         letters: DeadLetterLimit | None = None,
     ) -> None:
@@ -202,8 +202,10 @@ class Conductor:
     def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
         """What the tasks of each keyed stage have left, by partition."""
         return {
-            name: Version(tuple(one.states for one in manifests if one.stage == chain and one.states is not None), kind)
-            for chain, (name, kind) in self._keyed.items()
+            name: replace(
+                version, tasks=tuple(one.states for one in manifests if one.stage == chain and one.states is not None)
+            )
+            for chain, (name, version) in self._keyed.items()
         }
 
     async def query_ended(self) -> None:

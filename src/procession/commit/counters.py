@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from procession.storage.runs import Manifest, Run
 
@@ -19,7 +20,7 @@ def counted(
     before: Mapping[str, int],
     manifests: Sequence[Manifest],
     runs: Mapping[str, Sequence[Run]],
-    stages: Mapping[int, tuple[str, str]],
+    stages: Mapping[int, tuple[str, Any]],
 ) -> dict[str, int]:
     """The counters with an epoch's manifests and the runs for its sinks; `stages` are those that chains begin with.
     Where no record was ever late, none says so."""

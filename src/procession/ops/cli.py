@@ -13,7 +13,7 @@ import sys
 import textwrap
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,6 +25,29 @@ from procession.ops.cli_explain import explain
 from procession.ops.cli_frames import frames_app
 from procession.ops.cli_gateway import gateway
 from procession.ops.cli_gateways import gateways_app
+from procession.ops.cli_options import (
+    AnswerTimeout,
+    ChangedStages,
+    Control,
+    Credits,
+    CreditsKind,
+    DeadLetterRecords,
+    DeadLetterShare,
+    EpochBytes,
+    EpochInterval,
+    EpochRecords,
+    Gateways,
+    JvmTimeout,
+    LagBytes,
+    LatencyTarget,
+    Master,
+    Metrics,
+    Runs,
+    SinkCookieFile,
+    SinkRefusals,
+    SpareDriver,
+    StateKeys,
+)
 from procession.ops.cli_simulate import simulate
 from procession.ops.cli_sinks import sink_app
 from procession.ops.cli_sources import ControlCookieFile, CookieFile, OpenProducers, source_app
@@ -57,73 +80,6 @@ app.command()(verify)
 app.command()(cat)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-# Defaults are the settings' own; they are repeated here as text, because a help page must not wait for pydantic.
-EpochInterval = Annotated[
-    float | None, typer.Option(show_default="0.1", help="Seconds between the starts of two epochs, at least.")
-]
-EpochRecords = Annotated[int | None, typer.Option(show_default="250000", help="Records of an epoch at most.")]
-EpochBytes = Annotated[int | None, typer.Option(show_default="67108864", help="Bytes of an epoch at most.")]
-AnswerTimeout = Annotated[
-    float | None, typer.Option(show_default="30.0", help="Seconds that a sink may take to answer.")
-]
-SinkRefusals = Annotated[
-    int | None,
-    typer.Option(min=1, show_default="8", help="Refusals of a sink in a row after which the pipeline stops."),
-]
-LagBytes = Annotated[
-    int | None,
-    typer.Option(show_default="1073741824", help="Producers wait while more bytes than this are not committed."),
-]
-Credits = Annotated[int | None, typer.Option(show_default="65536", help="Frames a producer may send ahead.")]
-CreditsKind = Annotated[
-    Literal["fixed", "adaptive"] | None,
-    typer.Option(
-        "--credits", show_default="fixed", help="Give them back as records are appended, or as they are committed."
-    ),
-]
-LatencyTarget = Annotated[
-    float | None,
-    typer.Option(show_default="1.0", help="With adaptive credits: seconds that a record should wait for its commit."),
-]
-Control = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        show_default="this machine only",
-        help="Where the first gateway is asked, also by gateways that join from other machines.",
-    ),
-]
-Metrics = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", show_default="nowhere", help="Where Prometheus reads the gateway's metrics."),
-]
-StateKeys = Annotated[
-    int | None, typer.Option(show_default="1000000", help="Keys whose states a task holds in memory; others are read.")
-]
-DeadLetterShare = Annotated[
-    float | None, typer.Option(show_default="0.5", help="Stop when a larger share of records becomes dead letters.")
-]
-DeadLetterRecords = Annotated[
-    int | None, typer.Option(show_default="1000", help="Judge that share over at least this many records at a time.")
-]
-Runs = Annotated[
-    Path | None, typer.Option(show_default="DIR/runs", help="Where runs are kept until their epoch is confirmed.")
-]
-Gateways = Annotated[
-    int | None, typer.Option(min=1, max=64, show_default="1", help="Gateways that take records, each a process.")
-]
-Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark's master.")]
-SinkCookieFile = Annotated[
-    Path | None,
-    typer.Option(show_default="made for file sinks, none for others", help="A file with the secret for all sinks."),
-]
-JvmTimeout = Annotated[
-    float | None, typer.Option(show_default="30.0", help="Seconds after which a JVM that does not answer is killed.")
-]
-SpareDriver = Annotated[
-    bool | None,
-    typer.Option("--spare-driver", show_default="False", help="Keep a second driver that takes over at once."),
-]
 
 
 @app.command()
@@ -197,6 +153,7 @@ def run(
     dead_letter_share_max: DeadLetterShare = None,
     dead_letter_records_min: DeadLetterRecords = None,
     jvm_timeout_s: JvmTimeout = None,
+    changed_stages: ChangedStages = None,
     runs: Runs = None,
     master: Master = None,
     gateways: Gateways = None,
@@ -226,6 +183,7 @@ def run(
         dead_letter_share_max=dead_letter_share_max,
         dead_letter_records_min=dead_letter_records_min,
         jvm_timeout_s=jvm_timeout_s,
+        changed_stages=changed_stages,
         runs=runs,
         master=master,
         gateways=gateways,
@@ -270,6 +228,7 @@ def driver(
     dead_letter_share_max: DeadLetterShare = None,
     dead_letter_records_min: DeadLetterRecords = None,
     jvm_timeout_s: JvmTimeout = None,
+    changed_stages: ChangedStages = None,
     runs: Runs = None,
     master: Master = None,
     control_cookie_file: ControlCookieFile = None,
@@ -298,6 +257,7 @@ def driver(
         dead_letter_share_max=dead_letter_share_max,
         dead_letter_records_min=dead_letter_records_min,
         jvm_timeout_s=jvm_timeout_s,
+        changed_stages=changed_stages,
         runs=runs,
         master=master,
         control_cookie_file=control_cookie_file,
@@ -324,6 +284,7 @@ def driver(
         dead_letter_share_max=settings.dead_letter_share_max,
         dead_letter_records_min=settings.dead_letter_records_min,
         jvm_timeout_s=settings.jvm_timeout_s,
+        changed_stages=tuple(name.strip() for name in (settings.changed_stages or "").split(",") if name.strip()),
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,

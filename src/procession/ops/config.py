@@ -79,6 +79,11 @@ class Settings(BaseSettings):
     dead_letter_records_min: int = Field(
         1000, ge=1, description="the share of dead letters is judged over at least this many records at a time"
     )
+    changed_stages: str | None = Field(
+        None,
+        description="names, separated by commas, of stages that go on with their states although their key function or"
+        " what feeds them is another: only for the start after the change",
+    )
     runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
     master: str | None = Field(None, description="Spark's master, if not local threads")
     jvm_timeout_s: float = Field(

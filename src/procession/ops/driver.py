@@ -38,8 +38,7 @@ from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.ops.ordering import order_of
 from procession.ops.refresh import Refresh
 from procession.ops.spark_process import Query, SparkProcess, ends
-from procession.plan.blueprint import Plan
-from procession.plan.continuity import check_continued, check_tasks, keyed_stages
+from procession.ops.stage_states import check_last, keyed_versions
 from procession.plan.graph import Exchange, Graph
 from procession.spark.java import check_java
 from procession.storage.distant import Access
@@ -83,6 +82,8 @@ class DriverConfig:
     dead_letter_share_max: float = 0.5
     dead_letter_records_min: int = 1000
     jvm_timeout_s: float = 30.0
+    changed_stages: tuple[str, ...] = ()
+    """Stages that keep states and may have another key or another input than the checkpoint says."""
     input_streams: frozenset[int] = frozenset()
     """The streams of the inputs that the pipeline is run with: its sources end with them."""
     runs: Path | None = None
@@ -125,7 +126,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         name=app.graph.name,
         fingerprint=app.graph.fingerprint(),
         doors=app.graph.doors(),
-        check=partial(check_last, app.plan),
+        check=partial(check_last, app.plan, changed=config.changed_stages),
     )
     Driver(config, app, checkpoint, say, spark).run()
 
@@ -135,14 +136,6 @@ def _announce_spare(path: Path) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"pid": os.getpid()}))
     draft.rename(path)
-
-
-def check_last(plan: Plan, last: Round) -> None:
-    """Raise an error unless this plan can go on from this epoch, with the states that it has committed."""
-    for name, version in last.states.items():
-        version.check_format(name)
-    check_continued(plan, {name: version.kind for name, version in last.states.items()})
-    check_tasks(plan, {name: len(version.tasks) for name, version in last.states.items()})
 
 
 class Driver:
@@ -195,9 +188,9 @@ class Driver:
 
     def _conduct(self) -> Conductor:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
-        rounds, keyed = checkpoint.rounds.read_all(), keyed_stages(self._app.plan)
+        rounds, keyed = checkpoint.rounds.read_all(), keyed_versions(self._app.plan)
         last = rounds.get(checkpoint.log.committed)
-        self._continue_states(last)
+        self._continue_states(last, has_states=bool(keyed))
         self._refresh.begin({} if last is None else last.sides)
         tables = self._refresh if self._refresh.sides else None
         letters = None
@@ -228,10 +221,10 @@ class Driver:
         conductor: Conductor = self._ask(make()).result()
         return conductor
 
-    def _continue_states(self, last: Round | None) -> None:
+    def _continue_states(self, last: Round | None, *, has_states: bool) -> None:
         """Go on with the states that the last epoch committed."""
         kept = {} if last is None else last.states
-        if keyed_stages(self._app.plan):
+        if has_states:
             self._states.make()
             self._states.sweep(kept.values(), self._checkpoint.fence)
 

@@ -189,6 +189,7 @@ class Local:
         argv += ["--dead-letter-share-max", str(settings.dead_letter_share_max)]
         argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
         argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]
+        argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []
         for stream in sorted(self.input_streams):

@@ -95,6 +95,11 @@ def gives_its_own(function: Any) -> bool:
     return _is_closed(function, set())
 
 
+def loaded_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function uses of its module and of what it closes over, each with the name that it has there."""
+    return ((use.name, use.loaded) for use in _uses(function) if use.is_loading)
+
+
 def _is_harmless(value: Any, seen: set[int]) -> bool:
     if _is_fixed(value) or id(value) in seen or isinstance(value, ModuleType):
         return True
@@ -183,13 +188,14 @@ def _uses(function: FunctionType) -> Iterator[Use]:
 
 def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Iterator[Use]:
     loaded: Any = None
-    is_loading = False
+    is_loading, name = False, ""
     for one in dis.get_instructions(code):
         if is_loading and one.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(loaded, ModuleType | type):
-            loaded = getattr(loaded, one.argval, UNKNOWN)
+            loaded, name = getattr(loaded, one.argval, UNKNOWN), f"{name}.{one.argval}"
             continue
         if is_loading:
-            yield Use("", None, "", loaded, is_loading=True)
+            yield Use(name, None, "", loaded, is_loading=True)
+        name = str(one.argval)
         loaded, is_loading = _loaded(one, names, free)
         if not is_loading:
             yield Use(one.opname, one.argval, one.argrepr)

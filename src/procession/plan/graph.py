@@ -131,6 +131,8 @@ class Node:
     """What a stage with windows takes for a record's event time, in seconds; None: the one that it came with."""
     stateful: Stateful | None = None
     """What a keyed stage does."""
+    is_named: bool = True
+    """Whether the user gave the name; else it says the stage's kind and place."""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,14 @@ def _candidates(code: CodeType, lines: Sequence[str]) -> Iterator[tuple[ast.expr
                 yield node.body[-1].value, f"def function({argument}): {'' if told is None else f'{told!r}; '}return "
 
 
+def is_same_code(text: str, code: CodeType) -> bool:
+    """Whether the one function in this text compiles to that code."""
+    try:
+        return _is_same(_compiled(text, code), code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
 def _compiled(text: str, code: CodeType) -> CodeType | None:
     """The code of the one function in this text, under what the file of that code asks of the compiler."""
     whole = compile(text, "", "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)

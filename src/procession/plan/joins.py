@@ -105,6 +105,7 @@ class Joins:
                 key=keys,
                 time=_of_both(time, left_time, right_time, "time"),
                 stateful=Stateful(Gives.PAIRS, windowing=pairing),
+                is_named=name is not None,
             )
         )
 

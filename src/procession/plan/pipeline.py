@@ -197,7 +197,7 @@ class Pipeline:
     def _add(self, node: Node) -> Stage:
         """Put a stage at the end; one that was given no name is called by its kind and place."""
         if not node.name:
-            node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}")
+            node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}", is_named=False)
         if any(other.name == node.name for other in self._nodes) or node.name == "dead-letter":
             raise PlanError(
                 f"pipeline {self.name!r} has two stages named {node.name!r}", next_step="give one of them another name"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,14 @@ class Version:
     kind: str = ""
     """What kind of stage it is: its states are of use to no other."""
     format: int = FORMAT
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What the stage is known by beside its name; nothing in records from before this was kept."""
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Version:
         tasks = (tuple((str(name), int(count)) for name, count in files) for files in told["tasks"])
-        return cls(tuple(tasks), str(told["kind"]), int(told.get("format", 1)))
+        identity = {str(what): str(text) for what, text in told.get("identity", {}).items()}
+        return cls(tuple(tasks), str(told["kind"]), int(told.get("format", 1)), identity)
 
     def check_format(self, stage: str) -> None:
         """Raise StorageError if this version of the program cannot read these states."""
