@@ -163,6 +163,7 @@ class Door:
                 next(iter(self._handshakes)).cancel()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
+        peer = _peer(accepted)
         try:
             # The loop owns the socket from here on, and closes it when this fails or is cancelled.
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -172,7 +173,15 @@ class Door:
                 ssl_handshake_timeout=self._handshake_timeout_s,
             )
         except OSError as error:
-            log.info("tls.handshake_failed", reason=complaint(error) or f"no handshake: {error}")
+            reason = complaint(error) or f"no handshake: {error or type(error).__name__}"
+            log.warning("tls.handshake_failed", peer=peer, reason=reason)
+
+
+def _peer(accepted: socket.socket) -> str:
+    try:
+        return str(accepted.getpeername())
+    except OSError:  # it is gone already
+        return ""
 
 
 class _Certificates:

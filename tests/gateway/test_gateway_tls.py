@@ -15,6 +15,7 @@ import uvloop
 from procession.address import parse_address
 from procession.errors import ConfigError, RoundError
 from procession.gateway.client import ControlClient
+from procession.ops.streams import ask
 from procession.sdk.batch import Stream
 from procession.sdk.options import SourceOptions
 from procession.sdk.source import SourceClient
@@ -51,6 +52,24 @@ def test_records_are_taken_and_acknowledged_over_tls(gateway_process: Make, auth
             pass
         driver.commit(1, 0, end, {7: 1000})
         producer.wait_committed(7, 1000)
+
+
+def test_who_asks_for_streams_hears_what_is_wrong_and_a_failed_handshake_is_logged(
+    gateway_process: Make, authority: Authority, tmp_path: Path
+) -> None:
+    gateway = gateway_process(
+        tls=authority.server(), control_tls=ClientTls(authority.ca), control_cookie=b"secret"
+    ).start()
+    other = ClientTls(Authority(tmp_path / "another").ca)
+    for cookie, tls, sentence in (
+        (b"secret", None, "closes the connection"),
+        (b"secret", other, "its certificate is not to be trusted"),
+        (b"wrong", ClientTls(authority.ca), "wrong secret"),
+    ):
+        with pytest.raises(ConfigError, match=sentence) as told:
+            ask(gateway.directory, cookie=cookie, timeout_s=1.0, tls=tls)
+        assert told.value.next_step
+    assert "tls.handshake_failed" in gateway.log.read_text()
 
 
 def test_the_side_door_speaks_tls_too_and_lets_nobody_in_without(

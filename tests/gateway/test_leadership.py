@@ -47,6 +47,19 @@ def test_a_link_that_was_replaced_is_told_so_and_not_refused_for_ever(leadership
     assert leadership.notify(new, 7)["granted"]
 
 
+def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) -> None:
+    """Its holder may leave next, and nobody else has heard the name."""
+    state = GatewayState(Limits(), is_leading=True)
+    leads = Leadership(Members(tmp_path), state, lambda event: None)
+    leads.begin(member("gateway-0"))
+    link, _ = leads.join(member("gateway-1"), [7, 8], {}, 0)
+    leads.given_up(link, 7, 41, None, "orders")
+    leads.given_up(link, 8, None, None, "nothing came of it")
+    assert state.registry[7].name == "orders"
+    assert 8 not in state.registry
+    assert state.registry.positions({7: 41})[7].name == "orders", "so a snapshot has it, too"
+
+
 def test_a_gateway_goes_only_when_it_holds_nothing_and_the_leader_knows_its_epochs(leadership: Leadership) -> None:
     link, _ = leadership.join(member("gateway-1"), [7], {}, 0)
     leadership.leave("gateway-1")

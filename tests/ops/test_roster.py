@@ -14,7 +14,7 @@ import pytest
 
 from procession.errors import ConfigError, UsageError
 from procession.ops.config import load_settings
-from procession.ops.roster import leader_of, let_go, listed, run_one_more, table
+from procession.ops.roster import leader_of, let_go, listed, next_name, run_one_more, table
 from procession.storage.secret import Secret, make_secret
 from tests.gateway.gateway_process import GatewayProcess
 
@@ -79,3 +79,15 @@ def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:
         with pytest.raises(UsageError, match="is not an address") as caught:
             run_one_more(pipeline, "", listen, metrics, load_settings(), print)
         assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("used", "name"),
+    [
+        (["gateway-0"], "gateway-1"),
+        (["gateway-0", "gateway-1", "gateway-3"], "gateway-4"),
+        (["gateway-0", "north"], "gateway-1"),
+    ],
+)
+def test_a_gateway_without_a_name_gets_a_number_that_none_ever_had(used: list[str], name: str) -> None:
+    assert next_name(used) == name

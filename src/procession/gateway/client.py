@@ -32,6 +32,7 @@ DELAY_S_MIN = 0.02
 DELAY_S_MAX = 1.0
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 STREAMS_ASKED = 1000
+CLOSED = "it closed the connection"
 
 _ERRORS = {kind: error for error, kind in KINDS.items()}
 
@@ -204,7 +205,7 @@ class ControlClient:
             self._socket.settimeout(_left(deadline))
             part = self._socket.recv(65536)
             if not part or len(reply) > REPLY_BYTES_MAX:
-                raise ConnectionError("it closed the connection")
+                raise ConnectionError(CLOSED)
             reply += part
         answer = json.loads(reply)
         if not isinstance(answer, dict):

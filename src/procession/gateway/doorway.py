@@ -74,7 +74,8 @@ class Doorway:
                 if committed is not None and not is_u64(committed):
                     raise RemoteProtocolError("committed must be a whole number below 2^64, or null")
                 (stream_id,) = integers(request, "stream")
-                return leadership.given_up(link, stream_id, committed, clocks(request).get(stream_id))
+                clock, name = clocks(request).get(stream_id), str(request.get("name", ""))
+                return leadership.given_up(link, stream_id, committed, clock, name)
             case "beat":
                 return leadership.beat(link)
             case _:

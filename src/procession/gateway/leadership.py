@@ -122,8 +122,14 @@ class Leadership:
         clocks = {} if answer.clock is None else {stream_id: answer.clock}
         return {"granted": True, "committed": answer.committed, "clocks": written_clocks(clocks)}
 
-    def given_up(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> dict[str, Any]:
-        return {"was_held": self.registry.relinquish(link, stream_id, committed, clock)}
+    def given_up(
+        self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None, name: str = ""
+    ) -> dict[str, Any]:
+        """A gateway may leave after it has given its streams up: what they are called is known here from then on."""
+        was_held = self.registry.relinquish(link, stream_id, committed, clock)
+        if was_held and committed is not None:
+            self._state.registry.get_or_add(stream_id).call(name)
+        return {"was_held": was_held}
 
     def _check_order(self, told: Member, words: str) -> None:
         declared = self._declared

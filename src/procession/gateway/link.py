@@ -68,7 +68,10 @@ class LeaderLink:
 
     def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
         clocks = {} if clock is None else {stream_id: clock}
-        self._say({"op": "relinquish", "stream": stream_id, "committed": committed, "clocks": written_clocks(clocks)})
+        registry = self._gateway.state.registry
+        name = registry[stream_id].name if stream_id in registry else ""
+        told = {"stream": stream_id, "name": name, "committed": committed, "clocks": written_clocks(clocks)}
+        self._say({"op": "relinquish", **told})
 
     def _say(self, request: Request) -> None:
         if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled

@@ -55,6 +55,10 @@ class Stream:
             return self.seen
         return self.point_of_reference
 
+    def call(self, name: str) -> None:
+        """Another gateway says what it is called; who opened it here knows better."""
+        self.name = self.name or name[:STREAM_NAME_CHARS_MAX]
+
     def open(self, session: int, name: str) -> None:
         self.name = name[:STREAM_NAME_CHARS_MAX]
         self.session = session

@@ -7,7 +7,7 @@ The one rule: the gateway that leads is asked; nothing is decided here. Before i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: Cli
             time.sleep(LOOK_S)
 
 
+def next_name(used: Iterable[str]) -> str:
+    """A name with a number that no gateway of the pipeline ever had: one that has left may come back under its own."""
+    numbers = (name.removeprefix(f"{GATEWAY}-") for name in used)
+    return f"{GATEWAY}-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"
+
+
 def run_one_more(
     directory: Path, name: str, listen: str, metrics: str | None, settings: Settings, say: Callable[[str], None]
 ) -> None:
@@ -80,10 +86,9 @@ def run_one_more(
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
     with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
-        running = {one["name"] for one in client.gateways()}
+        used = {*(one["name"] for one in client.gateways()), *client.departed()}
         order = order_words_of(client.order())
-    numbered = (f"{GATEWAY}-{number}" for number in range(1, len(running) + 2))
-    part = name or next(free for free in numbered if free not in running)
+    part = name or next_name(used)
     with Supervisor(directory / "logs", say=say) as supervisor:
         argv = (*COMMAND, *gateway_words(settings, directory, part, listen), *order)
         argv += ("--metrics", metrics) if metrics else ()

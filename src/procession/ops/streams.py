@@ -17,9 +17,9 @@ from typing import Any
 from procession.address import parse_address
 from procession.errors import ConfigError, RoundError, UsageError
 from procession.gateway.address import ADDRESS_FILE
-from procession.gateway.client import ControlClient
+from procession.gateway.client import CLOSED, ControlClient
 from procession.gateway.cluster import LEADER
-from procession.tls import ClientTls
+from procession.tls import ClientTls, complaint
 
 HOME = Path(".procession")
 """Where `procession run` keeps pipelines, if it is not told otherwise."""
@@ -31,6 +31,9 @@ COUNTED = (LATE, "frames", "bytes")
 LEFT = frozenset({"name", "state", "owner"})
 NAME_CHARS_MAX = 48
 """Of a longer name a table shows the end: that is where names of files differ."""
+
+CERTIFICATES = "Check the certificates of both sides: --tls-ca here, --tls-cert there."
+SPEAKS_TLS = "If it speaks TLS, give --tls-ca; else look at its log."
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -90,6 +93,11 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
         with ControlClient(at, cookie, timeout_s, tls=tls) as client:
             yield client
     except RoundError as error:
+        cause = error.__cause__ or error
+        if (trouble := complaint(cause)) is not None:
+            raise ConfigError(f"The gateway at {at}: {trouble}.", next_step=CERTIFICATES) from error
+        if isinstance(cause, ConnectionResetError | BrokenPipeError) or str(cause) == CLOSED:
+            raise ConfigError(f"The gateway at {at} closes the connection.", next_step=SPEAKS_TLS) from error
         raise ConfigError(
             f"No gateway answers at {at}.",
             next_step="Is the pipeline running? Give the --dir of one that is, or its address with --gateway.",
