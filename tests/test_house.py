@@ -21,7 +21,9 @@ SOURCE = ROOT / "src" / "procession"
 
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"record", "metrics", "faults", "address", "readiness", "allocation", "tls", "cache", "compiled"})
+    frozenset(
+        {"record", "metrics", "faults", "address", "times", "readiness", "allocation", "tls", "cache", "compiled"}
+    )
     | {"logformat"},
     frozenset({"wire", "storage", "plan", "merge"}),
     frozenset({"gateway", "commit", "spark", "sdk", "sos"}),

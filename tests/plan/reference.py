@@ -26,8 +26,9 @@ from procession.plan.pairs import LatePair
 from procession.plan.places import AFTER
 from procession.plan.planner import make_plan
 from procession.plan.strategies import TABLE
-from procession.plan.windows import Late, late_record, nanoseconds, seconds
+from procession.plan.windows import Late, late_record
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
+from procession.times import in_unit, nanoseconds
 
 Record = dict[str, Any]
 LOWEST = -(2**62)
@@ -262,7 +263,8 @@ class Sequential:
         self.fired = whose
         named = {"key": self.keys.decode(whose)} if node.key is not None else {}
         result = stateful.windowing.aggregate.of(own(values))
-        times = {"start": seconds(start), "end": seconds(end)}
+        unit = node.unit
+        times = {"start": in_unit(start, unit), "end": in_unit(end, unit)}
         return named | times | {"count": len(values), "value": result, "fired": why}
 
     def _source_of(self, record: Record) -> int:
@@ -344,7 +346,7 @@ class Sequential:
                 function(value)
                 yield value
             case Kind.ADD_TIMESTAMPS:
-                self.time = nanoseconds(function(value))
+                self.time = nanoseconds(function(value), node.unit)
                 yield value
             case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
                 yield value
@@ -383,7 +385,7 @@ class Sequential:
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
         key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
-        time = nanoseconds(node.time(value)) if node.time is not None else self.time
+        time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
 
         def told(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
@@ -432,7 +434,7 @@ class Sequential:
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
         key = self.keys.encode(node.key(sided))  # type: ignore[misc]
-        time = nanoseconds(node.time(sided)) if node.time is not None else self.time
+        time = nanoseconds(node.time(sided), node.unit) if node.time is not None else self.time
         side, value = sided
         watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
         held = self.held.setdefault(index, [])
@@ -461,7 +463,7 @@ class Sequential:
         if not isinstance(stage, Expiring):
             return
         self.keys.encode(node.key(value))  # type: ignore[misc]
-        self.stage_time = nanoseconds(node.time(value)) if node.time is not None else self.time
+        self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
         yield from self._expired(index, watermark)
 

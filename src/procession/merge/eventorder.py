@@ -17,6 +17,7 @@ import numpy as np
 
 from procession.merge.clocks import Bound, Clock, Clocks, Flags, Ids, Numbers, Signs
 from procession.merge.waiting import EMPTY, Key, Stack, Waiting
+from procession.times import nanoseconds
 
 NO_REFERENCE = 2**64 - 1
 """A row after which nothing new may be acknowledged."""
@@ -264,4 +265,4 @@ def _led(lead: _Lead, ids: Ids, least: int) -> Ids:
 
 def declared_of(streams: Iterable[int], lateness_s: float, idle_timeout_s: float | None) -> Declared:
     """Seconds, as people write them."""
-    return Declared(frozenset(streams), round(lateness_s * 1e9), idle_timeout_s)
+    return Declared(frozenset(streams), nanoseconds(lateness_s), idle_timeout_s)

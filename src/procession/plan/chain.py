@@ -46,7 +46,6 @@ from procession.plan.stateful import Gives, Stateful
 from procession.plan.strategies import numbers_behind
 from procession.plan.timed import Timed, timed_flow
 from procession.plan.watermark import Watermark
-from procession.plan.windows import timed
 from procession.record import COLUMNS
 
 CHAIN_RECORDS_MAX = 65_536
@@ -262,8 +261,8 @@ class _Pass(Delivery):
         if node.kind is Kind.KEY_BY:
             return self._keyed_by(index, node.function, before)
         if node.kind is Kind.ADD_TIMESTAMPS:
-            results, rows = self._each(index, timed(node.function), before)
-            return replace(before.only(rows), times=pa.array(results, pa.int64()))
+            flow, times = self._timed_by(index, node.function, before)
+            return replace(flow, times=pa.array(times))
         results, rows = self._each(index, self._listed(index, node), before)
         return self._kept_apart(index, self._flattened(index, before, results, rows))
 

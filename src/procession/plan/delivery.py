@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from procession.plan.letters import Letters
 from procession.plan.ownership import own, own_all
 from procession.plan.rows import INPUT, TIME, Output, Rows, batch_of
 from procession.plan.strategies import Way, is_timed, key_of, way_of
-from procession.plan.windows import timed
 from procession.record import COLUMNS
+from procession.times import all_nanoseconds, nanoseconds
 
 if TYPE_CHECKING:
     from procession.plan.chain import Chain
@@ -191,8 +192,8 @@ class Delivery:
         if node.kind is Kind.TRANSFORM:
             flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
         if (time := node.time) is not None:
-            results, rows = self._each(index, timed(time), flow)
-            flow = flow.only(rows).numbered(np.array(results, np.int64))
+            flow, times = self._timed_by(index, time, flow)
+            flow = flow.numbered(times)
         flow, forms = self._packed(parent, flow)
         if node.time is not None:
             flow, times = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
@@ -227,6 +228,16 @@ class Delivery:
         except (TypeError, ValueError):  # one by one, to find which
             encoded, rows = self._each(index, self.chain.keys.encode, flow.with_values(results))
             return replace(flow.only(rows), keys=pa.array(encoded, pa.binary()))
+
+    def _timed_by(self, index: int, time: Callable[[Any], Any], flow: Flow) -> tuple[Flow, Numbers]:
+        """These rows, and the times that a user's function gives them, in nanoseconds."""
+        unit = self.plan.node(index).unit
+        results, rows = self._each(index, time, flow)
+        flow = flow.only(rows)
+        if (times := all_nanoseconds(results, unit)) is not None:
+            return flow, times
+        results, rows = self._each(index, partial(nanoseconds, unit=unit), flow.with_values(results))
+        return flow.only(rows), np.array(results, np.int64)
 
     def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
         try:

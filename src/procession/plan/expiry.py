@@ -24,7 +24,7 @@ from procession.plan.keys import PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own, separate
 from procession.plan.places import AFTER, Result, rank_of
 from procession.plan.stateful import Gives, Step
-from procession.plan.windows import seconds
+from procession.times import in_unit
 
 STEPS = 8
 """The watermark moves in steps of the time to live divided by this: so much longer a state may last."""
@@ -46,7 +46,7 @@ class Expiring:
     @property
     def shape(self) -> str:
         """What its states are made for: they are of no use where states last for another time."""
-        return f"states that last {seconds(self.ttl)} s"
+        return f"states that last {in_unit(self.ttl)} s"
 
     @property
     def step_ns(self) -> int:

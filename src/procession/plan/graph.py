@@ -17,6 +17,7 @@ from procession.plan.eventtime import EventTime
 from procession.plan.guarantee import POLICIES, Guarantee, Policy
 from procession.plan.named_types import NO_TYPES, NamedTypes
 from procession.plan.stateful import Stateful
+from procession.times import Unit
 
 
 class Kind(Enum):
@@ -127,8 +128,10 @@ class Node:
     timeout_s: float = 0.0
     key: Callable[[Any], Any] | None = None
     """What a keyed stage tells records apart by."""
-    time: Callable[[Any], float] | None = None
-    """What a stage with windows takes for a record's event time, in seconds; None: the one that it came with."""
+    time: Callable[[Any], Any] | None = None
+    """What a stage with windows takes for a record's event time; None: the one that it came with."""
+    unit: Unit = "s"
+    """What the numbers are that a function gives as times."""
     stateful: Stateful | None = None
     """What a keyed stage does."""
     is_named: bool = True

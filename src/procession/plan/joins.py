@@ -15,15 +15,16 @@ from procession.plan.keys import KeyCodec
 from procession.plan.pairs import HELD_MAX, LatePair, Pairing, Sided, as_left, as_right
 from procession.plan.sides import Joining, Side
 from procession.plan.stateful import Gives, Stateful
-from procession.plan.windows import nanoseconds, span
+from procession.plan.windows import Length, span
 from procession.plan.words import (
     checked_choice,
     checked_count,
     checked_flag,
     checked_function,
     checked_name,
-    checked_seconds,
+    checked_unit,
 )
+from procession.times import Unit
 
 if TYPE_CHECKING:
     from procession.plan.pipeline import Pipeline
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 HELD_LARGEST = 100_000_000
 
-Time = Callable[[Any], float]
+Time = Callable[[Any], Any]
 
 
 class Joins:
@@ -46,7 +47,7 @@ class Joins:
         self,
         other: Stage,
         *,
-        within_s: float,
+        within_s: Length,
         join: Callable[[Any, Any], Any],
         key: Key | None = None,
         left_key: Key | None = None,
@@ -54,7 +55,8 @@ class Joins:
         time: Time | None = None,
         left_time: Time | None = None,
         right_time: Time | None = None,
-        lateness_s: float = 0.0,
+        unit: Unit = "s",
+        lateness_s: Length = 0,
         outer: bool = False,
         held_max: int = HELD_MAX,
         late: Literal["meet", "drop", "dead-letter"] = "meet",
@@ -66,7 +68,7 @@ class Joins:
         the later one of the two stood, in the order of the partners. `outer=True`: a left record that has found nobody
         comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
 
-        `key` and `time` (seconds of event time; without it, the time that a record was sent with) are of both sides, or
+        `key` and `time` (event time in `unit`, as in `window`; without it, that which it was sent with) are of both, or
         each has its own. A record is held until one has come, of whatever key, that is `within_s` and `lateness_s`
         behind it, from each input that has not ended (docs/joins.md). A record that comes later than that is counted;
         it meets those that are still held, and is not held itself ("meet"), or is dropped ("drop"), or set aside
@@ -86,7 +88,7 @@ class Joins:
             span(within_s, "within_s"),
             join,
             is_outer=checked_flag(outer, "outer", "join"),
-            lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "join")),
+            lateness=span(lateness_s, "lateness_s", 0),
             held_max=checked_count(held_max, "held_max", "join", HELD_LARGEST),
             late=checked_choice(LatePair, late, "late"),
             keys=KeyCodec(self._pipeline.types),
@@ -104,6 +106,7 @@ class Joins:
                 parallelism=parallelism,
                 key=keys,
                 time=_of_both(time, left_time, right_time, "time"),
+                unit=checked_unit(unit),
                 stateful=Stateful(Gives.PAIRS, windowing=pairing),
                 is_named=name is not None,
             )

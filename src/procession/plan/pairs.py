@@ -26,7 +26,8 @@ from procession.plan.keyed import Refuse, States
 from procession.plan.keys import PLAIN_KEYS, KeyCodec
 from procession.plan.ownership import own
 from procession.plan.places import AFTER, Result, rank_of
-from procession.plan.windows import late_record, seconds
+from procession.plan.windows import late_record
+from procession.times import in_unit
 
 LEFT, RIGHT = 0, 1
 
@@ -86,7 +87,7 @@ class Pairing:
     @property
     def shape(self) -> str:
         """What its states are cut by: they are of no use to another bound."""
-        return f"pairs within {seconds(self.within)} s"
+        return f"pairs within {in_unit(self.within)} s"
 
     @property
     def step(self) -> int:

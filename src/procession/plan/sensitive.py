@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
@@ -22,7 +24,7 @@ from procession.plan.sorting import Sorting
 from procession.plan.stateful import Gives, Stateful, Step
 from procession.plan.timed import Windowing
 from procession.plan.totals import Totals
-from procession.plan.windows import Late, Windows, nanoseconds, span
+from procession.plan.windows import Late, Length, Windows, span
 from procession.plan.words import (
     checked_choice,
     checked_count,
@@ -30,8 +32,9 @@ from procession.plan.words import (
     checked_function,
     checked_name,
     checked_of_one,
-    checked_seconds,
+    checked_unit,
 )
+from procession.times import Unit
 
 if TYPE_CHECKING:
     from procession.plan.pipeline import Pipeline
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 EARLY_MAX = 1_000_000_000
 
 Key = Callable[[Any], Any]
-Time = Callable[[Any], float]
+Time = Callable[[Any], float | Decimal | datetime]
 
 
 class SensitiveStage(Joins):
@@ -60,8 +63,9 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
@@ -72,10 +76,10 @@ class SensitiveStage(Joins):
         committed with the epoch, and an epoch that is run again begins with the same ones.
 
         With `ttl_s` a key is forgotten when no record of it has come for so many seconds of event time: that of
-        `time(record)`, or the one that it was sent with, by the latest of all records. What `on_evict(key, state)`
-        gives then comes out, if it is not None, where the record stands by which it was known."""
+        `time(record)` (as in `window`), or the one that it was sent with, by the latest of all records. What
+        `on_evict(key, state)` gives then comes out, if it is not None, where the record stands that has shown it."""
         return self._keyed(
-            Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+            Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
 
     def filter_stateful(
@@ -84,15 +88,16 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Keep a record or not, by what is remembered about its key: as `map_stateful`, with a truth for a result."""
         return self._keyed(
-            Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+            Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
 
     def flat_map_stateful(
@@ -101,15 +106,16 @@ class SensitiveStage(Joins):
         *,
         key: Key,
         initial: Any = None,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         on_evict: OnEvict | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """One record in, any number out: as `map_stateful`, with records for a result, in their order."""
         return self._keyed(
-            Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism, (ttl_s, time, on_evict)
+            Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
 
     def reduce(
@@ -117,8 +123,9 @@ class SensitiveStage(Joins):
         function: Callable[[Any, Any], Any],
         *,
         key: Key,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
@@ -126,7 +133,7 @@ class SensitiveStage(Joins):
         `function(what came out before, record)`."""
         checked_function(function, "reduce")
         return self._keyed(
-            Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism, (ttl_s, time, None)
+            Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism, (ttl_s, time, unit, None)
         )
 
     def rolling(
@@ -134,8 +141,9 @@ class SensitiveStage(Joins):
         aggregate: Aggregate,
         *,
         key: Key,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
@@ -145,21 +153,22 @@ class SensitiveStage(Joins):
                 f".rolling() was given {aggregate!r}, which is no aggregate",
                 next_step="give it one of procession.aggregates, or make an Aggregate of your own",
             )
-        expiry = (ttl_s, time, None)
+        expiry = (ttl_s, time, unit, None)
         return self._keyed(Kind.ROLLING, Gives.ONE, aggregate.step, key, aggregate.create, name, parallelism, expiry)
 
     def distinct(
         self,
         key: Key,
         *,
-        ttl_s: float | None = None,
+        ttl_s: Length | None = None,
         time: Time | None = None,
+        unit: Unit = "s",
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Of the records with one key, the first one in order. Every key is remembered; with `ttl_s`, until no record
         of it has come for so many seconds of event time."""
-        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism, (ttl_s, time, None))
+        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism, (ttl_s, time, unit, None))
 
     def window(
         self,
@@ -167,17 +176,20 @@ class SensitiveStage(Joins):
         aggregate: Aggregate,
         *,
         key: Key | None = None,
-        time: Callable[[Any], float] | None = None,
-        lateness_s: float = 0.0,
+        time: Time | None = None,
+        unit: Unit = "s",
+        lateness_s: Length = 0,
         late: Literal["drop", "fire", "oldest", "dead-letter"] = "drop",
         early_records: int = 0,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Put together what falls into a window, for each key or, without `key`, for all records. What comes out is a
-        dict: key, start and end (seconds), count, value (the aggregate's) and why it fired: "end", "early" or "late".
+        dict: key, start and end, count, value (the aggregate's) and why it fired: "end", "early" or "late".
 
-        `time(record)` is a record's event time in seconds; without it, the time that it was sent with. A window fires
+        `time(record)` is a record's event time: a number of `unit` since 1970, exact (a float counts as the decimal
+        number that it prints as), or a datetime; without it, the time that it was sent with. Start and end are in
+        `unit`, too: "s", "ms", "us" or "ns". A window fires
         when a record has come, of whatever key, that is `lateness_s` behind its end; from each input, if the stage has
         several (docs/windows.md). A record that comes later than that is counted, and dropped ("drop"), set aside
         ("dead-letter"), fires a window of its own ("fire"), or goes into the oldest that is open ("oldest").
@@ -200,13 +212,15 @@ class SensitiveStage(Joins):
             windows,
             aggregate,
             key is not None,
-            lateness=nanoseconds(checked_seconds(lateness_s, "lateness_s", "window")),
+            lateness=span(lateness_s, "lateness_s", 0),
+            unit=checked_unit(unit),
             late=checked_choice(Late, late, "late"),
             early_records=checked_count(early_records, "early_records", "window", EARLY_MAX) if early_records else 0,
             keys=KeyCodec(self._pipeline.types),
         )
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=key, time=time, stateful=Stateful(Gives.WINDOWS, windowing=windowing)))
+        stateful = Stateful(Gives.WINDOWS, windowing=windowing)
+        return self._add(replace(node, key=key, time=time, unit=unit, stateful=stateful))
 
     def aggregate(
         self, aggregate: Aggregate, *, key: Key | None = None, name: str | None = None, parallelism: int | None = None
@@ -244,7 +258,7 @@ class SensitiveStage(Joins):
         initial: Any,
         name: str | None,
         parallelism: int | None,
-        expiry: tuple[float | None, Time | None, OnEvict | None],
+        expiry: tuple[Length | None, Time | None, Unit, OnEvict | None],
     ) -> Stage:
         if gives is not Gives.FIRST:
             checked_function(step, kind.value)
@@ -256,7 +270,7 @@ class SensitiveStage(Joins):
                 f"the first state of .{kind.value}() cannot be kept: {error}",
                 next_step="make it of such values, or give a function that does",
             ) from error
-        ttl_s, time, on_evict = expiry
+        ttl_s, time, unit, on_evict = expiry
         for function, what in ((time, "time"), (on_evict, "on_evict")):
             if function is not None:
                 checked_function(function, kind.value, what)
@@ -269,7 +283,7 @@ class SensitiveStage(Joins):
             ttl, keys = span(ttl_s, "ttl_s"), KeyCodec(self._pipeline.types)
             stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict, keys))
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=key, time=time, stateful=stateful))
+        return self._add(replace(node, key=key, time=time, unit=checked_unit(unit), stateful=stateful))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         checked_of_one(function, kind.value)

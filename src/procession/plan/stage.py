@@ -13,13 +13,16 @@ from typing import Any, Literal
 
 from procession.errors import PlanError
 from procession.plan.graph import Codec, Framing, Kind, Node, Order
-from procession.plan.sensitive import Key, SensitiveStage
+from procession.plan.sensitive import Key, SensitiveStage, Time
 from procession.plan.words import (
     checked_choice,
     checked_count,
     checked_name,
+    checked_of_one,
     checked_target,
+    checked_unit,
 )
+from procession.times import Unit
 
 CONCURRENCY = 64
 CONCURRENCY_MAX = 10_000
@@ -93,11 +96,14 @@ class Stage(SensitiveStage):
         return self._then(Kind.KEY_BY, key, name, parallelism)
 
     def add_timestamps(
-        self, time: Callable[[Any], float], *, name: str | None = None, parallelism: int | None = None
+        self, time: Time, *, unit: Unit = "s", name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Give each record the event time that the function says, in seconds, instead of the one that it was sent with.
-        Records stay where they are: this is the time that later windows go by, and that later stages see."""
-        return self._then(Kind.ADD_TIMESTAMPS, time, name, parallelism)
+        """Give each record the event time that the function says, instead of the one that it was sent with: a number of
+        `unit` ("s", "ms", "us" or "ns") since 1970, or a datetime. Records stay where they are: this is the time that
+        later windows go by, and that later stages see."""
+        checked_of_one(time, "add_timestamps")
+        node = self._node(Kind.ADD_TIMESTAMPS, time, name, parallelism)
+        return self._add(replace(node, unit=checked_unit(unit)))
 
     def rebalance(
         self,

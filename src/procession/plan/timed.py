@@ -32,7 +32,8 @@ from procession.plan.ownership import own
 from procession.plan.places import AFTER, Result, flow_of, rank_of, taken_in_order
 from procession.plan.rows import Rows
 from procession.plan.watermark import Watermark
-from procession.plan.windows import Late, Windows, late_record, seconds
+from procession.plan.windows import Late, Windows, late_record
+from procession.times import Unit, in_unit
 
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `plan/carriage`."""
@@ -83,6 +84,8 @@ class Windowing:
     late: Late = Late.DROP
     early_records: int = 0
     keys: KeyCodec = PLAIN_KEYS
+    unit: Unit = "s"
+    """What the starts and ends of windows are told in."""
 
     @property
     def shape(self) -> str:
@@ -157,8 +160,15 @@ class _Results:
                 f"the `finish` of the aggregate of a window raised {type(error).__name__}: {error}",
                 next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
             ) from error
+        unit = self.stage.unit
         told = {"key": self.stage.keys.decode(key)} if self.stage.is_keyed else {}
-        return told | {"start": seconds(start), "end": seconds(end), "count": count, "value": value, "fired": why}
+        return told | {
+            "start": in_unit(start, unit),
+            "end": in_unit(end, unit),
+            "count": count,
+            "value": value,
+            "fired": why,
+        }
 
 
 class _Counting(_Results):

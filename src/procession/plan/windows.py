@@ -10,20 +10,23 @@ what is put together. Before it the user; after it `plan/timed`, which fills win
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
 from enum import Enum
-from typing import Any
 
 from procession.errors import PlanError
 from procession.plan.eventtime import LateRecord
+from procession.times import NS, in_unit, length
 
-NS = 1_000_000_000
 SESSION_STEPS = 8
 """The watermark of a session moves in steps of its gap divided by this: so much later than its end it may fire."""
 
-TIME_MAX = 2**61
-"""In nanoseconds: 73 years before and behind 1970."""
+SPAN_MAX = 1_000_000_000 * NS
+"""The longest length of time, in nanoseconds."""
+
+Length = float | Decimal | timedelta
+"""A length of time: seconds as a number, which is taken as the decimal number that it prints as, or a timedelta."""
 
 OVERLAPS_MAX = 1_000
 """So many sliding windows a record may be in."""
@@ -59,8 +62,8 @@ class Windows:
         if self.count:
             return f"{self.count} records"
         if self.is_session:
-            return f"sessions with gaps of {seconds(self.size)} s"
-        return f"{seconds(self.size)} s, every {seconds(self.every)} s"
+            return f"sessions with gaps of {in_unit(self.size)} s"
+        return f"{in_unit(self.size)} s, every {in_unit(self.every)} s"
 
     def ends(self, time: int) -> tuple[int, ...]:
         """The ends of the windows that a moment is in, the earliest first."""
@@ -70,13 +73,13 @@ class Windows:
         return tuple(range(first, time + self.size + 1, self.every))
 
 
-def tumbling(size_s: float) -> Windows:
+def tumbling(size_s: Length) -> Windows:
     """Windows of this many seconds, one after the other, counted from 1970."""
     size = span(size_s, "size_s")
     return Windows(size, size)
 
 
-def sliding(size_s: float, *, every_s: float) -> Windows:
+def sliding(size_s: Length, *, every_s: Length) -> Windows:
     """Windows of `size_s` seconds, one of which ends every `every_s` seconds; the size is a multiple of it."""
     size, every = span(size_s, "size_s"), span(every_s, "every_s")
     if size % every or size // every > OVERLAPS_MAX:
@@ -87,7 +90,7 @@ def sliding(size_s: float, *, every_s: float) -> Windows:
     return Windows(size, every)
 
 
-def session(gap_s: float) -> Windows:
+def session(gap_s: Length) -> Windows:
     """A window for records that follow one another within `gap_s` seconds; it ends that long after the last."""
     return Windows(span(gap_s, "gap_s"), is_session=True)
 
@@ -99,34 +102,16 @@ def counting(records: int) -> Windows:
     return Windows(count=records)
 
 
-def span(seconds: float, what: str) -> int:
-    """What a user gave for a length of time, in nanoseconds. Raises PlanError."""
-    """A time that something lasts, as a user gave it, in nanoseconds."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 1e-6 <= seconds <= 1e9:
-        raise PlanError(f"{what}={seconds!r} is no time", next_step="give seconds above 0")
-    return round(seconds * NS)
-
-
-def nanoseconds(time: Any) -> int:
-    """What a user's function gave as a time, in seconds. Raises TypeError or ValueError."""
-    if not isinstance(time, int | float) or isinstance(time, bool):
-        raise TypeError(f"the time is a {type(time).__name__}: give seconds, as a number")
-    ns = time * NS if isinstance(time, int) else round(time * NS)
-    if not -TIME_MAX <= ns <= TIME_MAX:
-        raise ValueError(f"the time {time} s is out of range")
+def span(time: Length, what: str, least: int = 1) -> int:
+    """A length of time as a user gave it, exact, in nanoseconds; at least so many. Raises PlanError."""
+    ns = length(time)
+    if ns is None or not least <= ns <= SPAN_MAX:
+        raise PlanError(
+            f"{what}={time!r} is no time", next_step=f"give seconds{', 0 or more' * (not least)}{' above 0' * least}"
+        )
     return ns
 
 
 def late_record(time: int, watermark: int) -> LateRecord:
     """Said of a record that came behind the watermark of a stage."""
-    return LateRecord(f"its time {seconds(time)} s is too far behind the watermark {seconds(watermark)} s of the stage")
-
-
-def timed(function: Callable[[Any], Any]) -> Callable[[Any], int]:
-    """A user's function that gives a time in seconds, as one that gives nanoseconds."""
-    return lambda value: nanoseconds(function(value))
-
-
-def seconds(ns: int) -> int | float:
-    """Nanoseconds for people: whole seconds as a whole number."""
-    return ns // NS if ns % NS == 0 else ns / NS
+    return LateRecord(f"its time {in_unit(time)} s is too far behind the watermark {in_unit(watermark)} s of the stage")

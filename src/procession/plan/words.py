@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from procession.errors import PlanError
+from procession.times import UNITS, Unit
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
@@ -72,6 +73,13 @@ def checked_seconds(value: float, what: str, owner: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
         raise PlanError(f"{what}={value!r} of {owner} is no time", next_step="give seconds, 0 or more")
     return value
+
+
+def checked_unit(unit: Unit) -> Unit:
+    if unit not in UNITS:
+        known = ", ".join(map(repr, UNITS))
+        raise PlanError(f"unit={unit!r} is not known", next_step=f"choose one of {known}")
+    return unit
 
 
 def checked_count(value: int, what: str, owner: str, largest: int) -> int:
