@@ -13,6 +13,7 @@ from procession.errors import ConfigError, UsageError
 from procession.ops.cli import app
 from procession.ops.config import Settings, load_settings
 from procession.ops.local import Local, gateway_words
+from procession.ops.part import Part
 from procession.ops.roster import listed
 from procession.ops.status import Status
 from procession.plan.graph import Graph
@@ -110,3 +111,24 @@ def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_p
 
             wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
             assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")
+
+
+class Looking(Started):
+    """Notes, when a part is started, which secrets there are."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self.found: dict[str, set[Secret]] = {}
+
+    def start(self, part: Part) -> None:
+        super().start(part)
+        self.found[part.name] = {one for one in Secret if path_of(self._directory, one).exists()}
+
+
+def test_the_secrets_that_gateways_share_are_there_before_the_first_one_starts(tmp_path: Path) -> None:
+    supervisor: Any = Looking(tmp_path)
+    graph = Graph("p", (), 1)
+    Local(supervisor, tmp_path / "app.py", graph, tmp_path, tmp_path, Settings(gateways=3)).start()
+    for gateway in ("gateway", "gateway-1", "gateway-2"):
+        assert {Secret.CONTROL, Secret.PRODUCERS} <= supervisor.found[gateway]

@@ -102,6 +102,7 @@ class Local:
         check_open(self.settings.cookie_file, is_open=self.settings.open_producers)
         make_pipeline_private(self.directory)
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        self._make_secrets()
         for part in self.gateway_parts:
             self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
         for directory, name in self.sink_parts.items():
@@ -171,6 +172,13 @@ class Local:
                 argv += ["--idempotent", one.instance]
         shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
         return [*argv, "--cookie-file", str(shown), *self._server_tls()]
+
+    def _make_secrets(self) -> None:
+        """Make those that the gateways share before any of them starts: one that joins does not make them itself."""
+        if self.settings.control_cookie_file is None:
+            make_secret(self.directory, Secret.CONTROL)
+        if self.settings.cookie_file is None and not self.settings.open_producers:
+            make_secret(self.directory, Secret.PRODUCERS)
 
     def _made(self, secret: Secret) -> Path:
         """The file of a secret of this pipeline, which is there when this returns."""
