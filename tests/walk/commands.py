@@ -72,6 +72,10 @@ def living(mark: str) -> list[str]:
     return list(_living(mark).values())
 
 
+def all_pids(mark: str) -> list[int]:
+    return list(_living(mark))
+
+
 def pids(mark: str, part: str) -> list[int]:
     """The processes among them that run this command of ours."""
     return [pid for pid, words in _living(mark).items() if f" -m procession {part} " in words]

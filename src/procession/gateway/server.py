@@ -385,4 +385,6 @@ def serve(config: GatewayConfig) -> None:
     if not structlog.is_configured():
         configure("info")
     _allow_descriptors(config)
+    if not config.limits.cookie:
+        log.warning("gateway.open", listen=config.listen, reason="anybody who reaches it can send, without a secret")
     uvloop.run(_serve(config))

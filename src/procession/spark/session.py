@@ -32,6 +32,11 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
         "the default forks and execs a program for each checkpoint file",
     ),
     ("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem", "no .crc beside each checkpoint file"),
+    (
+        "spark.hadoop.fs.permissions.umask-mode",
+        "077",
+        "its files are nobody else's; Hadoop does not ask the system's mask",
+    ),
     ("spark.python.unix.domain.socket.enabled", "true", "loopback TCP to the Python workers stalls for 40 ms"),
     ("spark.sql.adaptive.enabled", "false", "it merges partitions; ours are counted"),
     ("spark.speculation", "false", "a second copy of a task would burn time only to be thrown away"),
@@ -87,6 +92,9 @@ def open_session(
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     for key, value, _ in SETTINGS:
         builder = builder.config(key, value)
+    if master is None or master.startswith("local["):
+        # Who reaches Spark's ports can run code; here Spark makes a secret for itself. A cluster has one of its own.
+        builder = builder.config("spark.authenticate", "true")
     if scratch is not None:
         os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
         options.append(f'"-Djava.io.tmpdir={scratch}"')
