@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import stat
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
-from procession.address import Address, address_of, listening_socket, parse_address
+from procession.address import (
+    Address,
+    SocketFile,
+    address_of,
+    connected_file,
+    listening_file,
+    listening_socket,
+    parse_address,
+    parse_endpoint,
+)
 from procession.errors import ConfigError
 
 
@@ -46,3 +59,25 @@ def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
             assert address_of(second).port != port
     with listening_socket(anywhere, previous=Address(anywhere.host, port)) as again:
         assert address_of(again).port == port
+
+
+@pytest.mark.parametrize("name_chars", [1, 200], ids=["short", "longer than a socket's name may be"])
+def test_a_socket_file_is_reached_however_long_its_path_is(tmp_path: Path, name_chars: int) -> None:
+    folder = tmp_path / ("d" * name_chars)
+    folder.mkdir(0o700)
+    path = folder / "control.sock"
+    for _ in range(2):  # the file of an earlier life is in nobody's way
+        with closing(listening_file(path)) as listener:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            with closing(connected_file(path, 10.0)) as peer:
+                accepted, _ = listener.accept()
+                with closing(accepted):
+                    peer.sendall(b"here")
+                    assert accepted.recv(10) == b"here"
+    with pytest.raises(ConnectionRefusedError):
+        connected_file(path, 10.0)
+    assert parse_endpoint(f"unix:{path}") == SocketFile(path)
+    assert str(parse_endpoint(f"unix:{path}")) == f"unix:{path}"
+    assert parse_endpoint("127.0.0.1:1") == Address("127.0.0.1", 1)
+    with pytest.raises(ConfigError, match="Cannot listen on"):
+        listening_file(folder / "nowhere" / "control.sock")
