@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from procession.errors import ConfigError
 from procession.ops.committed import committed_output
+from procession.ops.verify import Question
 from procession.sdk.txnlog import Transaction, TxnLog
 
 
@@ -26,6 +28,33 @@ def test_only_what_is_committed_comes_out(tmp_path: Path) -> None:
     output(tmp_path, "b", b"four\n", 5)
     assert b"".join(committed_output(tmp_path, None)) == b"one\ntwo\nfour\n"
     assert b"".join(committed_output(tmp_path, "b")) == b"four\n"
+
+
+def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: Path) -> None:
+    for pipeline in ("first", "second"):
+        for sink in ("out", "other"):
+            path = tmp_path / f"{pipeline}-{sink}-0"
+            path.with_suffix(".data").write_bytes(f"{pipeline}\n".encode())
+            log = TxnLog(path.with_suffix(".txnlog"))
+            log.open()
+            txn = f"{pipeline}-w-{sink}-id-abc.e0.f1:c_id=1"
+            log.vote(Transaction(txn, 0, len(pipeline) + 1), True)
+            log.decide(txn, True)
+            log.close()
+    with pytest.raises(ConfigError, match="several pipelines: first, second") as caught:
+        list(committed_output(tmp_path, None))
+    assert caught.value.next_step == (
+        "say which with --instance, one of first-other, first-out, second-other, second-out"
+    )
+    assert b"".join(committed_output(tmp_path, "second-out")) == b"second\n"
+    (tmp_path / "input").write_bytes(b"second\n")
+    asked = Question([tmp_path / "input"], tmp_path)
+    with pytest.raises(ConfigError, match="several pipelines"):
+        asked.check()
+    replace(asked, instance="second-out").check()
+    for path in tmp_path.glob("first-*"):
+        path.unlink()
+    assert b"".join(committed_output(tmp_path, None)) == b"second\nsecond\n", "several sinks of one are no question"
 
 
 @pytest.mark.parametrize("instance", [None, "c"])

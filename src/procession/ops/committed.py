@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from procession.errors import ConfigError
-from procession.ops.outputs import written_in
+from procession.ops.outputs import check_one_pipeline, written_in
 from procession.sdk.txnlog import committed_ranges
 
 
@@ -23,5 +23,7 @@ def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
             f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
             next_step="name the directory that the sink was given, and an instance that is there",
         )
+    if instance is None:
+        check_one_pipeline(directory, outputs)
     for output in outputs:
         yield from output.read([committed_ranges(log) for log in output.logs])

@@ -23,6 +23,11 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
 """Latencies are counted between these; each is one per cent above the one before."""
 
+LATENCY_SHOWN_MAX_S = 3600.0
+"""An older event time is not one of a record that was just made, so its age is no latency."""
+CLOCK_SKEW_MAX_S = 10.0
+"""How far ahead of our clock a producer's may be."""
+
 
 class EpochLog:
     """Written by the driver, one line an epoch."""
@@ -52,12 +57,17 @@ class EpochLog:
 
 
 def _latencies(outcome: Outcome) -> list[list[float]]:
-    """For each task: how many records had an event time, then evenly spaced quantiles of the time since then."""
+    """For each task: how many records had an event time, then evenly spaced quantiles of the time since then. A
+    task whose event times are far from the clock has none: they are those of a history, or no times at all."""
     return [
         [manifest.records, *(round((outcome.committed_ns - time) / 1e6, 3) for time in reversed(manifest.times))]
         for manifest in outcome.manifests
-        if manifest.times
+        if manifest.times and all(_is_near(outcome.committed_ns - time) for time in manifest.times)
     ]
+
+
+def _is_near(age_ns: int) -> bool:
+    return -CLOCK_SKEW_MAX_S * 1e9 <= age_ns <= LATENCY_SHOWN_MAX_S * 1e9
 
 
 class EpochTail:

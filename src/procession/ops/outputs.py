@@ -12,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from procession.commit.transaction import Transaction
+from procession.errors import ConfigError
 from procession.ops.stored import Ranges, is_stored, stored
+from procession.sdk.txnlog import TxnTail
 
 CONNECTION = re.compile(r"(.+)-([0-9]+)")
 
@@ -45,6 +48,26 @@ def written_in(directory: Path, instance: str | None = None, *, is_shared: bool 
         return [Written(log.stem, (log,)) for log in logs]
     families = dict.fromkeys(_place(log.stem)[0] for log in logs)
     return [Written(one, tuple(log for log in logs if _place(log.stem)[0] == one)) for one in families]
+
+
+def check_one_pipeline(directory: Path, outputs: Sequence[Written]) -> None:
+    """A ConfigError that asks which, if several pipelines have written here."""
+    writers: dict[str, str] = {}
+    for output in outputs:
+        if (pipeline := _pipeline(output.logs[0])) is not None:
+            writers.setdefault(pipeline, output.family)
+    if len(writers) > 1:
+        raise ConfigError(
+            f"{directory} holds the output of several pipelines: {', '.join(writers)}",
+            next_step=f"say which with --instance, one of {', '.join(output.family for output in outputs)}",
+        )
+
+
+def _pipeline(log: Path) -> str | None:
+    """Who wrote an output, as its first committed transaction names it."""
+    first = next(TxnTail(log).look(), None)
+    found = Transaction.parse(first.txn_id) if first is not None else None
+    return found.pipeline if found is not None else None
 
 
 def _place(instance: str) -> tuple[str, int]:

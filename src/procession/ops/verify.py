@@ -24,7 +24,7 @@ from procession.chaos.verifier import Bounds, compare
 from procession.connectors.file import stream_id_of
 from procession.errors import ConfigError, UsageError
 from procession.ops.decisions import DecisionReader
-from procession.ops.outputs import Written, written_in
+from procession.ops.outputs import Written, check_one_pipeline, written_in
 from procession.ops.stored import Ranges, read_ranges, stored
 from procession.sdk.acklog import acknowledged
 from procession.sdk.txnlog import Transaction, TxnTail, joined
@@ -57,6 +57,8 @@ class Question:
             _must_be_readable(path)
         if self.order is Order.KEY and self.key_of is None:
             raise UsageError("Order 'key' needs a key.", next_step="say with --key-field which field of a line it is")
+        if self.instance is None:
+            check_one_pipeline(self.directory, self.outputs())
 
     def outputs(self) -> list[Written]:
         """The outputs that are asked about."""
