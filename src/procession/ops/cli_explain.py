@@ -14,11 +14,15 @@ import typer
 
 def explain(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="A file that it is to be run with (repeatable).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print it for Graphviz.")] = False,
     as_svg: Annotated[bool, typer.Option("--svg", help="Print it as a picture, in SVG.")] = False,
 ) -> None:
     """Show how an app's order is kept: its chains and edges, each with its strategy and the reason for it."""
+    from procession.connectors.file import FileSource
     from procession.ops.app import load_app
     from procession.plan import explain as words
     from procession.plan import picture
@@ -26,4 +30,5 @@ def explain(
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")
     write = words.as_json if as_json else words.as_dot if as_dot else picture.as_svg if as_svg else words.explain
-    print(write(load_app(app_file, is_to_run=False).plan), end="")
+    streams = FileSource(inputs or []).stream_ids
+    print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")

@@ -57,6 +57,8 @@ class PlannedChain:
     feeds: tuple[int, ...] = ()
     """The exchanges that it writes to."""
     sinks: tuple[int, ...] = ()
+    capped_by: int | None = None
+    """The stage that lets it have fewer tasks than the pipeline asks for."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def _chain(plan: Plan, chain: PlannedChain) -> str:
     tasks = f"{chain.tasks} task{'s' * (chain.tasks > 1)}"
     stages = ", ".join(_name(plan, index) for index in chain.stages)
     sinks = ", ".join(_sink(plan.node(index)) for index in chain.sinks)
-    return f"{chain.number}  {tasks:>8}: {stages}" + (f" → {sinks}" if sinks else "")
+    capped = "" if chain.capped_by is None else f" (capped by {_name(plan, chain.capped_by)})"
+    return f"{chain.number}  {tasks:>8}: {stages}" + (f" → {sinks}" if sinks else "") + capped
 
 
 def _sink(node: Node) -> str:
@@ -151,6 +152,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "stages": [_name(plan, index) for index in chain.stages],
                 "sinks": [_name(plan, index) for index in chain.sinks],
                 "tasks": chain.tasks,
+                "capped_by": None if chain.capped_by is None else _name(plan, chain.capped_by),
                 "level": chain.level,
             }
             for chain in plan.chains

@@ -153,16 +153,18 @@ def count_tasks(plan: Plan) -> Plan:
         asked = {index: tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None}
         is_kept = any(plan.needs[index] is not Order.NONE for index in chain.stages)
         if chain.root is not None and way_of(plan.node(chain.root)) is Way.TO_ONE:
-            tasks = 1
+            tasks, asked[chain.root] = 1, 1
         else:
             tasks = (min if is_kept else max)(asked.values(), default=plan.graph.parallelism)
+        cap = next((index for index, number in asked.items() if number == tasks), None)
         notes += [
             f"{plan.node(index).name} asked for {_tasks(number)} and runs with {tasks}: it is one function with the"
-            " other stages of its chain, and more tasks than the stage before would break the order"
+            f" other stages of its chain, which {plan.node(cap).name} caps at {tasks}, and more tasks than the stage"
+            " before would break the order"
             for index, number in asked.items()
-            if number != tasks and is_kept
+            if number != tasks and is_kept and cap is not None
         ]
-        chains.append(replace(chain, tasks=tasks))
+        chains.append(replace(chain, tasks=tasks, capped_by=cap if tasks < plan.graph.parallelism else None))
     return replace(plan, chains=tuple(chains), notes=tuple(dict.fromkeys(notes)))
 
 
