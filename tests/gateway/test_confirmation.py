@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.errors import FencedError, StorageError
+from procession.errors import ConfigError, FencedError, StorageError
 from procession.gateway.client import ControlClient
 from procession.gateway.confirmation import check_offered
 from procession.gateway.rows import batch_of, eos_row
@@ -125,6 +125,15 @@ def test_a_driver_that_was_replaced_confirms_nothing(gateway_process: Callable[.
     with gateway.client() as driver, pytest.raises(FencedError):
         driver.fence(4, Offset())
     assert not is_admitted(gateway)
+
+
+def test_a_request_of_a_later_version_is_refused_with_a_sentence(
+    gateway_process: Callable[..., GatewayProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = gateway_process().start()
+    monkeypatch.setattr("procession.gateway.client.FORMAT", 3)
+    with gateway.client() as driver, pytest.raises(ConfigError, match="format 3, and this gateway understands"):
+        driver.status()
 
 
 def test_each_of_several_gateways_is_compared_with_what_was_offered_of_it(tmp_path: Path) -> None:

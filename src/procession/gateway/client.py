@@ -20,7 +20,7 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.gateway.address import control_of
 from procession.gateway.members import Member
 from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import offset, place, read_clocks, written_clocks
+from procession.gateway.words import FORMAT, offset, place, read_clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.merge.eventorder import Declared
 from procession.merge.waiting import Key
@@ -179,7 +179,7 @@ class ControlClient:
         self.close()
 
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        request = {"op": op, **self._whom, **fields}
+        request = {"op": op, "format": FORMAT, **self._whom, **fields}
         deadline = time.monotonic() + self._timeout_s
         delay_s = DELAY_S_MIN
         while True:

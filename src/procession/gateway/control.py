@@ -36,7 +36,7 @@ from procession.gateway.doorway import Doorway
 from procession.gateway.events import Committed
 from procession.gateway.figures import stream_rows
 from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import clocks, integers, offset, place, positions, written_clocks
+from procession.gateway.words import check_format, clocks, integers, offset, place, positions, written_clocks
 from procession.merge.eventorder import Declared
 from procession.storage.pieces import Offset
 from procession.tls import Door
@@ -131,6 +131,7 @@ class ControlServer:
         try:
             request = _parse(line)
             self._check_cookie(request)
+            check_format(request)
             self._strangers.pop(talk, None)
             if request.get("identity", self._gateway.identity) != self._gateway.identity:
                 raise Garbled("this is another gateway than the one that was asked")

@@ -26,7 +26,7 @@ from procession.gateway.core import Gateway
 from procession.gateway.events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
 from procession.gateway.leadership import greeting
 from procession.gateway.members import Member
-from procession.gateway.words import clocks, written_clocks
+from procession.gateway.words import FORMAT, clocks, written_clocks
 from procession.merge.clocks import Clock
 from procession.tls import complaint, connect
 
@@ -77,7 +77,9 @@ class LeaderLink:
         if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
             return
         self._asked.append(request)
-        line = json.dumps({**request, "cookie": self._config.control_cookie.hex()}, separators=(",", ":"))
+        line = json.dumps(
+            {**request, "format": FORMAT, "cookie": self._config.control_cookie.hex()}, separators=(",", ":")
+        )
         self._writer.write(line.encode() + b"\n")
 
     # The life of links

@@ -8,12 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from procession.errors import RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError
 from procession.merge.clocks import Clock
 from procession.merge.waiting import Key
 from procession.storage.pieces import Offset
 
 U64_DIGITS = 20
+
+FORMAT = 2
+"""Of requests at the side door. One without a number is of format 1, which cannot say of which log records were
+offered; so it never confirms a gateway's log. What else it says means the same."""
+
+
+def check_format(request: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a request is of a later version."""
+    told = request.get("format", 1)
+    if not isinstance(told, int) or not 1 <= told <= FORMAT:
+        raise ConfigError(
+            f"A request has format {str(told)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
+            next_step="Start gateways, driver and commands in the same version.",
+        )
 
 
 def integers(request: Mapping[str, Any], *names: str) -> list[int]:
