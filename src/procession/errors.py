@@ -45,7 +45,7 @@ class ProcessionError(Exception):
     def from_dict(told: Mapping[str, Any]) -> ProcessionError:
         """The error again. A kind that is not known is the root."""
         kinds: dict[str, type[ProcessionError]] = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
-        kind = (kinds | {"UsageError": UsageError}).get(told["kind"], ProcessionError)
+        kind = (kinds | {"UsageError": UsageError, "DiskError": DiskError}).get(told["kind"], ProcessionError)
         return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
 
 
@@ -74,6 +74,11 @@ class StorageError(ProcessionError):
     """A disk or file is not as it must be: the operator acts."""
 
 
+class DiskError(StorageError):
+    """A write or a sync failed in a way that may pass: the process ends, is started again and recovers from what is
+    on disk. The operator acts only if it keeps failing."""
+
+
 class ConfigError(ProcessionError):
     """The settings cannot work: the operator acts."""
 
@@ -98,7 +103,7 @@ class FencedError(ProcessionError):
     """A later driver has taken over: this one must stop and touch nothing more."""
 
 
-_OF_AN_OPERATOR = re.compile(r"^procession\.errors\.(StorageError|ConfigError): (.+)$", re.MULTILINE)
+_OF_AN_OPERATOR = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError): (.+)$", re.MULTILINE)
 
 
 def told_in(text: str) -> ProcessionError | None:

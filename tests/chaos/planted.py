@@ -402,7 +402,7 @@ BUGS = (
     Bug(a_stream_that_moves_is_opened_one_too_high, seed=1, runs=2, blind_seed=110),
     Bug(a_restarted_gateway_forgets_what_it_holds, seed=3, runs=4, blind_seed=3),
     Bug(the_leader_does_not_put_on_disk_who_belongs_to_it, seed=124, runs=125),
-    Bug(a_commit_is_synced_by_whoever_comes_first_and_again_by_the_next, seed=0, runs=1),
+    Bug(a_commit_is_synced_by_whoever_comes_first_and_again_by_the_next, seed=1269, runs=1270),
     Bug(a_sinks_log_is_trusted_because_it_can_be_read, seed=398, runs=399),
     Bug(an_output_is_trusted_because_it_has_a_name, seed=2779, runs=2780),
     Bug(states_are_not_synced_before_the_commit, seed=0, runs=1),

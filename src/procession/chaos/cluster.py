@@ -16,6 +16,8 @@ from procession.chaos.fairclock import Toil
 
 EXIT_CLEAR = 3
 """The status of a part that says: somebody must act on my last words."""
+EXIT_AGAIN = 1
+"""The status of a part that says: start me again, and I recover."""
 
 
 @dataclass(frozen=True, slots=True)

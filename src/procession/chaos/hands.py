@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from procession.chaos.chronicle import Chronicle
-from procession.chaos.cluster import EXIT_CLEAR, Cluster, Death
-from procession.chaos.scenario import ALL, DRIVER, EXECUTOR, GATEWAY, WORKER, Do, Step
+from procession.chaos.cluster import EXIT_AGAIN, EXIT_CLEAR, Cluster, Death
+from procession.chaos.scenario import ALL, EXECUTOR, WORKER, Do, Step
 from procession.chaos.wayward import misdeeds_file
 
 EXECUTORS_S = 90.0
@@ -159,17 +159,15 @@ class Hands:
         self._cluster.arm(step.on, step.detail)
 
     def _full(self, step: Step) -> None:
-        self._bad_disk(step, "disk:full", errno.ENOSPC)
+        self._bad_disk(step, "disk:full", Excuse((EXIT_CLEAR,), os.strerror(errno.ENOSPC)))
 
     def _bad_sync(self, step: Step) -> None:
-        self._bad_disk(step, f"disk:sync@{step.detail or 1}", errno.EIO)
+        self._bad_disk(step, f"disk:sync@{step.detail or 1}", Excuse((EXIT_AGAIN,), os.strerror(errno.EIO)))
 
-    def _bad_disk(self, step: Step, fault: str, number: int) -> None:
+    def _bad_disk(self, step: Step, fault: str, excuse: Excuse) -> None:
+        """Only the part that has the disk may end of it: the others wait for it."""
         self._chronicle.faults_put[step.do.value] += 1
-        self.excuses[step.on] = Excuse((EXIT_CLEAR,), os.strerror(number))
-        if step.on == GATEWAY:
-            # Its word comes to the driver too, which may end with it: both need the operator to act on the same disk.
-            self.excuses[DRIVER] = Excuse((EXIT_CLEAR,), "/gateway/")
+        self.excuses[step.on] = excuse
         self._cluster.arm(step.on, fault)
 
     def _network(self, step: Step) -> None:

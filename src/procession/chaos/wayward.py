@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from procession.chaos.cluster import EXIT_CLEAR
+from procession.chaos.cluster import EXIT_AGAIN, EXIT_CLEAR
 from procession.connectors.file_sink import opener
-from procession.errors import RemoteProtocolError, StorageError
+from procession.errors import DiskError, RemoteProtocolError, StorageError
 from procession.sdk.home import Home, serve
 from procession.sdk.outlet import Outlet, Where
 from procession.sdk.output import Output, Wait
@@ -178,7 +178,7 @@ def main() -> None:
     except StorageError as error:
         # A bad disk is no bad manners: it ends as every other part does.
         print(f"error: {error.explain()}", file=sys.stderr)
-        sys.exit(EXIT_CLEAR)
+        sys.exit(EXIT_AGAIN if isinstance(error, DiskError) else EXIT_CLEAR)
 
 
 if __name__ == "__main__":

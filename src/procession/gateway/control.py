@@ -29,7 +29,7 @@ from typing import Any
 import structlog
 
 from procession.address import Address
-from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, StorageError
+from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
 from procession.gateway.confirmation import check_offered
 from procession.gateway.core import Gateway
 from procession.gateway.doorway import Doorway
@@ -139,6 +139,11 @@ class ControlServer:
                 return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
+            if isinstance(error, DiskError):
+                self._gateway.fail(error)
+            if self._gateway.failure.done():
+                # Our disk is our own trouble: whoever asked waits for our next start, and asks again.
+                raise ConnectionAbortedError(error.sentence) from error
             kind = KINDS.get(type(error), "invalid")
             op = str(request.get("op"))[:OP_CHARS_MAX]
             log.warning("control.refused", peer=_peer(writer), op=op, reason=error.sentence)

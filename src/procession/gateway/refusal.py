@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procession.errors import ConfigError, FencedError, ProcessionError, RemoteProtocolError, StorageError
+from procession.errors import ConfigError, DiskError, FencedError, ProcessionError, RemoteProtocolError, StorageError
 
 
 class Garbled(RemoteProtocolError):
@@ -12,6 +12,7 @@ class Garbled(RemoteProtocolError):
 KINDS: dict[type[ProcessionError], str] = {
     FencedError: "fenced",
     StorageError: "storage",
+    DiskError: "disk",
     ConfigError: "config",
     RemoteProtocolError: "invalid",
     Garbled: "garbled",

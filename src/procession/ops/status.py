@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import signal
 
-from procession.errors import ProcessionError, UsageError
+from procession.errors import DiskError, ProcessionError, UsageError
 
 
 class Status(enum.IntEnum):
@@ -36,7 +36,9 @@ def hear_interrupts() -> None:
 
 
 def status_of(error: ProcessionError) -> Status:
-    """An error with a next step is for somebody to act on."""
+    """An error with a next step is for somebody to act on; a disk that failed once is not."""
     if isinstance(error, UsageError):
         return Status.USAGE
+    if isinstance(error, DiskError):
+        return Status.UNCLEAN
     return Status.ACT if error.next_step else Status.UNCLEAN

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from procession import faults
-from procession.errors import StorageError
+from procession.errors import DiskError, StorageError
 
 PIECE_BYTES = 1024 * 1024
+
+AGAIN = "Start it again: it goes on from what is on disk. If it keeps failing, check the disk that holds the file."
 
 _NEXT_STEPS = {
     errno.ENOSPC: "Free space on the disk that holds it, then start again; nothing acknowledged is lost.",
@@ -31,10 +33,12 @@ _NEXT_STEPS = {
 
 
 def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
-    """The StorageError for an OSError that met us while `doing` (a verb) something to `path`."""
-    return StorageError(
+    """The StorageError for an OSError that met us while `doing` (a verb) something to `path`: a DiskError if a new
+    start may be all that is needed."""
+    kind = StorageError if error.errno in _NEXT_STEPS else DiskError
+    return kind(
         f"Cannot {doing} {path}: {error.strerror or error}.",
-        next_step=_NEXT_STEPS.get(error.errno or 0, "Check the disk and the file system that hold it."),
+        next_step=_NEXT_STEPS.get(error.errno or 0, AGAIN),
         path=str(path),
         errno=error.errno,
     )
