@@ -3,9 +3,9 @@
 The one rule: off unless the environment names a point or a file, and then it costs one look. `PROCESSION_FAULT` holds
 `name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
 file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
-that it happens once, and can be seen to have happened. A file that says `disk:full` or `disk:sync` stays, and every
-write, or every sync, fails as long as it is there, or from the k-th on (`disk:sync@k`); `disk:torn` ends the process in
-the middle of its next write. It imports nothing of ours.
+that it happens once, and can be seen to have happened. `pause:name` stops the process at the point with SIGSTOP. A file
+that says `disk:full` or `disk:sync` stays, and every write, or every sync, fails as long as it is there, or from the
+k-th on (`disk:sync@k`); `disk:torn` ends the process in the middle of its next write. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def point(name: str) -> None:
         _points[name] -= 1
     if _points.get(name) == 0 or (_file is not None and _is_taken(_file, name)):
         die()
+    if _file is not None and _is_taken(_file, f"pause:{name}"):
+        os.kill(os.getpid(), signal.SIGSTOP)  # until somebody sends SIGCONT
 
 
 def die() -> NoReturn:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from procession import faults
-from procession.chaos.cluster import EXIT_CLEAR, Death
+from procession.chaos.cluster import EXIT_AGAIN, EXIT_CLEAR, Death
 from procession.chaos.hands import Excuse, Undo
 from procession.chaos.wayward import Behaviour, misdeeds_file
 
@@ -78,7 +78,7 @@ def test_a_wayward_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_like_e
         text=True,
         timeout=60.0,
     )
-    assert ended.returncode == EXIT_CLEAR
+    assert ended.returncode == EXIT_AGAIN
     assert os.strerror(errno.EIO) in ended.stderr
     assert "Traceback" not in ended.stderr
 

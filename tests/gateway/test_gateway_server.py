@@ -313,6 +313,25 @@ def test_a_gateway_told_to_stop_sends_its_producers_away_and_keeps_what_they_sen
         assert control.status()["durable_end"] == 10
 
 
+def test_a_gateway_whose_disk_fails_ends_and_whoever_asked_it_waits_for_its_next_start(
+    gateway_process: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is not the driver's: the question is asked again, and answered when the gateway is back."""
+    fault = tmp_path / "fault"
+    monkeypatch.setenv("PROCESSION_FAULT_FILE", str(fault))
+    gateway = gateway_process().start()
+    fault.write_text("disk:sync")
+    with gateway.client(timeout_s=1.0) as client, pytest.raises(RoundError, match="does not answer"):
+        client.fence(1)
+    status, said = gateway.wait()
+    assert status == 1
+    assert "Input/output error" in said
+    fault.unlink()
+    gateway.start()
+    with gateway.client() as client:
+        assert client.fence(1).next_sequence == 0
+
+
 def test_a_full_disk_ends_the_gateway_with_a_sentence_and_loses_nothing(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with _open(gateway) as producer:

@@ -37,16 +37,17 @@ class World:
     graph: Graph
     refresh: Refresh
     said: list[str]
+    fence: int = 0
 
     @property
     def table(self) -> Path:
         return self.directory / "table.jsonl"
 
     def restarted(self) -> World:
-        refresh = Refresh.of(self.graph, self.directory / "sides", self.said.append)
+        refresh = Refresh.of(self.graph, self.directory / "sides", self.said.append, self.fence + 1)
         last = Rounds(self.directory / "rounds").read_all()
         refresh.begin(last[max(last)].sides if last else {})
-        return World(self.directory, self.graph, refresh, self.said)
+        return World(self.directory, self.graph, refresh, self.said, self.fence + 1)
 
     def run(self, epoch: int, attempt: int = 0) -> set[bytes]:
         """What the records of an epoch, of ten records and four tasks, were joined with."""
@@ -170,3 +171,18 @@ def test_a_damaged_copy_of_a_table_is_found_and_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Cannot read the copy of a table"):
         check_copy(copies.directory / name)
     check_copy(copies.directory / "0a1b2c3d-17-1100.jsonl")  # named by a version without checksums
+
+
+def test_a_driver_removes_no_copy_of_a_later_one_and_takes_none_for_its_own(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    table.write_bytes(b"one")
+    older, later = Copies(tmp_path / "copies", 4), Copies(tmp_path / "copies", 5)
+    before, made = older.take(table), later.take(table)
+    assert before is not None
+    assert made is not None
+    assert before != made, "whoever is replaced may remove its own"
+    assert later.take(table, before) == before, "what a round record names is good as long as the table is the same"
+    older.sweep([])
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {before, made}
+    later.sweep([])
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {made}

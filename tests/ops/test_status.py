@@ -12,6 +12,7 @@ import pytest
 
 from procession.errors import (
     ConfigError,
+    DiskError,
     ProcessionError,
     RemoteProtocolError,
     RoundError,
@@ -42,6 +43,9 @@ def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of
     assert isinstance(told, StorageError)
     assert told.sentence == "Cannot sync gateway/log: Input/output error."
     assert status_of(told) is Status.ACT
+    passing = told_in(_trace(DiskError("Cannot sync gateways: Input/output error.", next_step="Start it again.")))
+    assert passing is not None
+    assert status_of(passing) is Status.UNCLEAN, "whoever is started again recovers"
     assert told_in(_trace(RoundError("the gateway is away"))) is None, "the next driver may find it"
     assert told_in("java.lang.OutOfMemoryError: Java heap space") is None
 
@@ -52,6 +56,8 @@ def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of
         (UsageError("x", next_step="y"), Status.USAGE),
         (ConfigError("x", next_step="y"), Status.ACT),
         (RemoteProtocolError("x"), Status.UNCLEAN),
+        (StorageError("x", next_step="y"), Status.ACT),
+        (ProcessionError.from_dict(DiskError("x", next_step="y").as_dict()), Status.UNCLEAN),
         (ProcessionError.from_dict(UsageError("x", next_step="y").as_dict()), Status.USAGE),
     ],
 )

@@ -157,8 +157,14 @@ def test_a_dropped_epoch_is_forgotten_and_the_others_stay(tmp_path: Path) -> Non
     store.drop(EPOCH)
     assert store.published(EPOCH, 0, 0) is None
     assert store.published(EPOCH + 1, 0, 0) == other
-    store.clear()
-    assert not tmp_path.exists()
+
+
+def test_a_driver_forgets_the_runs_of_those_before_it_and_of_nobody_else(tmp_path: Path) -> None:
+    for name in ("0000000004", "0000000005", "0000000006", "kept"):
+        attempt(RunStore(tmp_path / name), 1, [b"x"])
+    RunStore(tmp_path).clear_before(5)
+    assert {path.name for path in tmp_path.iterdir()} == {"0000000005", "0000000006", "kept"}
+    RunStore(tmp_path / "none").clear_before(5)
 
 
 def test_a_manifest_passes_through_json_unchanged() -> None:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from procession import faults
 from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.conductor import Conductor, Rim
@@ -128,6 +129,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         doors=app.graph.doors(),
         check=partial(check_last, app.plan, changed=config.changed_stages),
     )
+    faults.point("driver:claimed")
     Driver(config, app, checkpoint, say, spark).run()
 
 
@@ -156,10 +158,11 @@ class Driver:
         self._loop = asyncio.new_event_loop()
         # In a folder of the checkpoint's own: what is cleared must be nobody else's, wherever --runs points.
         runs_root = (config.runs or config.directory / "runs") / checkpoint.id
-        RunStore(runs_root).clear()
+        checkpoint.check_fence()  # nothing is removed by a driver that was replaced
+        RunStore(runs_root).clear_before(checkpoint.fence)
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
-        self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say)
+        self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
         self._gateway = GatewayWord(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
@@ -191,7 +194,7 @@ class Driver:
         rounds, keyed = checkpoint.rounds.read_all(), keyed_versions(self._app.plan)
         last = rounds.get(checkpoint.log.committed)
         self._continue_states(last, has_states=bool(keyed))
-        self._refresh.begin({} if last is None else last.sides)
+        self._refresh.begin({} if last is None else last.sides, checkpoint.check_fence)
         tables = self._refresh if self._refresh.sides else None
         letters = None
         if graph.dead_letter is not None:
@@ -226,6 +229,7 @@ class Driver:
         kept = {} if last is None else last.states
         if has_states:
             self._states.make()
+            self._checkpoint.check_fence()
             self._states.sweep(kept.values(), self._checkpoint.fence)
 
     def _wait_for_gateway(self) -> None:

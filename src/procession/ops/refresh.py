@@ -34,12 +34,12 @@ class Refresh:
     _refused: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, graph: Graph, directory: Path, say: Callable[[str], None]) -> Refresh:
-        return cls(Copies(directory), refreshed_sides(node.function for node in graph.nodes), say)
+    def of(cls, graph: Graph, directory: Path, say: Callable[[str], None], fence: int = 0) -> Refresh:
+        return cls(Copies(directory, fence), refreshed_sides(node.function for node in graph.nodes), say)
 
-    def begin(self, last: Mapping[str, str]) -> None:
+    def begin(self, last: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
         """Go on from the last committed epoch. What it does not know begins as it is now. Raises StorageError if there
-        is no such file."""
+        is no such file, and what `check` raises to a driver that was replaced: before anything is removed."""
         path = self.copies.directory / FIRST
         if path.exists():
             self.first = {str(one): str(name) for one, name in json.loads(path.read_text()).items()}
@@ -48,6 +48,7 @@ class Refresh:
         for one in sorted(wanted - set(last) - set(self.first)):
             self.first[one] = self._taken(Path(one))
         if self.sides:
+            check()
             write_durably(path, json.dumps(self.first).encode())
             self.copies.sweep({*last.values(), *self.first.values(), FIRST})
 
@@ -65,7 +66,7 @@ class Refresh:
         return {str(path): self._newer(path, known.get(str(path))) for path in self.sides}
 
     def _newer(self, path: Path, known: str | None) -> str:
-        name = self.copies.take(path)
+        name = self.copies.take(path, known)
         if name is None or name == known or name in self._refused:
             return known or self._taken(path)
         try:

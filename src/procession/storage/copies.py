@@ -1,8 +1,9 @@
 """Copies: what a file that changes has held, kept as long as an epoch may have to read it again.
 
-The one rule: a copy is named by the file, its time, its size and the checksum of its bytes, is whole or not there, and
-never changed; so a name in a round record says what was in the file then, whatever has become of it since. Before it
-whoever refreshes tables; after it the tasks, which read the copy that the round record names.
+The one rule: a copy is named by the fence of the driver that made it, the file, its time, its size and the checksum of
+its bytes; it is whole or not there, and never changed. So a name in a round record says what was in the file then,
+whatever has become of it since, and no driver takes or removes what a later one has made. Before it whoever refreshes
+tables; after it the tasks, which read the copy that the round record names.
 """
 
 from __future__ import annotations
@@ -24,24 +25,29 @@ CHECKED_MAX = 1024
 
 CHECKED_DASHES = 3
 """A name with a checksum has so many dashes."""
+FENCE_DIGITS = 10
 
 
 class Copies:
     """The directory of a pipeline's copies."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fence: int = 0) -> None:
         self.directory = directory
+        self._fence = fence
 
-    def take(self, path: Path) -> str | None:
+    def take(self, path: Path, known: str | None = None) -> str | None:
         """The name of a copy of the file as it is now, durable when this returns; None if it is changed meanwhile, or
-        is not there."""
+        is not there. If it is still what the copy `known` has, that is the one."""
         try:
             stem = _stem(path)
         except OSError:
             return None
-        for known in self.directory.glob(f"{stem}-*{path.suffix}"):
-            return known.name
-        draft = self.directory / f"{stem}{DRAFT}"
+        if known is not None and _is_of(known, stem):
+            return known
+        own = f"{self._fence:0{FENCE_DIGITS}d}-{stem}"
+        for made in self.directory.glob(f"{own}-*{path.suffix}"):
+            return made.name
+        draft = self.directory / f"{own}{DRAFT}"
         checksum = 0
         try:
             make_directory(self.directory)
@@ -54,7 +60,7 @@ class Copies:
             if _stem(path) != stem:
                 draft.unlink()
                 return None
-            name = f"{stem}-{checksum:08x}{path.suffix}"
+            name = f"{own}-{checksum:08x}{path.suffix}"
             draft.rename(self.directory / name)
         except FileNotFoundError:
             return None
@@ -69,9 +75,11 @@ class Copies:
                 (self.directory / name).unlink()
 
     def sweep(self, kept: Iterable[str]) -> None:
-        """Remove what no epoch to come will read. Only for a driver, before it starts anything."""
+        """Remove what earlier drivers have made and no epoch to come will read. Only for a driver, before it starts
+        anything; what a later one has made is that one's business."""
         if self.directory.exists():
-            self.drop({path.name for path in self.directory.iterdir()} - set(kept))
+            names = {path.name for path in self.directory.iterdir()} - set(kept)
+            self.drop(name for name in names if _fence(name) < self._fence)
 
 
 @lru_cache(CHECKED_MAX)
@@ -94,6 +102,18 @@ def check_copy(path: Path) -> None:
             next_step="restore the pipeline's directory, the whole of it, from a copy",
             path=str(path),
         )
+
+
+def _fence(name: str) -> int:
+    """The fence of the driver that made it; -1 for a name of a version that had no fences in them."""
+    digits, dash, _ = name.partition("-")
+    return int(digits) if dash and len(digits) == FENCE_DIGITS and digits.isdigit() else -1
+
+
+def _is_of(name: str, stem: str) -> bool:
+    """Whether a copy is of this version of its file, whoever made it."""
+    rest = name.partition("-")[2] if _fence(name) >= 0 else name
+    return rest.startswith((f"{stem}-", f"{stem}.")) or rest == stem
 
 
 def _stem(path: Path) -> str:

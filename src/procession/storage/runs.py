@@ -135,9 +135,13 @@ class RunStore:
         """Forget an epoch: it is confirmed, or it will be run again."""
         shutil.rmtree(self._folder(epoch), ignore_errors=True)
 
-    def clear(self) -> None:
-        """Forget everything: no run outlives the driver that ordered it."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def clear_before(self, fence: int) -> None:
+        """Forget the runs of every driver before this one, each of which has a folder of its own here. What a later
+        driver has is that one's business."""
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if path.name.isdigit() and int(path.name) < fence:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _folder(self, epoch: int) -> Path:
         return self.directory / f"{epoch:020d}"

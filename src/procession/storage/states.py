@@ -222,7 +222,7 @@ class StateStore:
 
     def sweep(self, kept: Iterable[Version], fence: int) -> None:
         """Remove what the last committed epoch does not name: it was begun and never committed. Only for the driver of
-        this fence, before it starts anything; the files of a later one are that one's business."""
+        this fence, before it starts anything, and only what earlier ones have made."""
         names = {name for version in kept for name in version.names}
         found = (path.name for path in self.directory.glob(f"[0-9]*{SUFFIX}"))
-        self.drop(name for name in found if name not in names and int(name.partition("-")[0]) <= fence)
+        self.drop(name for name in found if name not in names and int(name.partition("-")[0]) < fence)

@@ -146,7 +146,7 @@ def make_and_sweep(files: Files, last: Round | None, fence: int) -> Steps:
     yield
     kept = names_in(last)
     for name in files.names(STATES):
-        if name not in kept and int(name.partition("-")[0]) <= fence:
+        if name not in kept and int(name.partition("-")[0]) < fence:
             files.remove(STATES, name)
             yield
 
