@@ -353,7 +353,6 @@ class Conductor:
         self._unacknowledged.put_nowait(record)
 
     async def _acknowledge_all(self) -> None:
-        is_told = False
         while True:
             record = await self._unacknowledged.get()
             try:
@@ -361,12 +360,8 @@ class Conductor:
                     try:
                         self._checkpoint.check_fence()
                         await self._rim.acknowledge(record)
-                        is_told = False
                         break
-                    except RoundError as error:
-                        if not is_told:
-                            self._rim.say(f"{error.sentence} Waiting for it.")
-                        is_told = True
+                    except RoundError:
                         await asyncio.sleep(RETRY_S)
             except ProcessionError as error:
                 self._stop(error)

@@ -139,9 +139,10 @@ class ControlServer:
                 return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
-            if isinstance(error, DiskError):
-                self._gateway.fail(error)
-            if self._gateway.failure.done():
+            failure = self._gateway.failure
+            if isinstance(error, DiskError) and not failure.done():
+                failure.set_exception(error)
+            if failure.done():
                 # Our disk is our own trouble: whoever asked waits for our next start, and asks again.
                 raise ConnectionAbortedError(error.sentence) from error
             kind = KINDS.get(type(error), "invalid")

@@ -244,13 +244,9 @@ class Gateway:
         try:
             yield
         except StorageError as error:
-            self.fail(error)
+            if not self.failure.done():
+                self.failure.set_exception(error)
             raise
-
-    def fail(self, error: StorageError) -> None:
-        """End the gateway: its disk does not keep what it is told to."""
-        if not self.failure.done():
-            self.failure.set_exception(error)
 
     # What the driver asks for
 
@@ -396,9 +392,8 @@ class Gateway:
     async def close(self) -> None:
         """Put on disk what is here, and let go of the files."""
         try:
-            if not self.failure.done():
-                self.flush()
-                await self._durably(self.log.sync)
+            self.flush()
+            await self._durably(self.log.sync)
         finally:
             self.log.close()
             if self.ordering is not None:

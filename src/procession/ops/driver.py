@@ -153,6 +153,7 @@ class Driver:
         self._say = say
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._error: BaseException | None = None
+        self._is_gateway_away = False
         self._round: Future[Any] | None = None
         self._is_stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -341,7 +342,14 @@ class Driver:
         self._news.put("failed")
 
     async def _acknowledge(self, record: Round) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._gateway.acknowledge, record)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._gateway.acknowledge, record)
+            self._is_gateway_away = False
+        except RoundError as error:
+            if not self._is_gateway_away:
+                self._say(f"{error.sentence} Waiting for it.")
+            self._is_gateway_away = True
+            raise
 
     def _ask(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
