@@ -24,6 +24,7 @@ class Sink:
         self.directory = directory
         self.outputs: dict[str, Any] = {}
         self.address = Address("127.0.0.1", 0)
+        self.server: SinkServer | None = None
 
     def open_outlet(self, instance: str, wait: Wait) -> Outlet:
         txnlog = TxnLog(self.directory / f"{instance}.txnlog")
@@ -39,7 +40,7 @@ class Sink:
         handshake_timeout_s: float = 5.0,
         frame_bytes_max: int = 10_000,
     ) -> AsyncIterator[asyncio.Task[None]]:
-        server = SinkServer(
+        self.server = server = SinkServer(
             self.open_outlet,
             cookie=cookie,
             sessions_max=sessions_max,

@@ -283,6 +283,20 @@ async def test_a_session_that_never_greets_is_closed_in_time(sink: Sink) -> None
 
 
 @on_a_loop
+async def test_a_greeting_that_came_before_its_time_was_over_is_heard_although_it_was_not_read_yet(sink: Sink) -> None:
+    """A sink that is flooded with connections gives up the oldest that it has not heard of: it may be an honest one."""
+    async with sink.serving(), await sink.worker() as worker:
+        assert sink.server is not None
+        while not any(session.is_silent for session in sink.server._sessions):  # noqa: ASYNC110  the server has no such event
+            await asyncio.sleep(0)
+        (session,) = sink.server._sessions
+        greeting = asyncio.create_task(worker.hello())
+        await asyncio.sleep(0)  # it is in the socket, and the sink has had no turn since
+        session.give_up()
+        assert await greeting == (0, ())
+
+
+@on_a_loop
 async def test_no_more_sessions_than_the_limit_are_taken(sink: Sink) -> None:
     async with sink.serving(sessions_max=1), await sink.worker() as worker:
         await worker.hello()

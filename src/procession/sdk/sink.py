@@ -59,6 +59,8 @@ LINGERING_MAX = 64
 INSTANCES_MAX = 128
 """Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
 HANDSHAKE_TIMEOUT_S = 10.0
+GRACE_S = 0.5
+"""How long a session whose time for HELLO is over is still read: we may have been too busy to read it before."""
 LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
 COLUMNS_FROM_MESSAGES = 100_000
@@ -255,12 +257,16 @@ class Session:
     async def run(self) -> None:
         """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
         try:
-            async with self._deadline:
-                self.is_silent = True
-                while data := await self._reader.read(READ_BYTES_MAX):
-                    for event in self._connection.receive(data):
-                        await self._take(event)
-                    await self._writer.drain()
+            try:
+                async with self._deadline:
+                    self.is_silent = True
+                    await self._listen()
+            except TimeoutError:
+                if self._instance is not None:
+                    raise
+                self.is_refused = True
+                async with asyncio.timeout(GRACE_S) as self._deadline:
+                    await self._listen()
         except RemoteProtocolError as error:
             await self.refuse(error.sentence)
         except LocalProtocolError as error:
@@ -270,6 +276,12 @@ class Session:
             await self.refuse("no HELLO in time")
         except OSError as error:
             log.debug("session.lost", error=str(error))
+
+    async def _listen(self) -> None:
+        while data := await self._reader.read(READ_BYTES_MAX):
+            for event in self._connection.receive(data):
+                await self._take(event)
+            await self._writer.drain()
 
     async def refuse(self, reason: str) -> None:
         """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
@@ -324,7 +336,7 @@ class Session:
             raise RemoteProtocolError("the cookie does not match")
         if not _INSTANCE.fullmatch(hello.instance):
             raise RemoteProtocolError("the instance's name cannot name a file")
-        self.is_silent = False
+        self.is_silent = self.is_refused = False
         self._deadline.reschedule(None)
         self._instance = instance = self._server.instance(hello.instance)
         if instance.session:
