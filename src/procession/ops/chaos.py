@@ -98,6 +98,8 @@ class ChaosCluster:
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._app.write_text(APP)
+        for secret in Secret:
+            make_secret(self.directory, secret)
         self._clocks.make()
         self._stack.enter_context(self.proxies)
         self._stack.enter_context(self.stage)
@@ -116,8 +118,6 @@ class ChaosCluster:
     def start(self) -> None:
         """Gateways, sinks, driver; returns when each has said that it is ready."""
         place = self.directory
-        for secret in Secret:
-            make_secret(place, secret)
         for name in GATEWAYS:
             self.start_gateway(name)
         shown = self._cookie(Secret.SINKS)

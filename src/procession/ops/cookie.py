@@ -43,11 +43,11 @@ def check_open(cookie_file: Path | None, *, is_open: bool) -> None:
 def gateway_cookies(
     directory: Path, join: str | Path | None, cookie_file: Path | None, control_file: Path | None, *, is_open: bool
 ) -> tuple[bytes, bytes]:
-    """What a gateway demands of producers, and of the driver and other gateways. The first gateway makes what it was
-    not given; one that joins uses that of the pipeline, and must be given it if the pipeline is on another machine."""
+    """What a gateway demands of producers, and of the driver and other gateways. What it was not given it makes in
+    the pipeline's directory, or finds there; one that joins a pipeline on another machine must be given it."""
     check_open(cookie_file, is_open=is_open)
     home = pipeline_of(join if isinstance(join, Path) else directory)
-    make = make_secret if join is None else find_secret
+    make = find_secret if isinstance(join, str) else make_secret
     producers = b"" if is_open else read_cookie(cookie_file) or make(home, Secret.PRODUCERS)
     control = read_cookie(control_file) or make(home, Secret.CONTROL)
     if not control or not (producers or is_open):

@@ -57,15 +57,15 @@ def find_secret(directory: Path, which: Secret) -> bytes:
         return b""
     except OSError as error:
         raise ConfigError(
-            f"the secret {path} cannot be read: {error.strerror}",
-            next_step="run this as the user who runs the pipeline, or give a copy of the secret with --cookie-file",
+            f"The secret {path} cannot be read: {error.strerror}.",
+            next_step="Run this as the user who runs the pipeline, or give a copy of the secret with --cookie-file.",
         ) from error
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if found.st_mode & OTHERS or found.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
-                f"the secret {path} could be read or written by others",
-                next_step="delete it, and a new one is made; or, if you trust it: chown it to yourself and chmod 600",
+                f"The secret {path} could be read or written by others.",
+                next_step="Delete it, and a new one is made; or, if you trust it: chown it to yourself and chmod 600.",
             )
         return file.read().strip()
 
@@ -119,8 +119,8 @@ def make_pipeline_private(directory: Path) -> None:
         found = directory.stat()
         if os.geteuid() not in (0, found.st_uid):
             raise ConfigError(
-                f"the directory {directory} belongs to another user",
-                next_step="give --dir a directory of your own",
+                f"The directory {directory} belongs to another user.",
+                next_step="Give --dir a directory of your own.",
             )
         names = {entry.name for entry in directory.iterdir()}
         is_ours = not names or any(name in names for name in PIPELINE_NAMES)
