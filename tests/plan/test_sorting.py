@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from procession import Pipeline, PlanError, aggregates
 from procession.plan import sorting as module
 from procession.plan.carriage import PLAIN
-from procession.plan.sorting import Sorting
+from procession.plan.sorting import Sorting, check_rank
 from procession.storage import statefile
 from procession.storage.states import Codec, States
 
@@ -62,6 +64,19 @@ def test_i11_records_are_sorted_and_equal_ones_keep_their_order(
         patch.setattr(module, "FAN_IN", 3)
         got = ran(graph, payloads, cuts, len(payloads), slice_records, keys_max, ends=ends)
     assert got == expected(graph, payloads, ends)
+
+
+@pytest.mark.parametrize(
+    "rank", [math.nan, Decimal("nan"), (1, math.nan), [("a", (math.nan,))], {1}, (1, frozenset())], ids=repr
+)
+def test_a_rank_that_has_no_place_among_others_is_refused_wherever_it_is(rank: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="no place among others"):
+        check_rank(rank)
+
+
+@pytest.mark.parametrize("rank", [1, "a", None, (1, ("b", [2.5])), math.inf, Decimal(1), (), True], ids=repr)
+def test_other_ranks_are_taken(rank: Any) -> None:
+    check_rank(rank)
 
 
 def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
