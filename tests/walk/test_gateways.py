@@ -132,7 +132,7 @@ def test_sinks_that_know_it_are_told_who_left_also_when_they_come_again(several:
         leaving.kill()
         leaving.wait()
     assert set(several.standing()) == {"gateway-0", FAR}
-    told = "workers left"
+    told = "sink.workers_left"
     several.until(lambda: several.said_by("sink-0").count(told) == 1, "the sink to be told")
     assert "gateway-1" in several.said_by("sink-0").partition(told)[2].partition("\n")[0]
     several.supervisor.kill("sink-0")
