@@ -135,7 +135,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "no streams": (lambda: Pipeline("p").source(streams=[]), "not all ids"),
     "a flag that is a word": (lambda: Pipeline("p", preserve_order="no"), "neither True nor False"),  # type: ignore[arg-type]
     "strictness as a word": (lambda: Pipeline("p", strict="yes"), "strict='yes'"),  # type: ignore[arg-type]
-    "a stream that is no id": (lambda: Pipeline("p").source(streams=["a"]), "not all ids"),  # type: ignore[list-item]
+    "a stream that is no id": (lambda: Pipeline("p").source(streams=[1.5]), "not all ids"),  # type: ignore[list-item]
     "order and preserve_order": (lambda: Pipeline("p", order="key", preserve_order=True), "both say"),
     "a stage with no tasks": (lambda: Pipeline("p").source().map(bytes, parallelism=0), "of stage 'map-1' is out of"),
     "a function that is not asynchronous": (lambda: Pipeline("p").source().map_async(bytes), "no coroutine function"),

@@ -10,14 +10,17 @@ import asyncio
 import glob
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import structlog
 
 from procession.connectors.framing import RECORD_BYTES_MAX, Framing, Lines
+from procession.connectors.timefield import EventTimeField
 from procession.errors import ConfigError, StorageError, UsageError
-from procession.sdk.batch import Batch, Stream, Streams, stream_id
+from procession.record import stream_id
+from procession.sdk.batch import Batch, Stream, Streams
 from procession.storage.durable import storage_error
 
 CHUNK_BYTES = 1024 * 1024
@@ -40,7 +43,9 @@ class FileSource:
         is_following: bool = False,
         poll_s: float = POLL_S,
         chunk_bytes: int | None = None,
+        event_time: EventTimeField | None = None,
     ) -> None:
+        self._event_time = event_time
         self._names = [str(name) for name in names]
         self._framing = framing or Lines()
         self._is_following = is_following
@@ -97,18 +102,24 @@ class FileSource:
                     log.info("source.file_found", path=str(path))
                     yield Stream(number, str(path))
 
+    def _timed(self, batch: Batch, path: Path) -> Batch:
+        if self._event_time is None:
+            return batch
+        times = self._event_time.times(batch.payloads, str(path), batch.message_ids.tolist())
+        return replace(batch, event_times=times)
+
     def _read(self, path: Path, after: int | None) -> Iterator[Batch]:
         with Cursor(path, self._framing, self._chunk_bytes) as cursor:
             cursor.go_after(after)
             while batch := cursor.read(is_growing=False):
-                yield batch
+                yield self._timed(batch, path)
 
     async def _follow(self, path: Path, after: int | None) -> AsyncIterator[Batch]:
         with Cursor(path, self._framing, self._chunk_bytes) as cursor:
             cursor.go_after(after)
             while True:
                 if batch := cursor.read(is_growing=True):
-                    yield batch
+                    yield self._timed(batch, path)
                 else:
                     cursor.check_same()
                     await asyncio.sleep(self._poll_s)

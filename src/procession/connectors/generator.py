@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from procession.connectors.framing import RECORD_BYTES_MAX
 from procession.errors import UsageError
-from procession.sdk.batch import Batch, Stream, stream_id
+from procession.record import stream_id
+from procession.sdk.batch import Batch, Stream
 
 BATCH_RECORDS_MAX = 8192
 BATCH_BYTES_MAX = 1024 * 1024

@@ -130,6 +130,13 @@ def run(
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
     ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="With --input: records are JSON objects, and this field has their time."),
+    ] = None,
+    event_time_unit: Annotated[
+        str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
+    ] = "s",
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -164,6 +171,7 @@ def run(
     open_producers: OpenProducers = None,
 ) -> None:
     """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
+    from procession.connectors.timefield import checked_unit
     from procession.ops.config import load_settings
     from procession.ops.run import is_clean, run_app, sentence
 
@@ -193,7 +201,9 @@ def run(
         sink_cookie_file=sink_cookie_file.resolve() if sink_cookie_file else None,
         open_producers=open_producers,
     )
-    figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json)
+    checked_unit(event_time_unit)
+    field = ["--event-time", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
+    figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
     print(json.dumps(figures) if as_json else sentence(figures))
     if not is_clean(figures):
         raise typer.Exit(Status.UNCLEAN)

@@ -115,6 +115,13 @@ def source_file(
         bool, typer.Option("--follow", help="Go on as files grow, and take new ones that match a pattern.")
     ] = False,
     poll_s: Annotated[float, typer.Option(min=0.001, help="With --follow: look every so many seconds.")] = 0.1,
+    event_time: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Records are JSON objects, and this field has their event time."),
+    ] = None,
+    event_time_unit: Annotated[
+        str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
+    ] = "s",
     rate: Rate = None,
     stamp: Stamp = False,
     acks: Acks = None,
@@ -136,10 +143,12 @@ def source_file(
 
     from procession.connectors.file import FOLLOWED_MAX, FileSource
     from procession.connectors.framing import parse_framing
+    from procession.connectors.timefield import EventTimeField, checked_unit
     from procession.ops.cookie import source_cookie
     from procession.sdk.program import run_source
 
-    source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s)
+    field = None if event_time is None else EventTimeField(event_time, checked_unit(event_time_unit))
+    source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s, event_time=field)
     tls = tls_ca, tls_cert, tls_key, tls_name
     waits = patience_s, STOP_WAIT_S
     cookie = source_cookie(cookie_file, directory, to)

@@ -121,6 +121,7 @@ class Local:
         is_stamping: bool = False,
         name: str = SOURCE,
         turn: int = 0,
+        event_time: Sequence[str] = (),
     ) -> None:
         """Start a file source; it ends when everything it sent is committed. Of several gateways it begins with the one
         whose `turn` it is."""
@@ -129,6 +130,7 @@ class Local:
         argv = ["source", "file", *map(str, paths), "--to", to, *self.producer_words, *self._client_tls()]
         argv += ["--rate", str(rate)] if rate else []
         argv += ["--stamp"] if is_stamping else []
+        argv += event_time
         self.supervisor.start(Part(name, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
 
     def _start(

@@ -33,7 +33,14 @@ COUNTERS = ("records_in", "records_out", "late", "dead_letters")
 
 
 def run_app(
-    app: Path, directory: Path | None, inputs: Sequence[Path], listen: str, settings: Settings, *, is_silent: bool
+    app: Path,
+    directory: Path | None,
+    inputs: Sequence[Path],
+    listen: str,
+    settings: Settings,
+    *,
+    is_silent: bool,
+    event_time: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run until the inputs are committed, or until asked to stop if there are none. Gives what was done."""
     # What cannot be read is told now, not when everything has been started.
@@ -54,7 +61,7 @@ def run_app(
 
         if local.start():
             if inputs:
-                local.start_source(inputs)
+                local.start_source(inputs, event_time=event_time)
             joining = f", gateways join at {local.control}" if settings.control else ""
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not is_done():

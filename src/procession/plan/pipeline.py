@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from posixpath import normpath
 from typing import Any, Literal
 
 from procession.errors import PlanError
@@ -26,6 +28,7 @@ from procession.plan.named_types import NamedTypes
 from procession.plan.planner import make_plan
 from procession.plan.stage import Stage
 from procession.plan.words import checked_choice, checked_count, checked_flag, checked_name, checked_target
+from procession.record import stream_id
 
 PARALLELISM_MAX = 1024
 
@@ -94,15 +97,16 @@ class Pipeline:
         name: str = "source",
         *,
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
-        streams: Iterable[int] | None = None,
+        streams: Iterable[int | str | Path] | None = None,
         ends: bool | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Where records come in: connectors send to the gateway. `codec` is what the functions are handed.
 
         All producers' streams come in at the one source, in the order of their arrival. To treat some of them
-        differently, declare several sources and name the `streams` of each by their ids; one source may be without, and
-        takes the rest. `merge` puts sources together again, in the order of arrival.
+        differently, declare several sources and name the `streams` of each, by their names or ids (a file as
+        `Path("a.log")`); one source may be without, and takes the rest. `merge` puts sources together again, in the
+        order of arrival.
 
         `ends=True`: the source ends when all its streams have (those that have begun; with `streams`, all of them).
         Windows that are open then fire, and only such a source can be sorted, or put together without windows. Without
@@ -208,14 +212,25 @@ class Pipeline:
         return Stage(self, len(self._nodes) - 1, self._add)
 
 
-def _streams(streams: Iterable[int], name: str) -> frozenset[int]:
-    named = list(streams) if isinstance(streams, Iterable) else [streams]
-    if not named or not all(type(stream) is int and 0 <= stream < 2**64 for stream in named):
+def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
+    named = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else [streams]
+    found = [_stream(stream) for stream in named]
+    if not found or None in found:
         raise PlanError(
-            f"source {name!r} takes streams {streams!r}, which are not all ids of streams",
-            next_step="name the streams by the numbers that their producers use, in a list",
+            f"source {name!r} takes streams {streams!r}, which are not all ids or names of streams",
+            next_step="name the streams in a list: by the names or numbers that their producers use, a file as Path(…)",
         )
-    return frozenset(named)
+    return frozenset(stream for stream in found if stream is not None)
+
+
+def _stream(stream: object) -> int | None:
+    """The id of a stream; None: it names none."""
+    if isinstance(stream, Path):
+        # As the file source does: the same file is the same stream, wherever it is named.
+        return stream_id(bytes(Path(normpath(stream.absolute()))))
+    if isinstance(stream, str):
+        return stream_id(stream.encode()) if stream else None
+    return stream if type(stream) is int and 0 <= stream < 2**64 else None
 
 
 def _parallelism(parallelism: int | None, name: str) -> int | None:

@@ -7,7 +7,6 @@ once.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import RecordError
+from procession.record import stream_id
 from procession.wire.codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX
 from procession.wire.messages import NOTHING_COMMITTED
 
@@ -41,11 +41,6 @@ class Stream:
     def named(cls, name: str, *, is_ephemeral: bool = False) -> Stream:
         """The stream of this name: its id is made of the name, and so is the same in every run."""
         return cls(stream_id(name.encode()), name, is_ephemeral)
-
-
-def stream_id(name: bytes) -> int:
-    """64 bits of a name: enough that no two of a pipeline's streams meet."""
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""Event times from a field of JSON records, and files as streams that a pipeline names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procession import Pipeline, PlanError
+from procession.connectors.file import FileSource, stream_id_of
+from procession.connectors.timefield import EventTimeField, checked_unit
+from procession.errors import ConfigError, UsageError
+from procession.sdk.batch import Batch, Stream
+
+SECOND = 1_700_000_000_000_000_000
+
+
+def times_of(path: Path, field: EventTimeField) -> list[int]:
+    source = FileSource([path], event_time=field)
+    (stream,) = source.streams()  # type: ignore[misc]
+    assert isinstance(stream, Stream)
+    batches: Any = source.read(stream, None)
+    return [time for batch in batches for time in batch.event_times.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        ("1700000000", "s", SECOND),
+        ("1700000000.1", "s", SECOND + 100_000_000),
+        ("1700000000.123456789", "s", SECOND + 123_456_789),
+        ("1700000000250", "ms", SECOND + 250_000_000),
+        ("1700000000000000001", "ns", SECOND + 1),
+        ('"2023-11-14T22:13:20.25+00:00"', "s", SECOND + 250_000_000),
+        ('"2023-11-15T00:13:20+02:00"', "s", SECOND),
+        ('"2023-11-14T22:13:20"', "s", SECOND),
+    ],
+)
+def test_the_field_says_when_to_the_digit(tmp_path: Path, value: str, unit: Any, expected: int) -> None:
+    path = tmp_path / "f"
+    path.write_text(f'{{"at": {value}}}\n' * 3)
+    assert times_of(path, EventTimeField("at", unit)) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", '{"at": null}', '{"at": true}', '{"at": "soon"}', "[1]", "at", "7", '{"at": NaN}']
+)
+def test_a_record_without_an_event_time_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "f"
+    path.write_text(f'{{"at": 1}}\n{line}\n')
+    with pytest.raises(ConfigError, match=f"The record at byte 10 of {path} has no event time"):
+        times_of(path, EventTimeField("at"))
+
+
+def test_a_file_that_is_followed_has_event_times_too(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text('{"at": 1}\n')
+    source = FileSource([path], is_following=True, event_time=EventTimeField("at"))
+
+    async def first() -> Batch:
+        batches: Any = source.read(Stream(stream_id_of(path), str(path)), None)
+        found: Batch = await anext(batches)
+        await batches.aclose()
+        return found
+
+    assert asyncio.run(first()).event_times.tolist() == [1_000_000_000]
+
+
+def test_a_unit_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="no unit of time 'm'"):
+        checked_unit("m")
+
+
+def test_streams_are_named_by_name_by_number_and_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = Pipeline("p").source("a", streams=["sensor", 7, Path("x/../f.log"), tmp_path / "g.log"])
+    (source,) = (node for node in named.sink("out", to="file:out")._pipeline.graph().sources)
+    files = {stream_id_of(Path("f.log")), stream_id_of(tmp_path / "g.log")}
+    assert source.streams == {Stream.named("sensor").id, 7} | files
+
+
+@pytest.mark.parametrize("streams", [[], [-1], [2**64], [""], [None], [True], ["a", 1.5]])
+def test_what_names_no_stream_is_refused(streams: Any) -> None:
+    with pytest.raises(PlanError, match="not all ids or names of streams"):
+        Pipeline("p").source("a", streams=streams)
+
+
+def test_records_of_json_are_sent_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text(json.dumps({"at": 1.5, "x": "ü"}) + "\n")
+    source = FileSource([path], event_time=EventTimeField("at"))
+    batches: Any = source.read(Stream(stream_id_of(path), str(path)), None)
+    assert [batch.payloads.to_pylist() for batch in batches] == [[path.read_bytes().rstrip(b"\n")]]
