@@ -20,6 +20,7 @@ from procession.errors import StorageError
 from procession.sdk.outlet import Outlet
 from procession.sdk.output import Output
 from procession.sdk.txnlog import TxnLog
+from procession.storage.durable import make_directory
 from procession.storage.pieces import Place
 from tests.storage.linux_disk import LinuxDisk
 
@@ -181,3 +182,16 @@ def test_a_commit_that_somebody_else_failed_to_sync_is_decided_only_by_a_new_fil
         checkpoint.log.sync_commit(0)
         left = disk.crash(tmp_path / "after")
     assert Checkpoint.claim(left / "checkpoint", name="p", fingerprint="f").log.is_committed(0)
+
+
+def test_the_name_of_every_directory_that_is_made_is_on_disk(tmp_path: Path) -> None:
+    place = tmp_path / "before"
+    place.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = LinuxDisk(place, patch)
+        make_directory(place / "a" / "b" / "c")
+        (place / "a" / "d").mkdir()  # by somebody who was killed before its sync
+        make_directory(place / "a" / "d" / "e")
+        left = disk.crash(tmp_path / "after")
+    assert (left / "a" / "b" / "c").is_dir()
+    assert (left / "a" / "d" / "e").is_dir()

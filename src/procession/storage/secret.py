@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from procession.errors import ConfigError
-from procession.storage.durable import fsync_dir, storage_error, sync, write_all
+from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all
 
 FOLDER = "secrets"
 SECRET_BYTES = 32
@@ -100,7 +100,8 @@ def make_secret(directory: Path, which: Secret) -> bytes:
 
 def make_private(directory: Path) -> None:
     """Make a directory that only we can enter, or shut the one that is there; raises the plain OSError."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    if not directory.parent.exists():
+        make_directory(directory.parent)
     try:
         directory.mkdir(0o700)
     except FileExistsError:
