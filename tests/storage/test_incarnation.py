@@ -100,6 +100,14 @@ def test_a_tail_that_is_all_of_its_file_replaces_it(tmp_path: Path) -> None:
         assert ids(log.read(0, 2)) == [0, 1]
 
 
+def test_an_empty_file_is_made_again_since_its_name_may_not_be_on_disk(tmp_path: Path) -> None:
+    IngressLog(tmp_path).close()
+    path = tmp_path / segment_name(0)
+    with open(path, "rb") as kept, IngressLog(tmp_path) as log:
+        assert os.fstat(kept.fileno()).st_nlink == 0
+        assert log.offset(0).incarnation == f"{int.from_bytes(kept.read(24)[16:], 'little'):016x}"
+
+
 def test_a_tail_is_synced_before_the_log_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Linux after a failed sync: the page cache has the bytes, the disk has not, and a second sync says nothing.
     Only what is written again reaches the disk."""

@@ -297,6 +297,9 @@ class IngressLog:
         """Write the entries of which nothing says that they were synced into a new file. The old one keeps them, for
         whoever has it mapped; a segment ends where the next one begins."""
         last = self._segments[-1]
+        if last.end == last.base:  # its name may not be on disk, and a second sync of the directory would not tell
+            self._segments[-1] = self._create(Header(*last.header[:3]))
+            return
         if last.durable_end >= last.end:
             return
         header = last.first_from(last.durable_end)

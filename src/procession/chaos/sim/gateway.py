@@ -107,8 +107,11 @@ class Gateway(Process):
         folder = log_folder(self.part)
         self._files.make_directory(self.part)
         self._files.sync_directory("")
-        found = load_snapshot(self._files.read(self._snapshot_path))
-        self._files.sync_directory(self.part)
+        kept = self._files.read(self._snapshot_path)
+        found = load_snapshot(kept)
+        if kept:
+            # Whoever wrote it may have failed to sync it; it is relied on from here on.
+            self._files.write_durably(self.part, SNAPSHOT, kept)
         self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max)
         tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
         is_leading = self.part == GATEWAY if self._peers else None

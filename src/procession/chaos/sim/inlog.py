@@ -1,6 +1,7 @@
 """The ingress log on a virtual disk: the real entries in files of the same shape, opened, synced and trimmed alike.
 
-The one rule, as in `storage/log`: only what is synced is offered, and a torn tail is cut off at open. The bytes of the
+The one rule, as in `storage/log`: only what is synced is offered, a torn tail is cut off at open, and entries of which
+no later one says that they were synced are written into a new file before they are relied on. The bytes of the
 entries are the real ones (`storage/segment`), so a torn write is found by its checksum. Before it: `gateway`. After it:
 `files`; Spark's tasks read through `read_rows`.
 """
@@ -42,6 +43,7 @@ class InLog:
             self._ends = {committed_end: committed_end}
             self._base = committed_end
             files.write_durably(folder, str(committed_end), b"")
+        self._rewrite_tail()
         files.sync_directory(folder)
         files.sync(self._path)
         self.durable_end = self.next_sequence
@@ -91,21 +93,40 @@ class InLog:
         """Base to end of each segment; a hole between two is damage."""
         ends: dict[int, int] = {}
         bases = sorted(int(name) for name in self._files.names(self._folder) if name.isdigit())
-        for base in bases:
-            if ends and ends[max(ends)] != base:
-                raise StorageError(f"The ingress log has no records {ends[max(ends)]} to {base}.")
+        for base, upper in zip(bases, [*bases[1:], None], strict=False):
             data = self._files.read(f"{self._folder}/{base}") or b""
             end, position_end = base, 0
             for _, entry_end, entry in _entries(data, base):
-                if _batch(entry) is None:
+                if end == upper or _batch(entry) is None:
                     break
                 end, position_end = entry_end, position_end + len(entry)
-            if position_end < len(data) and base != bases[-1]:
-                raise StorageError(f"The ingress log is damaged in segment {base} at byte {position_end}.")
-            if position_end < len(data):
+            if upper is not None and end != upper:
+                raise StorageError(f"The ingress log has no records {end} to {upper}.")
+            if upper is None and position_end < len(data):
                 self._files.truncate(f"{self._folder}/{base}", position_end)
             ends[base] = end
         return ends
+
+    def _rewrite_tail(self) -> None:
+        """A segment ends where the next one begins, whatever else its file has."""
+        data = self._files.read(self._path) or b""
+        entries = list(_entries(data, self._base))
+        if not entries:
+            self._files.write_durably(self._folder, str(self._base), b"")
+            return
+        durable_end = max([self._base, *(_durable_end(entry) for _, _, entry in entries)])
+        tail = [(first, entry) for first, end, entry in entries if end > durable_end]
+        if tail:
+            first, end = tail[0][0], self.next_sequence
+            self._files.write_durably(self._folder, str(first), b"".join(entry for _, entry in tail))
+            self._ends[self._base] = first
+            self._ends[first] = end
+            self._base = first
+
+
+def _durable_end(data: bytes) -> int:
+    entry = entry_at(pa.py_buffer(data), 0)
+    return 0 if entry is None else entry.durable_end
 
 
 def _entries(data: bytes, base: int) -> Iterator[tuple[int, int, bytes]]:
@@ -136,8 +157,11 @@ def _rows(data: bytes) -> tuple[Row, ...]:
 def _parts(files: Files, folder: str, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """The entries that hold the rows [start, end): the bytes of each, and which of its rows."""
     reached = start
-    for base in sorted(map(int, filter(str.isdigit, files.names(folder)))) if start < end else ():
+    bases = sorted(map(int, filter(str.isdigit, files.names(folder)))) if start < end else []
+    for base, upper in zip(bases, [*bases[1:], end], strict=False):
         for first, entry_end, entry in _entries(files.read(f"{folder}/{base}") or b"", base):
+            if first >= upper:
+                break
             if entry_end > reached >= first and reached < end:
                 upto = min(end, entry_end)
                 yield entry, reached - first, upto - first
