@@ -41,6 +41,13 @@ def test_a_message_id_that_never_came_is_not_committed(among: Claims | None) -> 
         check_positions({7: 42}, REGISTRY, among)
 
 
+def test_a_stream_of_which_only_the_end_is_left_after_a_restart_is_committed() -> None:
+    """Its records came to another gateway before it moved here; this one was told so, and was started again since."""
+    tail = Tail()
+    tail.eos_sequences[8] = 0
+    check_positions({8: 3}, Registry({}, tail), claims(8))
+
+
 def test_a_stream_that_nobody_sent_is_not_committed_where_there_is_one_gateway() -> None:
     with pytest.raises(StorageError, match="stream 8 is said to be committed, but none came"):
         check_positions({8: 0}, REGISTRY, claims(is_alone=True))

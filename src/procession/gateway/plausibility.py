@@ -40,6 +40,8 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: Cl
         if not is_alone and (claims is None or not claims.holds(stream_id)):
             continue
         seen = registry[stream_id].seen if stream_id in registry else None
+        if seen is None and not is_alone:
+            continue  # it came from another gateway, and since a restart only its end is known here
         if seen is None or message_id > seen:
             came = "none came" if seen is None else f"the last that came is {seen}"
             raise StorageError(
