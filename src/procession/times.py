@@ -70,7 +70,11 @@ def _exact(time: Any, unit: Unit) -> int:
         # Floats of this size are finer than microseconds: if one is the nearest to so many, that is what it prints as.
         if unit == "s" and abs(time) < TIME_MAX // NS and (micros := round(time * 1e6)) / 1e6 == time:
             return micros * 1_000
-        return _of_decimal(Decimal(float.__repr__(time)), unit)
+        text = float.__repr__(time)
+        whole, _, part = text.partition(".")
+        if unit == "s" and len(part) <= 9 and part.isdigit():
+            return int(whole + part.ljust(9, "0"))
+        return _of_decimal(Decimal(text), unit)
     elif isinstance(time, Decimal):
         return _of_decimal(time, unit)
     elif isinstance(time, datetime):
