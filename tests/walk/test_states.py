@@ -14,6 +14,7 @@ from procession.ops.config import Settings
 from procession.ops.local import DRIVER
 from procession.ops.supervise import PartFailed
 from procession.plan.carriage import PLAIN
+from procession.plan.keys import PLAIN_KEYS
 from procession.storage.states import Codec as StateCodec
 from procession.storage.states import States
 
@@ -95,7 +96,7 @@ def committed_states(cluster: Cluster) -> dict[str, Any]:
     for files in version.tasks:
         states = States(directory, files, StateCodec(PLAIN.packed, PLAIN.thawed))
         found |= states.take([key for some in states.all_keys() for key in some])
-    return {key.decode(): state for key, state in found.items()}
+    return {PLAIN_KEYS.decode(key): state for key, state in found.items()}
 
 
 POINTS = [
