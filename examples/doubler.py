@@ -11,6 +11,6 @@ pipeline = Pipeline("doubler")
 pipeline.source("numbers", codec="text").map(double).sink("output", to="file:output")
 
 if __name__ == "__main__":
-    from procession.ops.semantics import five_cases
+    from procession.cli.semantics_command import five_cases
 
     print(five_cases())

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from procession import Pipeline, sides
+from procession import Pipeline, tables
 
 PRICES = [{"item": "apple", "cents": 40}, {"item": "pear", "cents": 55}, {"item": "plum", "cents": 20}]
 
@@ -13,6 +13,6 @@ def priced(order: dict[str, Any], price: dict[str, Any] | None) -> dict[str, Any
 
 pipeline = Pipeline("enrichment", parallelism=2)
 orders = pipeline.source("orders", codec="json")
-# A table in a file: sides.of_parquet("prices.parquet", by="item", refresh=True)
-known = orders.hash_join(sides.of_rows(PRICES, by="item"), key=lambda order: order["item"], join=priced)
+# A table in a file: tables.of_parquet("prices.parquet", by="item", refresh=True)
+known = orders.hash_join(tables.of_rows(PRICES, by="item"), key=lambda order: order["item"], join=priced)
 known.sink("priced", to="file:output", codec="json")

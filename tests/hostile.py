@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from procession.address import Address
-from procession.wire import codec, v3
+from procession.wire import frame_codec, v3
 from procession.wire.messages import Frame, Message, Notify, NotifyAck, Ok
 
 AtHeight = Callable[[], Awaitable[None]]
@@ -37,9 +37,9 @@ SCANS: dict[str, bytes] = {
     "a remote desktop": bytes.fromhex("030000130ee000000000000100080003000000"),
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "4 GiB": codec.u32(2**32 - 1) + b"\x00" * 100,
-    "a frame beyond the limit": codec.u32(2**24 + 1),
-    "a tag of nobody": codec.frame(b"\x09"),
+    "4 GiB": frame_codec.u32(2**32 - 1) + b"\x00" * 100,
+    "a frame beyond the limit": frame_codec.u32(2**24 + 1),
+    "a tag of nobody": frame_codec.frame(b"\x09"),
     "half a length": b"\x00\x00",
     "nothing": b"",
 }

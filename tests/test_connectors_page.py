@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
-from procession.sdk.batch import Stream
 from procession.sdk.conformance import CASES, Conformance, Outcome
-from procession.sdk.trial import Trial
+from procession.sdk.sink_process import Trial
+from procession.sdk.source_records import Stream
 from tests.sdk.gateways import LivingGateway, living_gateway
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "connectors.md").read_text()

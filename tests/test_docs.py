@@ -18,10 +18,10 @@ import pytest
 from typer.main import get_command
 
 from procession import Pipeline
+from procession.cli.main import app
 from procession.errors import ProcessionError
-from procession.ops.cli import app
-from procession.ops.config import Settings
-from procession.wire import draft, twopc, v3
+from procession.supervisor.settings import Settings
+from procession.wire import draft, two_phase_commit, v3
 from procession.wire.draft_messages import (
     AckCounts,
     Debug,
@@ -298,7 +298,7 @@ def test_the_byte_tables_give_the_bytes_that_the_encoders_give() -> None:
             assert struct.pack(">I", len(body)) + body == v3.encode(frame), name
         else:
             message, values = TWO_PHASE[name]
-            assert bytes([int(tag)]) + built(recipe, values) == twopc.encode(message), name
+            assert bytes([int(tag)]) + built(recipe, values) == two_phase_commit.encode(message), name
 
 
 def test_the_byte_table_of_the_draft_gives_the_bytes_that_its_encoder_gives() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.sdk.txnlog import committed_ranges
+from procession.sdk.transaction_log import committed_ranges
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LINES_MAX = 60

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.rounds import Part, Round
+from procession.commit.round_record import Part, Round
 from procession.connectors.epochs_sink import EpochsOutput, epoch_files
 from procession.connectors.file_sink import FileOutput
 from procession.errors import StorageError
-from procession.sdk.outlet import Outlet
 from procession.sdk.output import Output
-from procession.sdk.txnlog import TxnLog
+from procession.sdk.participant import Outlet
+from procession.sdk.transaction_log import TxnLog
 from procession.storage.durable import make_directory
-from procession.storage.pieces import Place
+from procession.storage.log_ranges import Place
 from tests.storage.linux_disk import LinuxDisk
 
 ROUNDS = (b"one", b"two!", b"three")

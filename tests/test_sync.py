@@ -12,16 +12,16 @@ import pytest
 
 from procession import faults
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.sparklog import SparkLog
+from procession.commit.spark_log import SparkLog
 from procession.connectors.file_sink import FileOutput
-from procession.connectors.pending import Pending
+from procession.connectors.pending_file import Pending
 from procession.errors import StorageError
 from procession.sdk.output import Transaction
-from procession.storage.copies import Copies
 from procession.storage.durable import write_durably
 from procession.storage.journal import Journal
 from procession.storage.log import INGRESS_SCHEMA, IngressLog
-from procession.storage.statefile import SCHEMA, write_file
+from procession.storage.state_file import SCHEMA, write_file
+from procession.storage.table_copies import Copies
 
 WORDS = os.strerror(errno.EIO)
 SYNCS_MAX = 60

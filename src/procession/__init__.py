@@ -4,30 +4,30 @@
 # Ctrl-C has no handler of ours yet while this module is read, so it reads no other one itself.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from procession.api.pipeline import Pipeline
+    from procession.api.stage import Stage
     from procession.errors import PlanError, ProcessionError
-    from procession.plan import aggregates, sides, windows
-    from procession.plan.aggregates import Aggregate
-    from procession.plan.pipeline import Pipeline
-    from procession.plan.stage import Stage
+    from procession.operators import aggregates, tables, windows
+    from procession.operators.aggregates import Aggregate
 
-__all__ = ["Aggregate", "Pipeline", "PlanError", "ProcessionError", "Stage", "aggregates", "sides", "windows"]
+__all__ = ["Aggregate", "Pipeline", "PlanError", "ProcessionError", "Stage", "aggregates", "tables", "windows"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Aggregate": "plan.aggregates",
-    "Pipeline": "plan.pipeline",
+    "Aggregate": "operators.aggregates",
+    "Pipeline": "api.pipeline",
     "PlanError": "errors",
     "ProcessionError": "errors",
-    "Stage": "plan.stage",
+    "Stage": "api.stage",
 }
-_MODULES = ("aggregates", "sides", "windows")
+_MODULES = ("aggregates", "tables", "windows")
 
 
 def __getattr__(name: str) -> object:
     import importlib
 
     if name in _MODULES:
-        return importlib.import_module(f"procession.plan.{name}")
+        return importlib.import_module(f"procession.operators.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'procession' has no attribute {name!r}")
     found: object = getattr(importlib.import_module(f"procession.{_HOMES[name]}"), name)

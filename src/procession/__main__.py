@@ -2,7 +2,7 @@
 
 The one rule: Ctrl-C ends it without a trace from its first line on: at once while modules are imported, which must not
 be interrupted half-way; then as an ordinary exit; then as the command itself wants it, once it has its own handlers.
-After it `ops/cli`.
+After it `cli/main`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> NoReturn:
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where it is ignored, by nohup
     if is_heard:
         signal.signal(signal.SIGINT, _leave_at_once)
-    from procession.ops.cli import main as command
+    from procession.cli.main import main as command
 
     if is_heard:
         signal.signal(signal.SIGINT, _leave)

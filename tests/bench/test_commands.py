@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from procession.ops.cli import app
+from procession.cli.main import app
 
 NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop", "state")
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from procession.chaos.cluster import Death
-from procession.chaos.decision import Decisions
-from procession.chaos.fairclock import Toil
-from procession.commit.rounds import Part, Round
-from procession.commit.transaction import Transaction
-from procession.connectors.file import stream_id_of
+from procession.chaos.cluster_view import Death
+from procession.chaos.fair_clock import Toil
+from procession.commit.round_record import Part, Round
+from procession.commit.transaction_id import Transaction
+from procession.connectors.file_source import stream_id_of
 from procession.storage.journal import encode
+from procession.verify.decided import Decisions
 
 CHECKPOINT = "0123456789ab"
 

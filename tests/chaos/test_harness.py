@@ -15,13 +15,13 @@ from dataclasses import replace
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from procession.chaos.catalogue import BY_NAME
-from procession.chaos.chronicle import Chronicle
+from procession.chaos.chaos_cluster import ChaosCluster
 from procession.chaos.harness import Harness, Load
-from procession.chaos.outputs import Outputs
+from procession.chaos.history import Chronicle
+from procession.chaos.output_monitor import Outputs
 from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, Step, schedule
-from procession.chaos.verdict import Outcome
-from procession.ops.chaos import ChaosCluster
+from procession.chaos.scenario_catalogue import BY_NAME
+from procession.verify.verdict import Outcome
 
 SEED = 3
 STEPS_MAX = 3

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.address import Address
-from procession.chaos.cutter import FrameCutter, LineCutter
+from procession.chaos.frame_splitter import FrameCutter, LineCutter
 from procession.chaos.proxy import FAULTS, HAS_WAY, Fault, Proxies, Proxy
-from procession.wire import twopc, v3
+from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
 
 LINK = "link"
@@ -85,7 +85,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def word(message: Phase1 | Phase2 | Reply) -> bytes:
-    return v3.encode(twopc.wrap(message))
+    return v3.encode(two_phase_commit.wrap(message))
 
 
 def receive(door: socket.socket, count: int) -> bytes:

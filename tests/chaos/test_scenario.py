@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from procession.chaos import wayward
-from procession.chaos.catalogue import BY_NAME, CATALOGUE
-from procession.chaos.hands import Hands
+from procession.chaos import faulty_sink
+from procession.chaos.fault_injector import Hands
+from procession.chaos.faulty_producer import MANNERS, Rogue
 from procession.chaos.proxy import Fault
-from procession.chaos.rehearsal import objection
-from procession.chaos.rogue import MANNERS, Rogue
 from procession.chaos.scenario import (
     CONTROL_THIRD,
     GATEWAYS,
@@ -31,6 +29,8 @@ from procession.chaos.scenario import (
     Step,
     schedule,
 )
+from procession.chaos.scenario_catalogue import BY_NAME, CATALOGUE
+from procession.chaos.schedule_check import objection
 
 SOURCE = Path(__file__).parents[2] / "src" / "procession"
 SEED = 20
@@ -64,7 +64,7 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 Fault.parse(step.detail)
             case Do.BEHAVE:
                 assert step.on == RIGHT
-                assert step.detail.partition("=")[0] in wayward.BEHAVIOURS
+                assert step.detail.partition("=")[0] in faulty_sink.BEHAVIOURS
             case Do.ARM:
                 assert step.on in PARTS
                 assert step.detail in points | {"disk:torn"}
@@ -93,7 +93,7 @@ def test_the_driver_loses_its_connection_to_a_gateway_that_has_just_joined() -> 
 
 
 def test_every_behaviour_is_described() -> None:
-    assert not [name for name in wayward.BEHAVIOURS if f"{name}=" not in (wayward.__doc__ or "")]
+    assert not [name for name in faulty_sink.BEHAVIOURS if f"{name}=" not in (faulty_sink.__doc__ or "")]
 
 
 def test_names_are_unique_and_every_kind_of_step_is_used() -> None:

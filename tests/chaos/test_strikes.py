@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from procession.chaos import harness as harness_module
-from procession.chaos.cluster import Cluster
-from procession.chaos.decision import Decisions
+from procession.chaos.cluster_view import Cluster
 from procession.chaos.harness import STRIKE_EPOCHS, Harness
-from procession.chaos.outputs import Outputs
+from procession.chaos.monitor import Failed
+from procession.chaos.output_monitor import Outputs
 from procession.chaos.scenario import LEFT, WORKER, Do, Step
-from procession.chaos.vigil import Failed
+from procession.verify.decided import Decisions
 
 
 class FakeStage:

@@ -14,9 +14,9 @@ import pytest
 from procession.commit import checkpoint as checkpoint_module
 from procession.commit.checkpoint import CURRENT, PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
-from procession.commit.rounds import Part, Round
+from procession.commit.round_record import Part, Round
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
-from procession.storage.pieces import Place
+from procession.storage.log_ranges import Place
 
 
 def claim(root: Path, name: str = "p", fingerprint: str = "f") -> Checkpoint:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from procession.commit.coordinator import ATTEMPTS_RESERVED, REFUSALS_MAX, Coordinator
-from procession.commit.events import (
+from procession.commit.round_events import (
     Acknowledge,
     Action,
     CommitFound,
@@ -29,11 +29,10 @@ from procession.commit.events import (
     Warn,
     WriteRecord,
 )
-from procession.commit.rounds import Part, Round
-from procession.commit.transaction import Transaction
+from procession.commit.round_record import Part, Round
+from procession.commit.transaction_id import Transaction
 from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
-
-from .world import CHECKPOINT, DriverDied, FakeDriver, FakeSink, World
+from tests.commit.world import CHECKPOINT, DriverDied, FakeDriver, FakeSink, World
 
 T = TypeVar("T")
 

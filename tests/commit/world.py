@@ -7,9 +7,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from procession.commit import events as ev
+from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator
-from procession.commit.rounds import Round
+from procession.commit.round_record import Round
 
 CHECKPOINT = "abc123"
 

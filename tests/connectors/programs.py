@@ -29,9 +29,9 @@ except ProcessionError as error:
 
 SOURCE = """
 import sys
-from procession.connectors.file import FileSource
-from procession.sdk.options import SourceOptions
-from procession.sdk.program import run_source
+from procession.connectors.file_source import FileSource
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.connector_program import run_source
 sys.exit(0 if run_source(FileSource(sys.argv[2:]), sys.argv[1], SourceOptions("test", "test")) else 3)
 """
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from procession.connectors.epochs_sink import epoch_files, epochs_directory
-from procession.ops.committed import committed_output
 from procession.sdk.conformance import CASES, Case, Conformance, Outcome
-from procession.sdk.trial import Trial, Visible
+from procession.sdk.sink_process import Trial, Visible
+from procession.verify.committed import committed_output
 
 
 def of_files(directory: Path, instance: str) -> bytes:

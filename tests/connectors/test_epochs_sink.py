@@ -11,8 +11,8 @@ import pytest
 
 from procession.connectors.epochs_sink import EpochsOutput, epoch_files, file_name
 from procession.errors import StorageError
-from procession.sdk.outlet import Outlet
-from procession.sdk.txnlog import Transaction, TxnLog
+from procession.sdk.participant import Outlet
+from procession.sdk.transaction_log import Transaction, TxnLog
 
 EPOCH_0 = "00000000000000000000-00000000000000000000.data"
 EPOCH_1 = "00000000000000000004-00000000000000000001.data"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
-from procession.sdk.txnlog import committed_ranges
-from procession.wire import twopc
+from procession.sdk.transaction_log import committed_ranges
+from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
 from tests.connectors.programs import SinkProgram
 from tests.sdk.loops import on_a_loop
@@ -25,7 +25,7 @@ async def test_killed_before_the_vote_it_lists_nothing_and_has_dropped_the_data(
     async with sink.running(fault="sink:before-vote") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
-        worker.send(twopc.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
+        worker.send(two_phase_commit.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
         assert await worker.receive() is None
         assert await process.wait() == -signal.SIGKILL
     assert sink.data() == b"abc"
@@ -44,7 +44,7 @@ async def test_killed_after_the_vote_it_lists_the_transaction_and_takes_the_deci
     async with sink.running(fault="sink:after-vote-before-reply") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
-        worker.send(twopc.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
+        worker.send(two_phase_commit.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
         assert await worker.receive() is None
         await process.wait()
     with (sink.directory / "out.data").open("ab") as file:
@@ -63,7 +63,7 @@ async def test_killed_before_the_commit_it_lists_the_transaction_still(sink: Sin
         await worker.hello()
         worker.data(0, b"abc")
         assert await worker.phase1("t1", 0, 3)
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert await worker.receive() is None
         await process.wait()
     async with sink.running(), await sink.worker() as worker:
@@ -80,7 +80,7 @@ async def test_killed_after_the_commit_it_lists_nothing_and_says_the_new_end(sin
         await worker.hello()
         worker.data(0, b"abc")
         assert await worker.phase1("t1", 0, 3)
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert await worker.receive() is None
         await process.wait()
     async with sink.running(), await sink.worker() as worker:
@@ -97,7 +97,7 @@ async def test_killed_after_the_abort_it_lists_nothing_and_has_dropped_the_data(
         await worker.phase2("t1", commit=True)
         worker.data(3, b"d")
         assert await worker.phase1("t2", 3, 4)
-        worker.send(twopc.wrap(Phase2("t2", commit=False)))
+        worker.send(two_phase_commit.wrap(Phase2("t2", commit=False)))
         assert await worker.receive() is None
         await process.wait()
     async with sink.running(), await sink.worker() as worker:
@@ -156,7 +156,7 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
 @on_a_loop
 async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
     from procession.connectors.file_sink import opener
-    from procession.sdk.home import Home
+    from procession.sdk.sink_directory import Home
 
     async with sink.running():
         with pytest.raises(StorageError, match="Another process holds"):

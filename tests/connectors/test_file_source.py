@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession.connectors import file
-from procession.connectors.file import FileSource, stream_id_of
+from procession.connectors import file_source as file
+from procession.connectors.file_source import FileSource, stream_id_of
 from procession.connectors.framing import parse_framing
 from procession.errors import ConfigError, StorageError
-from procession.sdk.batch import Batch, Stream
+from procession.sdk.source_records import Batch, Stream
 from tests.sdk.loops import on_a_loop
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from procession.address import parse_address
-from procession.connectors.file import stream_id_of
-from procession.connectors.generator import GeneratorSource, Recipe
-from procession.sdk.batch import Stream
+from procession.connectors.file_source import stream_id_of
+from procession.connectors.generator_source import GeneratorSource, Recipe
+from procession.sdk.source_records import Stream
 from tests.connectors.commands import command, until
 from tests.sdk.gateways import LivingGateway, living_gateway
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from procession import faults
 from procession.address import parse_address
 from procession.connectors.stdout_sink import PIECE_BYTES_MAX, json_line, pieces
+from procession.sdk.sink_process import Trial
 from procession.sdk.testing import Worker
-from procession.sdk.trial import Trial
-from procession.wire import twopc
+from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2, Reply
 from tests.sdk.loops import on_a_loop
 
@@ -80,7 +80,7 @@ async def test_killed_while_it_prints_one_piece_is_in_doubt_and_only_that(
         await worker.hello()
         worker.data(0, LINES)
         assert await worker.phase1("t1", 0, len(LINES))
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         await trial.died()
         out = 3 if point == "sink:before-print" else 4
         assert trial.stdout.read_bytes() == b"".join(cut[:out])
@@ -106,7 +106,7 @@ async def test_an_aborted_print_note_does_not_reach_into_the_next_transaction(tm
         trial.arm("sink:after-output-commit")
         worker.data(101, b"b\n")
         assert await worker.phase1("t2", 101, 103)
-        worker.send(twopc.wrap(Phase2("t2", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t2", commit=True)))
         await trial.died()
         worker = await trial.worker()
         assert await worker.hello() == (101, ("t2",))
@@ -165,7 +165,7 @@ async def test_a_slow_reader_holds_up_the_commit_and_a_sink_that_stops_waits_for
         await worker.hello()
         worker.data(0, large)
         assert await worker.phase1("t1", 0, len(large))
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         first = await sink.read(1000)
         assert first == large[:1000]
         sink.process.send_signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ async def test_a_slow_reader_holds_up_the_commit_and_a_sink_that_stops_waits_for
     with piped(tmp_path) as sink:
         worker = await sink.worker()
         assert await worker.hello() == (0, ("t1",))
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert printed + await sink.read(len(large) - len(printed)) == large, "it goes on where it was"
         assert await worker.answer() == Reply("t1", commit=True)
 
@@ -191,7 +191,7 @@ async def test_when_its_reader_is_gone_it_says_so_and_goes_on_with_the_next(tmp_
         sink.pipe.close()
         worker.data(0, b"one\n")
         assert await worker.phase1("t1", 0, 4)
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert sink.process.stderr
         words = await asyncio.to_thread(sink.process.stderr.read)
         assert await asyncio.to_thread(sink.process.wait) == 3
@@ -213,7 +213,7 @@ async def test_outputs_of_several_workers_are_printed_transaction_by_transaction
             worker.data(0, large)
             assert await worker.phase1("t1", 0, len(large))
         for worker in workers:
-            worker.send(twopc.wrap(Phase2("t1", commit=True)))
+            worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert await sink.read(3 * len(large)) == large * 3
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from procession import Pipeline, PlanError
-from procession.connectors.file import FileSource, stream_id_of
+from procession.connectors.file_source import FileSource, stream_id_of
 from procession.connectors.timefield import EventTimeField, checked_unit
 from procession.errors import ConfigError, UsageError
-from procession.sdk.batch import Batch, Stream
+from procession.sdk.source_records import Batch, Stream
 
 SECOND = 1_700_000_000_000_000_000
 

@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.rounds import Rounds
+from procession.commit.round_record import Rounds
 from procession.errors import StorageError
 from procession.gateway import snapshot
 from procession.gateway.confirmation import check_offered
 from procession.gateway.members import Members
-from procession.sdk.acklog import acknowledged
+from procession.sdk.ack_log import acknowledged
 from procession.sdk.backlog import Spool
-from procession.sdk.txnlog import TxnLog
+from procession.sdk.transaction_log import TxnLog
 from procession.storage.log import IngressLog
 from procession.storage.segment import ORDERED
-from procession.storage.statefile import StateFile
+from procession.storage.state_file import StateFile
 from tests.walk import commands
 
 SAMPLES = Path(__file__).parent

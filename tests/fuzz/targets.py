@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, columns, draft, twopc, v3
+from procession.wire import columns, draft, frame_codec, two_phase_commit, v3
 from procession.wire.capture import Capture, HexReader, encoded, is_hex
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.dialect import DRAFT, V3
@@ -54,10 +54,10 @@ def draft_frame(body: bytes) -> None:
 def two_phase(payload: bytes) -> None:
     """A payload is a two-phase-commit message that comes back as the same bytes, or the peer's error."""
     try:
-        message = twopc.decode(payload)
+        message = two_phase_commit.decode(payload)
     except RemoteProtocolError:
         return
-    assert twopc.encode(message) == payload
+    assert two_phase_commit.encode(message) == payload
 
 
 def stream(data: bytes) -> None:
@@ -84,7 +84,7 @@ def session(data: bytes) -> None:
         return
     end = _end(data[0])
     for body in _bodies(data[1:]):
-        for event in itertools.chain(end.receive(codec.frame(body)), end.implied()):
+        for event in itertools.chain(end.receive(frame_codec.frame(body)), end.implied()):
             for answer in _answers(event):
                 with contextlib.suppress(LocalProtocolError):
                     end.send(answer)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from procession.wire.codec import Reader
+from procession.wire.frame_codec import Reader
 from tests.fuzz import corpus
 from tests.fuzz.targets import TARGETS
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from procession.gateway.config import Limits
-from procession.gateway.events import (
+from procession.gateway.gateway_events import (
     Action,
     Append,
     Appended,
@@ -19,6 +18,7 @@ from procession.gateway.events import (
     SnapshotWritten,
     WriteSnapshot,
 )
+from procession.gateway.gateway_options import Limits
 from procession.gateway.state import GatewayState
 from procession.storage.segment import INGRESS_SCHEMA, KIND_RECORD
 from procession.wire.messages import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procession.gateway.events import Action, Received, SessionOpened
+from procession.gateway.gateway_events import Action, Received, SessionOpened
 from procession.storage.segment import (
     KIND_EPHEMERAL,
     KIND_RECORD,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from procession.errors import RoundError
-from procession.gateway.client import ControlClient
-from procession.storage.pieces import Offset
+from procession.gateway.control_client import ControlClient
+from procession.storage.log_ranges import Offset
 from procession.tls import ClientTls
 
 PATIENCE_S = 60.0
@@ -27,9 +27,9 @@ PROGRAM = """
 import sys
 from pathlib import Path, PosixPath
 from procession.errors import ProcessionError
-from procession.gateway.config import GatewayConfig, Limits
+from procession.gateway.gateway_options import GatewayConfig, Limits
 from procession.gateway.server import serve
-from procession.merge.eventorder import Declared
+from procession.merge.event_time import Declared
 from procession.tls import ClientTls, ServerTls
 
 settings = eval(sys.argv[2])

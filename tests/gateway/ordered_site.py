@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from procession.gateway.config import GatewayConfig, Limits
-from procession.gateway.core import Gateway
-from procession.gateway.events import (
+from procession.gateway.gateway_events import (
     Committed,
     Granted,
     LeaderFound,
@@ -24,7 +22,9 @@ from procession.gateway.events import (
     SessionClosed,
     SessionOpened,
 )
-from procession.merge.eventorder import NO_REFERENCE, Declared
+from procession.gateway.gateway_options import GatewayConfig, Limits
+from procession.gateway.performer import Gateway
+from procession.merge.event_time import NO_REFERENCE, Declared
 from procession.storage.log import LogReader
 from procession.storage.segment import ORDERED
 from procession.wire.draft_messages import AnyFrame

@@ -12,9 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.gateway.cluster import GlobalRegistry, Grant
-from procession.gateway.config import Limits
-from procession.gateway.events import (
+from procession.gateway.gateway_events import (
     Action,
     Append,
     Appended,
@@ -34,6 +32,8 @@ from procession.gateway.events import (
     SnapshotWritten,
     WriteSnapshot,
 )
+from procession.gateway.gateway_options import Limits
+from procession.gateway.global_registry import GlobalRegistry, Grant
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.storage.segment import INGRESS_SCHEMA, KIND_RECORD

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.rounds import Round
+from procession.commit.round_record import Round
+from procession.driver.offsets import GatewayFeed, GatewayWord
 from procession.errors import RoundError
-from procession.ops.feed import GatewayFeed, GatewayWord
 from procession.storage.log import LogReader
-from procession.storage.pieces import Piece, laid, sequences
+from procession.storage.log_ranges import Piece, laid, sequences
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 
 RECORDS_MAX = 20_000

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, FencedError, StorageError
-from procession.gateway.client import ControlClient
 from procession.gateway.confirmation import check_offered
-from procession.gateway.rows import batch_of, eos_row
+from procession.gateway.control_client import ControlClient
+from procession.gateway.log_rows import batch_of, eos_row
 from procession.storage.log import IngressLog
-from procession.storage.pieces import Offset
+from procession.storage.log_ranges import Offset
 from procession.wire.messages import Ack
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateways import Gateways
@@ -131,7 +131,7 @@ def test_a_request_of_a_later_version_is_refused_with_a_sentence(
     gateway_process: Callable[..., GatewayProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = gateway_process().start()
-    monkeypatch.setattr("procession.gateway.client.FORMAT", 3)
+    monkeypatch.setattr("procession.gateway.control_client.FORMAT", 3)
     with gateway.client() as driver, pytest.raises(ConfigError, match="format 3, and this gateway understands"):
         driver.status()
 

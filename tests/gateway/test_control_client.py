@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from procession.errors import RemoteProtocolError, RoundError
-from procession.gateway.client import ControlClient
+from procession.gateway.control_client import ControlClient
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
-from procession.gateway.client import ControlClient
+from procession.gateway.control_client import ControlClient
 from procession.storage.secret import Secret, find_secret
 
 

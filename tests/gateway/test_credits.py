@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from procession.gateway.config import Limits
-from procession.gateway.events import (
+from procession.gateway.gateway_events import (
     Appended,
     Received,
     Send,
@@ -11,6 +10,7 @@ from procession.gateway.events import (
     SessionOpened,
     Ticked,
 )
+from procession.gateway.gateway_options import Limits
 from procession.wire.messages import (
     Ack,
     Messages,

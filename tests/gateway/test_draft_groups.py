@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.gateway.config import Limits
-from procession.gateway.events import Appended, Received, SessionClosed
-from procession.gateway.groups import HELD_BYTES
-from procession.gateway.rows import whole_groups
+from procession.gateway.draft_groups import HELD_BYTES
+from procession.gateway.gateway_events import Appended, Received, SessionClosed
+from procession.gateway.gateway_options import Limits
+from procession.gateway.log_rows import whole_groups
 from procession.storage.segment import (
     INGRESS_SCHEMA,
     KIND_BOUNDARY,

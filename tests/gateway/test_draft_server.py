@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from procession.errors import RoundError
-from procession.gateway.address import addresses
-from procession.gateway.client import ControlClient
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import addresses
 from procession.storage.log import LogReader
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
-from procession.wire import codec, draft, v3
+from procession.wire import draft, frame_codec, v3
 from procession.wire.connection import Connection
 from procession.wire.dialect import DRAFT
 from procession.wire.draft_messages import AckCounts, Debug, DraftMessage, DraftOk, Extension, Fault
@@ -63,7 +63,10 @@ def rows(directory: Path, start: int, end: int) -> list[dict[str, Any]]:
         ([draft.encode(Hello("draft", b"sesame", "p", "i"))], "no cookie is expected here"),
         ([draft.encode(Hello("draft+debug", b"", "p", "i"))], "the draft's extension 'debug' is not allowed here"),
         ([draft.encode(DraftMessage(7, 1, b""))], "DraftMessage from the initiator while connected"),
-        ([draft.encode(Hello("draft", b"", "p", "i")), codec.frame(b"M\x01\x00" + bytes(16))], "unknown message flags"),
+        (
+            [draft.encode(Hello("draft", b"", "p", "i")), frame_codec.frame(b"M\x01\x00" + bytes(16))],
+            "unknown message flags",
+        ),
         ([draft.encode(Hello("draft", b"", "p", "i")), draft.encode(Debug(Fault.CLOSE))], "Debug from the initiator"),
         ([draft.encode(Hello("draft", b"", "p", "i")), v3.encode(Error("no"))], "unknown frame tag 2"),
     ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from procession.gateway.config import Limits
-from procession.gateway.events import Action, Close, Received, Send, SessionClosed, SessionOpened, Ticked
-from procession.gateway.groups import MARKS_MAX, Group
+from procession.gateway.draft_groups import MARKS_MAX, Group
+from procession.gateway.gateway_events import Action, Close, Received, Send, SessionClosed, SessionOpened, Ticked
+from procession.gateway.gateway_options import Limits
 from procession.storage.segment import (
     KIND_BOUNDARY,
     KIND_EOS,

@@ -19,12 +19,12 @@ from procession.errors import (
     RoundError,
     StorageError,
 )
-from procession.gateway.address import addresses
-from procession.gateway.client import ControlClient
-from procession.gateway.config import GatewayConfig
+from procession.gateway.control_client import ControlClient
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.listen_address import addresses
 from procession.gateway.server import serve
 from procession.storage.log import LogReader
-from procession.wire import codec, v3
+from procession.wire import frame_codec, v3
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -71,13 +71,13 @@ def is_closed(door: socket.socket) -> bool:
     [
         ([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"], "frame of 1195725856 bytes"),
         ([bytes(64)], "empty frame"),
-        ([codec.u32(2**32 - 1)], "frame of 4294967295 bytes"),
+        ([frame_codec.u32(2**32 - 1)], "frame of 4294967295 bytes"),
         ([Hello("9", b"", "p", "i")], "unknown version '9'"),
         ([Hello("0.0.1", b"sesame", "p", "i")], "no cookie is expected here"),
         ([Message(7, 1, 0, b"", b"")], "Message from the initiator while connected"),
         ([HELLO, HELLO], "Hello from the initiator while"),
-        ([HELLO, codec.frame(b"\x09")], "unknown frame tag 9"),
-        ([codec.frame(b"\x00\x00\x05abc")], "truncated frame"),
+        ([HELLO, frame_codec.frame(b"\x09")], "unknown frame tag 9"),
+        ([frame_codec.frame(b"\x00\x00\x05abc")], "truncated frame"),
         ([Ok(1)], "Ok from the initiator"),
         ([Error("I give up")], None),
     ],
@@ -104,7 +104,7 @@ def test_a_bad_peer_is_told_why_and_closed_and_the_gateway_lives(
         data = b""
         while part := peer.socket.recv(65536):
             data += part
-    said = [v3.decode(body) for body in codec.Framer().feed(data)]
+    said = [v3.decode(body) for body in frame_codec.Framer().feed(data)]
     last = said[-1].reason if said and isinstance(said[-1], Error) else None
     assert (last is None) if reason is None else (last is not None and reason in last)
     assert is_alive(gateway)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import FencedError, StorageError
-from procession.gateway.config import Limits
-from procession.gateway.events import (
+from procession.gateway.gateway_events import (
     Close,
     Committed,
     FenceRaised,
@@ -20,6 +19,7 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
+from procession.gateway.gateway_options import Limits
 from procession.gateway.snapshot import Position, Snapshot
 from procession.storage.segment import KIND_EOS
 from procession.wire.connection import Violation

@@ -13,12 +13,12 @@ import pytest
 import uvloop
 
 from procession.address import parse_address
+from procession.cli.streams_table import ask
 from procession.errors import ConfigError, RoundError
-from procession.gateway.client import ControlClient
-from procession.ops.streams import ask
-from procession.sdk.batch import Stream
-from procession.sdk.options import SourceOptions
-from procession.sdk.source import SourceClient
+from procession.gateway.control_client import ControlClient
+from procession.sdk.source_client import SourceClient
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import Stream
 from procession.sdk.testing import ListSource
 from procession.tls import ClientTls
 from procession.wire.messages import Error, Hello, Message, Restart

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from procession.address import parse_address
-from procession.gateway.address import addresses
+from procession.gateway.listen_address import addresses
 from procession.wire import v3
 from procession.wire.messages import Hello, Notify
 from tests import hostile

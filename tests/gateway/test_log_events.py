@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from procession.logformat import FORMAT_VARIABLE, LEVEL_VARIABLE
+from procession.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 from tests.gateway.gateway_process import GatewayProcess
 
 Make = Callable[..., GatewayProcess]
@@ -24,7 +24,7 @@ with send(sys.argv[1], stream="s", options=options) as out:
 """
 EVENTS = """
 import structlog
-from procession.logformat import configure, keep_quiet
+from procession.log_format import configure, keep_quiet
 {setup}
 log = structlog.get_logger()
 log.debug("part.frame", n=1)

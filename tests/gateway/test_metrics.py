@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from procession import metrics
 from procession.address import Address, address_of, listening_socket
-from procession.gateway.figures import OTHERS
-from procession.merge.eventorder import Declared
+from procession.cli.streams_table import table
+from procession.gateway.gateway_metrics import OTHERS
+from procession.merge.event_time import Declared
 from procession.metrics import Figure, MetricsDoor
-from procession.ops.streams import table
 from procession.wire.messages import Error, Message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer

@@ -9,15 +9,15 @@ import pytest
 
 from procession.errors import ConfigError, StorageError
 from procession.gateway import snapshot as snapshots
-from procession.gateway.claims import Claims
-from procession.gateway.config import Limits
-from procession.gateway.events import Committed
 from procession.gateway.fences import check_claimed
+from procession.gateway.gateway_events import Committed
+from procession.gateway.gateway_options import Limits
+from procession.gateway.log_rows import Tail
 from procession.gateway.plausibility import check_end, check_positions
 from procession.gateway.registry import Registry
-from procession.gateway.rows import Tail
 from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
+from procession.gateway.stream_leases import Claims
 
 REGISTRY = Registry({7: Position("seven", 41)}, Tail())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from procession.errors import ConfigError
-from procession.gateway.claims import STEPS, Claim, Claims, Step, Verdict
-from procession.gateway.cluster import GlobalRegistry, Grant, Refusal
+from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
+from procession.gateway.stream_leases import STEPS, Claim, Claims, Step, Verdict
 from procession.wire.messages import NOTHING_COMMITTED, Notify, NotifyAck
 from tests.gateway.several import Producer, Several
 

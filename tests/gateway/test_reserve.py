@@ -7,8 +7,8 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from procession.gateway.events import SessionClosed, Ticked
-from procession.merge.eventorder import Declared
+from procession.gateway.gateway_events import SessionClosed, Ticked
+from procession.merge.event_time import Declared
 from procession.wire.messages import Notify, NotifyAck
 from tests.gateway.ordered_site import Client, Site, in_loop
 

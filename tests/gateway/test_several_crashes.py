@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from procession.connectors.generator import GeneratorSource, Recipe
+from procession.connectors.generator_source import GeneratorSource, Recipe
 from procession.errors import ProcessionError
 from procession.gateway.members import Standing
-from procession.sdk.options import SourceOptions
-from procession.sdk.source import SourceClient
+from procession.sdk.source_client import SourceClient
+from procession.sdk.source_options import SourceOptions
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateways import Gateways
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
-from procession.storage.pieces import sequences
+from procession.storage.log_ranges import sequences
 from procession.wire.messages import Ack, Eos, Notify, NotifyAck, Restart
 from tests.gateway.gateways import Gateways
 from tests.gateway.producer import TIMEOUT_S, Producer

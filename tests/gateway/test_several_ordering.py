@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from procession.driver import offsets
+from procession.driver.offsets import GatewayFeed
 from procession.errors import ProcessionError, RoundError
-from procession.merge.eventorder import NO_REFERENCE, Declared
-from procession.merge.weave import woven
-from procession.ops import feed
-from procession.ops.feed import GatewayFeed
+from procession.merge.event_time import NO_REFERENCE, Declared
+from procession.merge.interleave import woven
 from procession.sdk import Batch, SourceOptions, Stream
-from procession.sdk.source import SourceClient
+from procession.sdk.source_client import SourceClient
 from procession.storage.log import LogReader
-from procession.storage.pieces import Piece
+from procession.storage.log_ranges import Piece
 from procession.storage.segment import KIND_LATE, KIND_RECORD, ORDERED
 from tests.gateway.gateways import Gateways
 from tests.gateway.taker import Taker
@@ -64,7 +64,7 @@ class OrderedTaker(Taker):
         self.placed: list[Placed] = []
 
     def successor(self) -> OrderedTaker:
-        feed._agreement.cache_clear()  # another driver is another process, and waits for no answer of this one's
+        offsets._agreement.cache_clear()  # another driver is another process, and waits for no answer of this one's
         other = super().successor()
         assert isinstance(other, OrderedTaker)
         other.placed = self.placed

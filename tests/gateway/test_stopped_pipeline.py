@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from procession.bench.producers import resident_bytes
-from procession.gateway.client import ControlClient
+from procession.gateway.control_client import ControlClient
 from procession.storage.log import KIND_RECORD, LogReader
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Notify, Ok
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess

@@ -9,10 +9,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession.merge.clocks import Bound, Clock, watermark_of
-from procession.merge.eventorder import END_ID, NO_REFERENCE, Declared, EventOrder, Point
-from procession.merge.waiting import Key
-from tests.merge.test_eventorder import Placed, Row, heard, reference, worlds
+from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Point
+from procession.merge.stream_clocks import Bound, Clock, watermark_of
+from procession.merge.waiting_rows import Key
+from tests.merge.test_event_time import Placed, Row, heard, reference, worlds
 
 
 class Site:

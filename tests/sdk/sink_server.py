@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from procession.address import Address, address_of, listening_socket
-from procession.sdk.outlet import Outlet
 from procession.sdk.output import Wait
-from procession.sdk.sink import SinkServer
+from procession.sdk.participant import Outlet
+from procession.sdk.sink_server import SinkServer
 from procession.sdk.testing import MemoryOutput, Worker
-from procession.sdk.txnlog import TxnLog
+from procession.sdk.transaction_log import TxnLog
 from procession.wire.messages import Error
 
 

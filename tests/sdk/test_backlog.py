@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from procession.errors import StorageError
 from procession.sdk import backlog as backlog_module
 from procession.sdk.backlog import Backlog, Buffer, Spool
-from procession.sdk.batch import Batch, Stream
+from procession.sdk.source_records import Batch, Stream
 
 ONE = Stream(1, "one")
 

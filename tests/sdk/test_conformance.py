@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from procession.sdk.conformance import CASES, POINTS, RECOVERY_POINTS, Case, Conformance, Outcome
-from procession.sdk.story import Story, reply
-from procession.sdk.trial import Trial
-from procession.sdk.txnlog import committed_ranges
-from procession.wire import twopc
+from procession.sdk.scripted_worker import Story, reply
+from procession.sdk.sink_process import Trial
+from procession.sdk.transaction_log import committed_ranges
+from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2
 
 SINK = """
@@ -111,9 +111,11 @@ def test_where_no_bug_is_planted_none_is_found(tmp_path: Path) -> None:
 
 
 def test_every_fault_point_of_a_round_has_its_case() -> None:
-    from procession.sdk import outlet
+    from procession.sdk import participant
 
-    named = {line.split('"')[1] for line in Path(outlet.__file__).read_text().splitlines() if "faults.point(" in line}
+    named = {
+        line.split('"')[1] for line in Path(participant.__file__).read_text().splitlines() if "faults.point(" in line
+    }
     assert named == set(POINTS) | set(RECOVERY_POINTS)
 
 
@@ -121,8 +123,8 @@ TINY_LOG = """
 import sys
 from pathlib import Path
 from procession.connectors.file_sink import opener
-from procession.sdk.home import Home, serve
-from procession.sdk.txnlog import TxnLog
+from procession.sdk.sink_directory import Home, serve
+from procession.sdk.transaction_log import TxnLog
 
 DIRECTORY = Path(sys.argv[1])
 
@@ -151,7 +153,7 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
             while True:
                 txn_id, data = story.next_id(), b"<%d>" % story.end
                 await story.prepare(worker, txn_id, data)
-                worker.send(twopc.wrap(Phase2(txn_id, commit=True)))
+                worker.send(two_phase_commit.wrap(Phase2(txn_id, commit=True)))
                 if await reply(worker) is None:
                     break
                 story.committed += data

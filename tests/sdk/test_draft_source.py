@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
-from procession.sdk.batch import Record, Source, Stream
-from procession.sdk.options import SourceOptions
-from procession.sdk.source import SourceClient
+from procession.sdk.source_client import SourceClient
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import Record, Source, Stream
 from procession.sdk.testing import ListSource
 from tests.sdk.gateways import LivingGateway, living_gateway
 from tests.sdk.loops import on_a_loop

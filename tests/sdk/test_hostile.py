@@ -13,7 +13,7 @@ import pytest
 
 from procession.address import Address
 from procession.sdk.testing import Worker
-from procession.wire import twopc, v3
+from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, ListUncommitted
 from tests import hostile
 
@@ -29,18 +29,18 @@ PROGRAM = f"""
 import sys
 from pathlib import Path
 from procession.address import Address, address_of, listening_socket
-from procession.sdk import sink
-from procession.sdk.outlet import Outlet
-from procession.sdk.program import run_program
+from procession.sdk import sink_server
+from procession.sdk.participant import Outlet
+from procession.sdk.connector_program import run_program
 from procession.sdk.testing import MemoryOutput
-from procession.sdk.txnlog import TxnLog
+from procession.sdk.transaction_log import TxnLog
 
 def open_outlet(instance, wait):
     txnlog = TxnLog(Path(sys.argv[1]) / f"{{instance}}.txnlog")
     txnlog.open()
     return Outlet(MemoryOutput(), txnlog, wait=wait)
 
-server = sink.SinkServer(
+server = sink_server.SinkServer(
     open_outlet, sessions_max={SESSIONS_MAX}, lingering_max={LINGERING_MAX}, handshake_timeout_s=2.0
 )
 with listening_socket(Address("127.0.0.1", 0)) as listener:
@@ -94,7 +94,7 @@ ASSAULTS: dict[str, hostile.Assault] = {
     "slow loris": hostile.slow_loris,
     "strangers": hostile.strangers,
     "two HELLOs": hostile.greeted_twice,
-    "never reading": hostile.never_reading(twopc.wrap(ListUncommitted(1))),
+    "never reading": hostile.never_reading(two_phase_commit.wrap(ListUncommitted(1))),
     "half open": hostile.half_open,
 }
 

@@ -9,10 +9,10 @@ import pytest
 
 from procession.connectors.file_sink import opener
 from procession.errors import RemoteProtocolError, StorageError
-from procession.sdk.home import Home
-from procession.sdk.outlet import Outlet
 from procession.sdk.output import refuse_to_wait
-from procession.sdk.txnlog import committed_ranges
+from procession.sdk.participant import Outlet
+from procession.sdk.sink_directory import Home
+from procession.sdk.transaction_log import committed_ranges
 
 
 class Place:

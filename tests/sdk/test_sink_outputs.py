@@ -12,8 +12,8 @@ import pytest
 from procession.errors import StorageError
 from procession.sdk.output import Output
 from procession.sdk.testing import MemoryOutput
-from procession.sdk.txnlog import Transaction
-from procession.wire import twopc
+from procession.sdk.transaction_log import Transaction
+from procession.wire import two_phase_commit
 from procession.wire.messages import (
     DATA_STREAM,
     Message,
@@ -72,7 +72,7 @@ async def test_an_instance_that_waits_for_its_disk_holds_up_no_other_and_its_suc
     ):
         await worker.hello(instance="slow")
         worker.data(0, b"abc")
-        worker.send(twopc.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
+        worker.send(two_phase_commit.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))))
         await slow.preparing.wait()
         await other.hello(instance="other")
         other.data(0, b"x")
@@ -80,7 +80,7 @@ async def test_an_instance_that_waits_for_its_disk_holds_up_no_other_and_its_suc
         greeting = asyncio.create_task(successor.hello(instance="slow"))
         await other.phase2("t1", commit=True)
         assert not greeting.done()
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         slow.go_on.set()
         assert await greeting == (0, ("t1",)), (
             "the vote that was under way counts; what the superseded one says does not"
@@ -160,7 +160,7 @@ async def test_a_coroutine_that_waits_is_cancelled_when_the_sink_stops_and_the_t
         await worker.hello()
         worker.data(0, b"abc")
         assert await worker.phase1("t1", 0, 3)
-        worker.send(twopc.wrap(Phase2("t1", commit=True)))
+        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         await output.committing.wait()
     assert output.was_cancelled
     assert output.is_closed
@@ -205,7 +205,7 @@ async def test_what_was_voted_before_a_word_that_ends_the_session_is_answered(si
         await worker.hello()
         worker.send(
             Message(DATA_STREAM, 0, 0, b"", b"abc"),
-            twopc.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))),
+            two_phase_commit.wrap(Phase1("t1", ((DATA_STREAM, 0, 3),))),
             Message(DATA_STREAM, 3, 0, b"", b"too early"),
         )
         assert await worker.answer() == Reply("t1", commit=True)

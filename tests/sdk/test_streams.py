@@ -10,13 +10,24 @@ import pytest
 
 from procession.address import Address
 from procession.errors import ConfigError, RecordError
-from procession.sdk.batch import Batch, Record, Stream
-from procession.sdk.gather import GatherLimits
-from procession.sdk.report import Report
+from procession.sdk.batching import GatherLimits
+from procession.sdk.source_records import Batch, Record, Stream
+from procession.sdk.source_report import Report
 from procession.sdk.testing import Crashed, Gateway, ListSource
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Messages, Notify, NotifyAck, Restart
 from tests.sdk.loops import on_a_loop
-from tests.sdk.test_source import ONE, TEN, TWO, confirmed, expected, greeted, nothing_comes, opened, running, taken
+from tests.sdk.test_source_client import (
+    ONE,
+    TEN,
+    TWO,
+    confirmed,
+    expected,
+    greeted,
+    nothing_comes,
+    opened,
+    running,
+    taken,
+)
 
 
 class Growing:

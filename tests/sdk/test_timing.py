@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.sdk.backoff import Backoff
-from procession.sdk.pace import BURST_S, Pace
+from procession.sdk.rate_limit import BURST_S, Pace
 
 
 @given(st.integers())

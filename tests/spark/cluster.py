@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 from procession.commit.emitter import payloads, runs_for
-from procession.plan.blueprint import Plan
-from procession.plan.continuity import keyed_stages
-from procession.spark.chains import Attempt, Task
+from procession.planner.compatibility import keyed_stages
+from procession.planner.plan import Plan
 from procession.spark.exchange import Hop
-from procession.spark.parcels import Parcel, addressed, from_rows, loaded, manifests, sent, slots
-from procession.spark.reader import deal
+from procession.spark.log_source import deal
+from procession.spark.manifest_routing import Parcel, addressed, from_rows, loaded, manifests, sent, slots
+from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
-from procession.storage.runs import Manifest, RunStore
-from procession.storage.states import Version
+from procession.storage.run_store import Manifest, RunStore
+from procession.storage.state_store import Version
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procession import Aggregate, Pipeline, aggregates, sides, windows
+from procession import Aggregate, Pipeline, aggregates, tables, windows
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     nested = minutes.window(windows.tumbling(600), aggregates.count(), key=last_digit, time=end_of)
     source.merge(nested.map(shown)).sink("nested", to="file:out")
     # hash joins: the stream narrow, in order, with one side and with two
-    names = sides.of_rows(NAMES, by=last_of)
+    names = tables.of_rows(NAMES, by=last_of)
     joined = source.hash_join(names, key=last_two, join=named).rebalance(parallelism=3)
     joined.inner_hash_join(names, key=first_two, join=named_twice, and_side=names, and_key=last_two).sink(
         "joined", to="file:out"

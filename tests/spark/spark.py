@@ -18,16 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from procession.commit.rounds import Round, Rounds
-from procession.plan.blueprint import Plan
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
+from procession.commit.round_record import Round, Rounds
+from procession.planner.plan import Plan
 from procession.spark.query import ship_by_value, start_query
 from procession.spark.session import Session, open_session
-from procession.storage.pieces import FIRST_GATEWAY, Place
-from procession.storage.runs import Manifest
-
-from .cluster import versions_of, write_log
+from procession.spark.task_state import Keeping
+from procession.spark.tasks import Task
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.run_store import Manifest
+from tests.spark.cluster import versions_of, write_log
 
 STALL_S = 600
 """An epoch may take long where much else runs; so long only if it hangs."""

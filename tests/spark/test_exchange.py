@@ -19,14 +19,13 @@ import pyarrow.compute as pc
 import pytest
 
 from procession import Pipeline
-from procession.plan.codecs import ENCODE
-from procession.plan.graph import Codec, Exchange, Kind
-from procession.plan.planner import check_runnable, make_plan
-from procession.plan.strategies import TABLE
-
-from ..plan.reference import Sequential, batch_of
-from .cluster import written
-from .spark import Session, failures, patient, run_on_spark, session
+from procession.operators.codecs import ENCODE
+from procession.planner.graph import Codec, Exchange, Kind
+from procession.planner.rules import check_runnable, make_plan
+from procession.planner.strategies import TABLE
+from tests.operators.reference import Sequential, batch_of
+from tests.spark.cluster import written
+from tests.spark.spark import Session, failures, patient, run_on_spark, session
 
 pytestmark = patient
 

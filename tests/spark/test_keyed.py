@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from procession.plan.planner import check_runnable, make_plan
-from procession.plan.strategies import TABLE
+from procession.planner.rules import check_runnable, make_plan
+from procession.planner.strategies import TABLE
 from procession.spark.session import Session
-
-from ..plan.reference import Sequential, batch_of
-from . import kinds
-from .cluster import written
-from .kinds import every_kind, order_to_kill
-from .spark import failures, patient, run_on_spark, session
+from tests.operators.reference import Sequential, batch_of
+from tests.spark import kinds
+from tests.spark.cluster import written
+from tests.spark.kinds import every_kind, order_to_kill
+from tests.spark.spark import failures, patient, run_on_spark, session
 
 pytestmark = patient
 

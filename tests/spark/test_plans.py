@@ -18,16 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline, aggregates, windows
-from procession.plan import chain as chain_module
-from procession.plan.graph import Exchange, Graph
-from procession.plan.planner import check_runnable, make_plan
-from procession.plan.strategies import Strategy
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
-
-from ..plan.chance import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
-from ..plan.reference import Ends, Sequential, batch_of
-from .cluster import Remembered, run_epoch, write_log, written
+from procession.operators import chain as chain_module
+from procession.planner.graph import Exchange, Graph
+from procession.planner.rules import check_runnable, make_plan
+from procession.planner.strategies import Strategy
+from procession.spark.task_state import Keeping
+from procession.spark.tasks import Task
+from tests.operators.random_pipelines import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
+from tests.operators.reference import Ends, Sequential, batch_of
+from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
 
 def ran(

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline, Stage, aggregates, sides, windows
-from procession.plan.graph import Exchange, Graph
-from procession.plan.planner import make_plan
-
-from .test_plans import expected, ran
+from procession import Pipeline, Stage, aggregates, tables, windows
+from procession.planner.graph import Exchange, Graph
+from procession.planner.rules import make_plan
+from tests.spark.test_plans import expected, ran
 
 Value = dict[str, Any]
 RECORDS = [json.dumps({"n": number, "deep": {"seen": []}}).encode() for number in range(24)]
@@ -177,7 +176,7 @@ def test_a_row_of_a_table_is_the_same_for_every_record(is_in_join: bool) -> None
         value["joins"] = value.get("joins", 0) + 1
         return {"value": value, "row": changed(row) if is_in_join else row}
 
-    table = sides.of_rows([{"id": number % 3, "count": 0, "deep": []} for number in range(6)], by="id")
+    table = tables.of_rows([{"id": number % 3, "count": 0, "deep": []} for number in range(6)], by="id")
     pipeline, events = json_pipeline(parallelism=2)
     stage = events.hash_join(table, key=of_key, join=joined)
     sink(stage if is_in_join else stage.peek(lambda value: changed(value["row"])))
@@ -347,7 +346,7 @@ async def marked_later(value: Value) -> Value:
     return marked(value)
 
 
-TABLE = sides.of_rows([{"id": number, "rows": [number]} for number in range(3)], by="id")
+TABLE = tables.of_rows([{"id": number, "rows": [number]} for number in range(3)], by="id")
 
 
 def with_row(value: Value, row: Any) -> Value:

@@ -23,17 +23,17 @@ from pathlib import Path
 
 from procession import Pipeline
 from procession.commit.emitter import payloads, runs_for
-from procession.plan import sorting
-from procession.plan.planner import make_plan
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
+from procession.operators import sort
+from procession.planner.rules import make_plan
+from procession.spark.tasks import Task
+from procession.spark.task_state import Keeping
 from procession.storage.log import IngressLog
-from procession.storage.runs import RunStore
-from tests.plan.reference import batch_of
+from procession.storage.run_store import RunStore
+from tests.operators.reference import batch_of
 from tests.spark.cluster import Remembered, run_epoch
 
 work, records, record_bytes, epochs, fan_in = Path(sys.argv[1]), *map(int, sys.argv[2:])
-sorting.FAN_IN = fan_in
+sort.FAN_IN = fan_in
 peak = 0
 
 

@@ -16,17 +16,16 @@ from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
 
 from procession import Pipeline, PlanError
 from procession.errors import ProcessionError
-from procession.plan.graph import Exchange
-from procession.plan.planner import make_plan
-from procession.spark.chains import Attempt, Task
-from procession.spark.parcels import Parcel, sent
+from procession.planner.graph import Exchange
+from procession.planner.rules import make_plan
+from procession.spark.log_source import BATCH_PROPERTY
+from procession.spark.manifest_routing import Parcel, sent
 from procession.spark.query import ship_by_value
-from procession.spark.reader import BATCH_PROPERTY
 from procession.spark.sql import placed, through_sql
-
-from ..plan.reference import Sequential, batch_of
-from .cluster import write_log, written
-from .spark import Session, failures, run_on_spark, session
+from procession.spark.tasks import Attempt, Task
+from tests.operators.reference import Sequential, batch_of
+from tests.spark.cluster import write_log, written
+from tests.spark.spark import Session, failures, run_on_spark, session
 
 RECORDS = [b"%04d" % number for number in range(1_200)]
 FIRST_STREAM, STREAMS = 2**63 + 5, 2

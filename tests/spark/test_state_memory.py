@@ -18,10 +18,10 @@ import sys
 from pathlib import Path
 
 from procession import Pipeline
-from procession.plan.planner import make_plan
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
-from tests.plan.reference import batch_of
+from procession.planner.rules import make_plan
+from procession.spark.tasks import Task
+from procession.spark.task_state import Keeping
+from tests.operators.reference import batch_of
 from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
 work, keys, state_bytes, keys_max = Path(sys.argv[1]), *map(int, sys.argv[2:])

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from procession.api.pipeline import Pipeline
 from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError, StorageError
-from procession.plan.blueprint import Plan
-from procession.plan.pipeline import Pipeline
-from procession.plan.planner import make_plan
-from procession.spark.chains import TIMES, Attempt, Task
-from procession.spark.reader import deal
+from procession.planner.plan import Plan
+from procession.planner.rules import make_plan
+from procession.spark.log_source import deal
+from procession.spark.tasks import TIMES, Attempt, Task
 from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
-from procession.storage.runs import Manifest, RunStore
+from procession.storage.run_store import Manifest, RunStore
 from procession.storage.segment import KIND_BOUNDARY, KIND_EPHEMERAL, KIND_UNSTABLE
 
 ROWS = 500

@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError
 from procession.errors import ProcessionError
-from procession.plan.planner import make_plan
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
-
-from ..plan.chance import STREAMS
-from ..plan.reference import batch_of
-from ..plan.test_carriage import Colour, Money, Order, Point, Rights, Span, all_types_of
-from .cluster import Remembered, run_epoch, write_log
-from .test_plans import expected, ran
+from procession.planner.rules import make_plan
+from procession.spark.task_state import Keeping
+from procession.spark.tasks import Task
+from tests.operators.random_pipelines import STREAMS
+from tests.operators.reference import batch_of
+from tests.operators.test_value_codec import Colour, Money, Order, Point, Rights, Span, all_types_of
+from tests.spark.cluster import Remembered, run_epoch, write_log
+from tests.spark.test_plans import expected, ran
 
 TYPES = [Colour, Rights, Point, Span, Order, Money]
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from procession.api.pipeline import Pipeline
 from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError
-from procession.merge.eventorder import NO_REFERENCE
-from procession.plan.pipeline import Pipeline
-from procession.plan.planner import make_plan
-from procession.spark.chains import Attempt, Task
-from procession.spark.reader import Range, Ranges
+from procession.merge.event_time import NO_REFERENCE
+from procession.planner.rules import make_plan
+from procession.spark.log_source import Range, Ranges
+from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
-from procession.storage.pieces import Place
-from procession.storage.runs import Manifest, RunStore
+from procession.storage.log_ranges import Place
+from procession.storage.run_store import Manifest, RunStore
 from procession.storage.segment import KIND_EOS, KIND_RECORD, ORDERED, ORDERED_SCHEMA
 
 STREAMS = (1, 2, 3, 4)

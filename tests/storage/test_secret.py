@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, UsageError
-from procession.ops.cookie import check_open, control_cookie, gateway_cookies, source_cookie
 from procession.storage.secret import (
     Secret,
     find_secret,
@@ -20,6 +19,7 @@ from procession.storage.secret import (
     path_of,
     pipeline_of,
 )
+from procession.supervisor.cookies import check_open, control_cookie, gateway_cookies, source_cookie
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077], ids=["umask 000", "umask 022", "umask 077"])

@@ -19,17 +19,17 @@ from typing import Any, Self
 
 from procession import faults
 from procession.commit.checkpoint import CURRENT
-from procession.commit.rounds import Rounds
-from procession.commit.sparklog import SparkLog
-from procession.gateway.client import ControlClient
-from procession.ops import sweep
-from procession.ops.app import load_app
-from procession.ops.config import Settings
-from procession.ops.local import COMMAND, DRIVER, Local
-from procession.ops.part import Part
-from procession.ops.restarts import RestartPolicy
-from procession.ops.supervise import Supervisor
-from procession.sdk.txnlog import committed_ranges, uncommitted
+from procession.commit.round_record import Rounds
+from procession.commit.spark_log import SparkLog
+from procession.driver.app_file import load_app
+from procession.gateway.control_client import ControlClient
+from procession.sdk.transaction_log import committed_ranges, uncommitted
+from procession.supervisor import cleanup
+from procession.supervisor.local_pipeline import COMMAND, DRIVER, Local
+from procession.supervisor.part import Part
+from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import Supervisor
 
 PATIENCE_S = 120.0
 LOOK_S = 0.01
@@ -172,12 +172,12 @@ def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str
 
 def state_of(pid: int | None) -> str:
     """A process's state in one letter, "" if there is none."""
-    return next((one.state for one in sweep.processes() if one.pid == pid), "")
+    return next((one.state for one in cleanup.processes() if one.pid == pid), "")
 
 
 def session_of(pid: int) -> list[int]:
     """The living processes of a session."""
-    return [one.pid for one in sweep.processes() if one.session == pid and one.state != "Z"]
+    return [one.pid for one in cleanup.processes() if one.session == pid and one.state != "Z"]
 
 
 def java_of(driver: int) -> int:
@@ -188,7 +188,7 @@ def java_of(driver: int) -> int:
 def jvms(driver: int) -> list[int]:
     """The driver's JVM, then those of its executors, if they have any of their own."""
     found = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
-    parents = {one.pid: one.parent for one in sweep.processes()}
+    parents = {one.pid: one.parent for one in cleanup.processes()}
     return sorted(found, key=lambda pid: (parents.get(pid) in found, pid))
 
 

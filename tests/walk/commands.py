@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from procession.ops import sweep
+from procession.supervisor import cleanup
 
 TIMEOUT_S = 120.0
 MARK = "PROCESSION_TEST_MARK"
@@ -83,7 +83,7 @@ def pids(mark: str, part: str) -> list[int]:
 
 def _living(mark: str) -> dict[int, str]:
     found = {}
-    for one in sweep.processes():
+    for one in cleanup.processes():
         try:
             environment = Path(f"/proc/{one.pid}/environ").read_bytes()
             words = Path(f"/proc/{one.pid}/cmdline").read_bytes()

@@ -27,10 +27,10 @@ from typing import Any
 import pytest
 
 from procession.address import Address, SocketFile, connected_file
-from procession.gateway.client import ControlClient
+from procession.gateway.control_client import ControlClient
 from procession.storage.secret import Secret, find_secret, path_of
-from procession.wire import twopc, v3
-from procession.wire.codec import Framer
+from procession.wire import two_phase_commit, v3
+from procession.wire.frame_codec import Framer
 from procession.wire.messages import (
     DATA_STREAM,
     Error,
@@ -149,8 +149,8 @@ def forged_output(instance: str, cookie: bytes) -> bytes:
                 Hello(v3.SINK_VERSION, cookie, "attack", instance),
                 Notify(DATA_STREAM, "out", 0),
                 Message(DATA_STREAM, 0, 0, b"", FORGED),
-                twopc.wrap(Phase1(txn_id, ((DATA_STREAM, 0, len(FORGED)),))),
-                twopc.wrap(Phase2(txn_id, True)),
+                two_phase_commit.wrap(Phase1(txn_id, ((DATA_STREAM, 0, len(FORGED)),))),
+                two_phase_commit.wrap(Phase2(txn_id, True)),
             ),
         )
     )

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from procession.bench.producers import resident_bytes
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
-
-from .cluster import Cluster, session_of, stopped
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster, session_of, stopped
 
 APP = """
 from procession import Pipeline

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.connectors.file import stream_id_of
-from procession.ops.app import load_app
-from procession.ops.status import Status
-from procession.sdk.txnlog import uncommitted
-
-from .cluster import committed, read_json, wait_for
-from .commands import living, run, running, told
+from procession.connectors.file_source import stream_id_of
+from procession.driver.app_file import load_app
+from procession.exit_status import Status
+from procession.sdk.transaction_log import uncommitted
+from tests.walk.cluster import committed, read_json, wait_for
+from tests.walk.commands import living, run, running, told
 
 APP = """
 from procession import Pipeline

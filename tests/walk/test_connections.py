@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from procession.chaos.order import Order
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER, Local
-from procession.ops.outputs import written_in
-from procession.ops.verify import Question, judge
-from procession.sdk.txnlog import uncommitted
-
-from .cluster import Cluster, committed, stopped
+from procession.sdk.transaction_log import uncommitted
+from procession.supervisor.local_pipeline import DRIVER, Local
+from procession.supervisor.settings import Settings
+from procession.verify.comparison import Question, judge
+from procession.verify.order import Order
+from procession.verify.sink_outputs import written_in
+from tests.walk.cluster import Cluster, committed, stopped
 
 APP = """
 import os

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 
 from procession.address import SocketFile, connected_file, parse_endpoint
-from procession.commit.transaction import Transaction
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
+from procession.commit.transaction_id import Transaction
 from procession.storage.journal import read_journal
-
-from .cluster import Cluster, read_json, stopped, wait_for
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster, read_json, stopped, wait_for
 
 APP = '''
 import os

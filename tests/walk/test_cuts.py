@@ -8,13 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from procession.connectors.file import stream_id_of
-from procession.ops.app import load_app
+from procession.connectors.file_source import stream_id_of
+from procession.driver.app_file import load_app
 from procession.storage.segment import INGRESS_SCHEMA
-from tests.plan.reference import Sequential
-
-from .cluster import committed
-from .commands import run
+from tests.operators.reference import Sequential
+from tests.walk.cluster import committed
+from tests.walk.commands import run
 
 APP = '''
 import os

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from procession.connectors.file import stream_id_of
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
-from procession.ops.part import Part
+from procession.connectors.file_source import stream_id_of
 from procession.storage.segment import KIND_EOS
-from tests.plan.reference import Sequential, batch_of_sent
-
-from .cluster import Cluster, jvms
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
+from tests.operators.reference import Sequential, batch_of_sent
+from tests.walk.cluster import Cluster, jvms
 
 APP = '''
 import os

@@ -21,19 +21,18 @@ from pathlib import Path
 
 import pytest
 
+from procession.cli.streams_table import ask
 from procession.commit.checkpoint import CURRENT
-from procession.commit.rounds import Rounds
-from procession.commit.sparklog import SparkLog
-from procession.gateway.address import ADDRESS_FILE
-from procession.gateway.client import ControlClient
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER, GATEWAY
-from procession.ops.part import Part
-from procession.ops.status import Status
-from procession.ops.streams import ask
-
-from .cluster import PATIENCE_S, Cluster, committed, read_json, wait_for
-from .commands import Running, running, told
+from procession.commit.round_record import Rounds
+from procession.commit.spark_log import SparkLog
+from procession.exit_status import Status
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import ADDRESS_FILE
+from procession.supervisor.local_pipeline import DRIVER, GATEWAY
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import PATIENCE_S, Cluster, committed, read_json, wait_for
+from tests.walk.commands import Running, running, told
 
 APP = """
 from procession import Pipeline

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
-
-from .cluster import Cluster, jvms
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster, jvms
 
 APP = '''
 import os

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from procession.gateway.address import ADDRESS_FILE, addresses
-from procession.gateway.client import ControlClient
-from procession.ops.config import Settings
-from procession.ops.local import COMMAND, announced_in, gateway_words
-from procession.ops.part import Part
-
-from .cluster import Cluster, read_json
-from .commands import command
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import ADDRESS_FILE, addresses
+from procession.supervisor.local_pipeline import COMMAND, announced_in, gateway_words
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster, read_json
+from tests.walk.commands import command
 
 APP = """
 from procession import Pipeline

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from procession.chaos.semantics import PROMISED, Semantics, is_within
-from procession.ops.config import Settings
-from procession.ops.local import COMMAND, DRIVER
-from procession.ops.part import Part
-from procession.ops.verify import Question, Report, judge
-from procession.plan.guarantee import Guarantee
-from procession.sdk.txnlog import committed_ranges
+from procession.planner.guarantee import Guarantee
+from procession.sdk.transaction_log import committed_ranges
 from procession.storage.journal import read_journal
-
-from .cluster import Cluster
+from procession.supervisor.local_pipeline import COMMAND, DRIVER
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
+from procession.verify.comparison import Question, Report, judge
+from procession.verify.semantics import PROMISED, Semantics, is_within
+from tests.walk.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from procession.connectors.file import stream_id_of
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
+from procession.connectors.file_source import stream_id_of
 from procession.storage.segment import KIND_EOS
-
-from ..plan.reference import Sequential, batch_of_sent
-from ..spark import kinds
-from .cluster import Cluster, jvms
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.operators.reference import Sequential, batch_of_sent
+from tests.spark import kinds
+from tests.walk.cluster import Cluster, jvms
 
 APP = Path(kinds.__file__).read_text() + "\n\npipeline = every_kind(Path(__file__).parent)\n"
 FIRST, RECORDS = 1_700, 160

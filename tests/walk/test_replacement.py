@@ -18,11 +18,10 @@ from pathlib import Path
 import pytest
 
 import procession
-from procession.ops.config import Settings
-from procession.ops.local import COMMAND
-from procession.ops.status import Status
-
-from .cluster import Cluster, java_of, read_json, session_of, state_of, stopped, wait_for
+from procession.exit_status import Status
+from procession.supervisor.local_pipeline import COMMAND
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster, java_of, read_json, session_of, state_of, stopped, wait_for
 
 APP = """
 from procession import Pipeline

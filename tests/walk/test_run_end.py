@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from procession import faults
-from procession.ops.committed import committed_output
-from procession.ops.status import Status
-
-from .cluster import wait_for
-from .commands import living, pids, run, running
+from procession.exit_status import Status
+from procession.verify.committed import committed_output
+from tests.walk.cluster import wait_for
+from tests.walk.commands import living, pids, run, running
 
 RECORDS = 300
 

@@ -16,11 +16,10 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from procession.ops.committed import committed_output
-from procession.ops.status import Status
-
-from .cluster import jvms, wait_for
-from .commands import run, running, told
+from procession.exit_status import Status
+from procession.verify.committed import committed_output
+from tests.walk.cluster import jvms, wait_for
+from tests.walk.commands import run, running, told
 
 APP = """
 import time

@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from procession.ops.config import Settings
-from procession.ops.local import DRIVER
-from procession.ops.supervise import PartFailed
-from procession.plan.carriage import PLAIN
-from procession.plan.keys import PLAIN_KEYS
-from procession.storage.states import Codec as StateCodec
-from procession.storage.states import States
-
-from .cluster import Cluster
+from procession.operators.value_codec import PLAIN
+from procession.planner.keys import PLAIN_KEYS
+from procession.storage.state_store import Codec as StateCodec
+from procession.storage.state_store import States
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import PartFailed
+from tests.walk.cluster import Cluster
 
 APP = '''
 import os
 from pathlib import Path
-from procession import Pipeline, sides
+from procession import Pipeline, tables
 
 HERE = Path(__file__).parent
 
@@ -40,7 +39,7 @@ pipeline = Pipeline("walk", parallelism=2)
 lines = pipeline.source("lines", codec="text")
 salty = lines.map_stateful(salted, key=lambda line: line[-1], initial={"salt": "-", "count": 0}, name="salted")
 # And what a table says that changes while this runs.
-table = sides.of_json_lines(HERE / "table.jsonl", by="id", refresh=True)
+table = tables.of_json_lines(HERE / "table.jsonl", by="id", refresh=True)
 told = salty.hash_join(table, key=lambda line: "k", join=lambda line, row: f"{line} {row['version']}", name="told")
 told.sink("one", to="file:one")
 told.sink("two", to="file:two")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import draft, twopc, v3
+from procession.wire import draft, two_phase_commit, v3
 from procession.wire.capture import Capture, Captured, HexReader, encoded, is_hex
 from procession.wire.draft_messages import DraftFrame
 from procession.wire.messages import Eos, Error, Frame, Hello, Message, Ok, Restart, TwoPhase
@@ -61,7 +61,7 @@ def test_any_frames_of_the_draft_go_through_json_and_come_back_as_the_same_bytes
 
 @given(two_phase)
 def test_a_two_phase_commit_message_is_shown_decoded_and_comes_back(message: TwoPhase) -> None:
-    data = v3.encode(twopc.wrap(message))
+    data = v3.encode(two_phase_commit.wrap(message))
     (captured,) = decoded(data)
     document = captured.as_document()
     assert "payload" not in document

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession.wire import codec, columns, v3
+from procession.wire import columns, frame_codec, v3
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import Ack, Eos, Frame, Hello, Message, Messages, Notify, NotifyAck, Ok
@@ -60,9 +60,9 @@ stray: st.SearchStrategy[Frame] = st.one_of(
 )
 lie = st.one_of(
     st.binary(max_size=40),
-    st.binary(min_size=1, max_size=50).map(codec.frame),
-    st.binary(max_size=40).map(lambda rest: codec.frame(b"\x05" + rest)),
-    st.sampled_from([0, 1, 26, 27, FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1, 2**31, 2**32 - 1]).map(codec.u32),
+    st.binary(min_size=1, max_size=50).map(frame_codec.frame),
+    st.binary(max_size=40).map(lambda rest: frame_codec.frame(b"\x05" + rest)),
+    st.sampled_from([0, 1, 26, 27, FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1, 2**31, 2**32 - 1]).map(frame_codec.u32),
     # A whole message with one byte changed.
     st.tuples(message.map(v3.encode), st.integers(0, 40), st.integers(0, 255)).map(
         lambda it: it[0][: it[1]] + bytes([it[2]]) + it[0][it[1] + 1 :]
@@ -124,10 +124,10 @@ GOOD = b"".join(v3.encode(Message(7, n, 0, b"k", b"x" * 50)) for n in range(100)
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (codec.u32(2**32 - 1), "frame of 4294967295 bytes, the limit is 300"),
-        (codec.u32(0), "empty frame"),
-        (codec.frame(b"\x05abc"), "truncated frame"),
-        (codec.frame(b"\x05" + bytes(24) + b"\xff\xff"), "truncated frame"),
+        (frame_codec.u32(2**32 - 1), "frame of 4294967295 bytes, the limit is 300"),
+        (frame_codec.u32(0), "empty frame"),
+        (frame_codec.frame(b"\x05abc"), "truncated frame"),
+        (frame_codec.frame(b"\x05" + bytes(24) + b"\xff\xff"), "truncated frame"),
         (v3.encode(Message(9, 1, 0, b"", b"")), "MESSAGE on stream 9, which is not notified"),
         (v3.encode(Eos(9)), "EOS_MESSAGE on stream 9, which is not notified"),
         (v3.encode(HELLO), "Hello from the initiator while streaming"),

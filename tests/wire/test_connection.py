@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError
-from procession.wire import codec, twopc, v3
+from procession.wire import frame_codec, two_phase_commit, v3
 from procession.wire.connection import Connection, Violation
 from procession.wire.lifecycle import TABLES, Role, Side, State
 from procession.wire.messages import (
@@ -28,10 +28,10 @@ from procession.wire.messages import (
     ReplyUncommitted,
     Restart,
 )
-from procession.wire.stream import STREAM, StreamState, StreamStep
+from procession.wire.stream_lifecycle import STREAM, StreamState, StreamStep
 
 HELLO = Hello("0.0.1", b"", "program", "instance")
-LIST = twopc.wrap(ListUncommitted(1))
+LIST = two_phase_commit.wrap(ListUncommitted(1))
 FRAMES: list[Frame] = [
     HELLO,
     Ok(10),
@@ -184,11 +184,11 @@ def test_frames_before_a_violation_in_the_same_bytes_are_delivered_and_those_aft
 @pytest.mark.parametrize(
     "bad",
     [
-        codec.u32(2**32 - 1),
-        codec.u32(0),
-        codec.frame(b"\x09"),
-        codec.frame(b"\x05abc"),
-        codec.frame(b"\x05" + bytes(24) + b"\xff\xff"),
+        frame_codec.u32(2**32 - 1),
+        frame_codec.u32(0),
+        frame_codec.frame(b"\x09"),
+        frame_codec.frame(b"\x05abc"),
+        frame_codec.frame(b"\x05" + bytes(24) + b"\xff\xff"),
         v3.encode(Message(8, 1, 0, b"", b"")),
         v3.encode(Eos(8)),
         b"GET / HTTP/1.1\r\n\r\n",
@@ -211,9 +211,9 @@ def test_no_bytes_make_a_connection_raise(chunks: list[bytes]) -> None:
 
 def test_a_peer_that_has_not_said_hello_cannot_make_us_hold_a_big_frame() -> None:
     acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
-    assert [type(event) for event in acceptor.receive(codec.u32(1024 * 1024))] == [Violation]
+    assert [type(event) for event in acceptor.receive(frame_codec.u32(1024 * 1024))] == [Violation]
     pair = Pair().to(State.STREAMING)
-    assert pair.acceptor.receive(codec.u32(1024 * 1024)) == []
+    assert pair.acceptor.receive(frame_codec.u32(1024 * 1024)) == []
 
 
 def test_consecutive_messages_come_as_columns_whatever_way_they_were_cut() -> None:
@@ -276,7 +276,7 @@ def test_a_worker_says_hello_notify_and_list_in_one_breath_and_then_waits() -> N
         pair.initiator.send(Message(1, 0, 0, b"", b"too early"))
     events = pair.acceptor.receive(data)
     assert [type(event) for event in events] == [Hello, Notify, Messages]
-    reply = twopc.wrap(ReplyUncommitted(1, ()))
+    reply = two_phase_commit.wrap(ReplyUncommitted(1, ()))
     for frame in (Ok(2), NotifyAck(True, 1, 0), reply):
         pair.pass_on(frame, Side.ACCEPTOR)
     for number in range(100):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, draft, v3
+from procession.wire import draft, frame_codec, v3
 from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
@@ -141,10 +141,10 @@ def test_an_unknown_flag_is_the_peers_error(flags: int) -> None:
 
 @given(st.integers(0, 63))
 def test_flags_say_which_fields_there_are(flags: int) -> None:
-    body = b"M" + flags.to_bytes(2) + codec.u64(7)
-    body += b"" if flags & Flag.EPHEMERAL else codec.u64(1)
-    body += codec.u64(2) if flags & Flag.EVENT_TIME else b""
-    body += codec.short_bytes(b"k") if flags & Flag.KEY else b""
+    body = b"M" + flags.to_bytes(2) + frame_codec.u64(7)
+    body += b"" if flags & Flag.EPHEMERAL else frame_codec.u64(1)
+    body += frame_codec.u64(2) if flags & Flag.EVENT_TIME else b""
+    body += frame_codec.short_bytes(b"k") if flags & Flag.KEY else b""
     body += b"" if flags & Flag.BOUNDARY else b"load"
     if flags & Flag.EPHEMERAL and flags & Flag.BOUNDARY and not flags & Flag.EOS:
         with pytest.raises(RemoteProtocolError, match="ends nothing"):
@@ -171,16 +171,16 @@ def test_the_tags_of_the_two_versions_tell_them_apart() -> None:
 @pytest.mark.parametrize("tag", [b"A", b"C"])
 def test_a_count_that_the_frame_cannot_hold_is_refused_before_anything_is_allocated(tag: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="truncated"):
-        draft.decode(tag + codec.u32(1) + codec.u32(2**32 - 1))
+        draft.decode(tag + frame_codec.u32(1) + frame_codec.u32(2**32 - 1))
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"D\x00" + codec.u32(1), "unknown fault 0"),
-        (b"D\x06" + codec.u32(1), "unknown fault 6"),
-        (b"D\x01" + codec.u32(1001), "a fault 1001 times, the limit is 1000"),
-        (b"E" + codec.short_bytes(b"\xff\xfe"), "UTF-8"),
+        (b"D\x00" + frame_codec.u32(1), "unknown fault 0"),
+        (b"D\x06" + frame_codec.u32(1), "unknown fault 6"),
+        (b"D\x01" + frame_codec.u32(1001), "a fault 1001 times, the limit is 1000"),
+        (b"E" + frame_codec.short_bytes(b"\xff\xfe"), "UTF-8"),
         (b"!\x00\x00\x00\x00", "4 bytes too many"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError
-from procession.wire import codec, draft, v3
+from procession.wire import draft, frame_codec, v3
 from procession.wire.connection import Connection, Violation
 from procession.wire.dialect import DRAFT, V3
 from procession.wire.draft_lifecycle import DRAFT_CONNECTION, DRAFT_STREAM
@@ -40,7 +40,7 @@ from procession.wire.messages import (
     Ok,
     Restart,
 )
-from procession.wire.stream import StreamState, StreamStep
+from procession.wire.stream_lifecycle import StreamState, StreamStep
 
 ALL = frozenset(Extension)
 NONE: frozenset[Extension] = frozenset()
@@ -276,12 +276,12 @@ def test_messages_before_a_violation_count_and_those_after_it_do_not() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        codec.u32(2**32 - 1),
-        codec.u32(0),
-        codec.frame(b"\x09"),
-        codec.frame(b"Mabc"),
-        codec.frame(b"M\x00\x40" + bytes(16)),
-        codec.frame(b"M\x00\x20" + bytes(16) + b"\xff\xff"),
+        frame_codec.u32(2**32 - 1),
+        frame_codec.u32(0),
+        frame_codec.frame(b"\x09"),
+        frame_codec.frame(b"Mabc"),
+        frame_codec.frame(b"M\x00\x40" + bytes(16)),
+        frame_codec.frame(b"M\x00\x20" + bytes(16) + b"\xff\xff"),
         draft.encode(Debug(Fault.CLOSE)),
         b"GET / HTTP/1.1\r\n\r\n",
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from procession.errors import RemoteProtocolError
-from procession.wire import codec, draft, twopc, v3
+from procession.wire import draft, frame_codec, two_phase_commit, v3
 from procession.wire.connection import Connection, Violation
 from procession.wire.draft_messages import Extension
 from procession.wire.lifecycle import Role, State
@@ -56,11 +56,11 @@ def test_a_two_phase_commit_message_with_a_lie_in_it_is_another_one_or_the_peers
     refused = 0
     for payload in lies(frame.payload):
         try:
-            message = twopc.decode(payload)
+            message = two_phase_commit.decode(payload)
         except RemoteProtocolError:
             refused += 1
             continue
-        assert twopc.encode(message) == payload
+        assert two_phase_commit.encode(message) == payload
     assert refused
 
 
@@ -81,7 +81,7 @@ def test_a_frame_with_a_lie_about_its_own_length_is_an_event_and_costs_no_memory
     for length in {*range(true_length + 20), frame_bytes_max, frame_bytes_max + 1, 2**31, 2**32 - 1} - {true_length}:
         for end in streaming(version):
             end._framer.frame_bytes_max = frame_bytes_max
-            events = end.receive(codec.u32(length) + data[4:] + data)
+            events = end.receive(frame_codec.u32(length) + data[4:] + data)
             # It is refused, or taken for other frames, or waits for the rest that it was promised.
             assert not [event for event in events[:-1] if isinstance(event, Violation)]
             assert end.is_over == (bool(events) and end.state is not State.STREAMING)

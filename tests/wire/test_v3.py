@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, columns, twopc, v3
+from procession.wire import columns, frame_codec, two_phase_commit, v3
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -103,9 +103,9 @@ def test_a_golden_frame_means_what_its_name_says_and_goes_back_to_the_same_bytes
     frame = v3.decode(data[4:])
     if name.startswith("2PC"):
         assert isinstance(frame, Message)
-        message = twopc.decode(frame.payload)
+        message = two_phase_commit.decode(frame.payload)
         assert message == MEANT[name]
-        assert twopc.wrap(message) == frame
+        assert two_phase_commit.wrap(message) == frame
     else:
         assert frame == MEANT[name]
     assert v3.encode(frame) == data
@@ -130,7 +130,7 @@ def test_every_cut_of_a_two_phase_commit_message_is_the_peers_error(name: str) -
     assert isinstance(frame, Message)
     for end in range(len(frame.payload)):
         with pytest.raises(RemoteProtocolError):
-            twopc.decode(frame.payload[:end])
+            two_phase_commit.decode(frame.payload[:end])
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -141,7 +141,7 @@ def test_bytes_too_many_are_the_peers_error_where_no_field_takes_the_rest(name: 
         assert isinstance(frame, Message)
         if name.startswith("2PC"):
             with pytest.raises(RemoteProtocolError):
-                twopc.decode(frame.payload)
+                two_phase_commit.decode(frame.payload)
     else:
         with pytest.raises(RemoteProtocolError):
             v3.decode(body)
@@ -154,12 +154,12 @@ def test_any_frame_goes_there_and_back(frame: Frame) -> None:
 
 @given(two_phase)
 def test_any_two_phase_commit_message_goes_there_and_back(message: TwoPhase) -> None:
-    assert twopc.decode(twopc.encode(message)) == message
+    assert two_phase_commit.decode(two_phase_commit.encode(message)) == message
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_frame_or_the_peers_error(body: bytes) -> None:
-    for decode in (v3.decode, twopc.decode):
+    for decode in (v3.decode, two_phase_commit.decode):
         with contextlib.suppress(RemoteProtocolError):
             decode(body)
 
@@ -171,18 +171,18 @@ def test_an_unknown_tag_is_the_peers_error(tag: int) -> None:
 
 
 def test_an_end_of_stream_may_carry_a_message_id_and_a_restart_may_have_no_body() -> None:
-    assert v3.decode(b"\x08" + codec.u64(7) + codec.u64(9)) == Eos(7, 9)
+    assert v3.decode(b"\x08" + frame_codec.u64(7) + frame_codec.u64(9)) == Eos(7, 9)
     assert v3.decode(b"\x07") == Restart(None)
 
 
 def test_a_count_that_the_frame_cannot_hold_is_refused_before_anything_is_allocated() -> None:
     with pytest.raises(RemoteProtocolError, match="truncated"):
-        v3.decode(b"\x06" + codec.u32(1) + codec.u32(2**32 - 1))
+        v3.decode(b"\x06" + frame_codec.u32(1) + frame_codec.u32(2**32 - 1))
 
 
 def test_a_string_that_is_not_utf8_is_the_peers_error() -> None:
     with pytest.raises(RemoteProtocolError, match="UTF-8"):
-        v3.decode(b"\x02" + codec.short_bytes(b"\xff\xfe"))
+        v3.decode(b"\x02" + frame_codec.short_bytes(b"\xff\xfe"))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from procession.gateway.address import addresses
-from procession.gateway.client import ControlClient
-from procession.sdk.batch import Stream
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import addresses
+from procession.sdk.source_records import Stream
 
 MODES = ("fixed", "adaptive")
 MEMORY = Path("/dev/shm")

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark import session
-from procession.spark.reader import freeze_once
+from procession.spark.log_source import freeze_once
 
 WARM_EPOCHS = 20
 EPOCHS = 60

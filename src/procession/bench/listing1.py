@@ -28,12 +28,12 @@ from procession.bench.window_sort import Stamps, bytes_of
 from procession.bench.workload import SINK, Segment
 from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError
-from procession.plan.planner import make_plan
+from procession.planner.rules import make_plan
 from procession.spark import session
-from procession.spark.chains import Task
 from procession.spark.query import start_query
-from procession.storage.pieces import FIRST_GATEWAY, Place
-from procession.storage.runs import Manifest, RunStore
+from procession.spark.tasks import Task
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.run_store import Manifest, RunStore
 
 LOOK_S = 0.2
 """How often it is seen whether a query still lives."""

@@ -24,15 +24,15 @@ from typing import Any
 
 from procession.bench.apps import by_fields, by_record
 from procession.bench.processes import cpu_s
+from procession.driver.app_file import load_app
+from procession.driver.epoch_log import EpochTail
 from procession.errors import ProcessionError, StorageError
-from procession.gateway.client import ControlClient
-from procession.ops.app import load_app
-from procession.ops.committed import committed_output
-from procession.ops.config import Settings
-from procession.ops.demo import write_input
-from procession.ops.epochs import EpochTail
-from procession.ops.local import COMMAND, Local
-from procession.ops.supervise import Supervisor
+from procession.gateway.control_client import ControlClient
+from procession.supervisor.demo import write_input
+from procession.supervisor.local_pipeline import COMMAND, Local
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import Supervisor
+from procession.verify.committed import committed_output
 
 LOOPS: dict[str, ModuleType] = {
     "by_record": by_record,

@@ -1,7 +1,7 @@
 """A count of each key, kept by our states: the workload of `procession bench state`, and who does it.
 
 A log with records of a key and a number, a pipeline with one keyed stage that reads it, with round records as the
-conductor writes them, and a loop with a dictionary that does the same on one core. Before it `bench/state`, which
+conductor writes them, and a loop with a dictionary that does the same on one core. Before it `bench/keyed_state`, which
 measures them.
 """
 
@@ -18,24 +18,24 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql import SparkSession
 
+from procession.api.pipeline import Pipeline
 from procession.bench.listing1 import until_over
 from procession.bench.processes import cpu_s
 from procession.bench.spark_state import KEY_BYTES
 from procession.bench.window_sort import bytes_of
 from procession.bench.workload import digits_of, entry_of
 from procession.commit.emitter import payloads, runs_for
-from procession.commit.rounds import Round, Rounds
+from procession.commit.round_record import Round, Rounds
 from procession.errors import ProcessionError
-from procession.plan.continuity import keyed_stages
-from procession.plan.pipeline import Pipeline
-from procession.plan.planner import make_plan
-from procession.spark.chains import Task
-from procession.spark.keeping import Keeping
+from procession.planner.compatibility import keyed_stages
+from procession.planner.rules import make_plan
 from procession.spark.query import start_query
+from procession.spark.task_state import Keeping
+from procession.spark.tasks import Task
 from procession.storage.log import IngressLog, LogReader
-from procession.storage.pieces import FIRST_GATEWAY, Place
-from procession.storage.runs import Manifest, RunStore
-from procession.storage.states import StateStore, Version
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.run_store import Manifest, RunStore
+from procession.storage.state_store import StateStore, Version
 
 DIGITS = KEY_BYTES + 10
 ENTRY_RECORDS = 65_536

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from procession.bench.gateway import MEMORY, encoded, running, through_gateway
-from procession.gateway.client import ControlClient
+from procession.bench.gateway_throughput import MEMORY, encoded, running, through_gateway
+from procession.gateway.control_client import ControlClient
 from procession.wire import v3
-from procession.wire.codec import Framer
+from procession.wire.frame_codec import Framer
 from procession.wire.messages import NOTHING_COMMITTED, Frame, Hello, Notify, NotifyAck, Ok
 
 PRODUCERS = (1, 8, 64)

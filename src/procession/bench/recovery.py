@@ -16,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from procession.ops.app import load_app
-from procession.ops.config import load_settings
-from procession.ops.demo import APP, SINK, write_input
-from procession.ops.driver import SPARE_READY
-from procession.ops.local import DRIVER, GATEWAY, SOURCE, Local
-from procession.ops.progress import Progress
-from procession.ops.restarts import RestartPolicy
-from procession.ops.supervise import Supervisor
+from procession.driver.app_file import load_app
+from procession.driver.driver import SPARE_READY
+from procession.supervisor.demo import APP, SINK, write_input
+from procession.supervisor.local_pipeline import DRIVER, GATEWAY, SOURCE, Local
+from procession.supervisor.progress import Progress
+from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.settings import load_settings
+from procession.supervisor.supervisor import Supervisor
 
 RATE = 5_000
 RECORDS = 5_000_000

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from procession.spark.exchange import map_in_arrow
-from procession.spark.reader import Feed, Range, deal
+from procession.spark.log_source import Feed, Range, deal
 from procession.storage.log import LogReader
 
 if TYPE_CHECKING:

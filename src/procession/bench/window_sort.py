@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from procession.bench.workload import FUNCTIONS, Filter, Same, Segment
 from procession.spark.exchange import map_in_arrow
-from procession.spark.reader import Feed, Range, deal
+from procession.spark.log_source import Feed, Range, deal
 from procession.storage.log import LogReader
 
 SCHEMA = "message_id bigint, payload binary"

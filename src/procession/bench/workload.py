@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.api.pipeline import Pipeline
 from procession.errors import StorageError
-from procession.plan.pipeline import Pipeline
 from procession.storage.log import INGRESS_SCHEMA, IngressLog
 
 PAYLOAD_BYTES = 10

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_exc
 
-from procession.chaos.chronicle import UNJUDGED, Chronicle, Failure, Span
-from procession.chaos.cluster import Cluster
-from procession.chaos.forgetting import Forgetting
-from procession.chaos.hands import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, Hands
-from procession.chaos.outputs import Outputs, Stream
-from procession.chaos.records import records, tag
+from procession.chaos.chaos_records import records, tag
+from procession.chaos.cluster_view import Cluster
+from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, Hands
+from procession.chaos.history import UNJUDGED, Chronicle, Failure, Span
+from procession.chaos.monitor import Failed, Stopped, Vigil
+from procession.chaos.output_monitor import Outputs, Stream
 from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, Do, Run, Step
-from procession.chaos.verdict import Outcome
-from procession.chaos.vigil import Failed, Stopped, Vigil
+from procession.chaos.sink_data_loss import Forgetting
 from procession.errors import StorageError
+from procession.verify.verdict import Outcome
 
 STRIKE_EPOCHS = 5
 """So many epochs bring every occasion that an armed fault or a bad disk can wait for."""

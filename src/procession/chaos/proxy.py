@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from procession.address import Address, address_of, listening_socket
-from procession.chaos.cutter import Cutter, FrameCutter, Piece
+from procession.chaos.frame_splitter import Cutter, FrameCutter, Piece
 
 HOST = "127.0.0.2"
 """Where proxies listen. Behind it nobody does: a part can listen at the same port of another host of this machine, and

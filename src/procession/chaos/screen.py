@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from procession.chaos.chronicle import Chronicle
+from procession.chaos.history import Chronicle
 
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 10.0

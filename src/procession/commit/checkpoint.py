@@ -3,7 +3,7 @@
 The one rule: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies
 offsets, commits and rounds, in this order, then decides; whoever decides reads `CURRENT` again after `commits/N` and
 before phase 2. So what a driver that was replaced still writes goes into a copy that nobody reads. Beside it
-`commit/sparklog`.
+`commit/spark_log`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procession.commit.attempts import read_reserved, write_reserved
-from procession.commit.breach import fenced
-from procession.commit.places import Places
-from procession.commit.rounds import Round, Rounds
-from procession.commit.sparklog import SparkLog, is_whole
+from procession.commit.log_locations import Places
+from procession.commit.round_record import Round, Rounds
+from procession.commit.spark_log import SparkLog, is_whole
+from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
 from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
 

@@ -2,7 +2,7 @@
 
 The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until
 `commits/N` is found or the query has ended; nothing is committed or aborted at a sink in between. Before it
-`storage/runs` (an epoch is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that
+`storage/run_store` (an epoch is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that
 acknowledges.
 """
 
@@ -13,17 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from procession.commit.breach import (
-    another_output,
-    fenced,
-    lost_prepared,
-    record_gone,
-    refused,
-    set_back,
-    taken_out,
-    unsettled,
-)
-from procession.commit.events import (
+from procession.commit.round_events import (
     Acknowledge,
     Action,
     CommitFound,
@@ -45,10 +35,20 @@ from procession.commit.events import (
     Warn,
     WriteRecord,
 )
-from procession.commit.rounds import ROUNDS_KEPT, Part, Round
-from procession.commit.transaction import Transaction
+from procession.commit.round_record import ROUNDS_KEPT, Part, Round
+from procession.commit.stop_reasons import (
+    another_output,
+    fenced,
+    lost_prepared,
+    record_gone,
+    refused,
+    set_back,
+    taken_out,
+    unsettled,
+)
+from procession.commit.transaction_id import Transaction
 from procession.errors import LocalProtocolError, StorageError
-from procession.plan.guarantee import POLICIES, Guarantee, Policy
+from procession.planner.guarantee import POLICIES, Guarantee, Policy
 
 REFUSALS_MAX = 8
 """So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from procession.storage.runs import Manifest, Run
+from procession.storage.run_store import Manifest, Run
 
 LATE_AT = "late at "
 """Before the name of a stage: the records that came behind its watermark."""

@@ -1,8 +1,8 @@
 """The emitter: the runs of an epoch, drawn in the order in which a sink is to have them.
 
 The one rule: runs that carry an order key are merged by it; runs that carry none are in order one after the other, by
-chain and partition, or nobody asked for an order. Before it `storage/runs`, with what the last chains made; after it
-`commit/link`, which sends it.
+chain and partition, or nobody asked for an order. Before it `storage/run_store`, with what the last chains made; after
+it `commit/sink_link`, which sends it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from procession.merge.merger import merged
-from procession.storage.runs import Manifest, Run, RunStore
+from procession.merge.kway import merged
+from procession.storage.run_store import Manifest, Run, RunStore
 
 
 def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:

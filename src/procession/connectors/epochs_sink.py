@@ -3,7 +3,7 @@
 The one rule: a file in the directory is whole and committed, and never changes; it gets its name in one step, when the
 epoch is committed. Names begin with the position of the file's first byte, so they sort in the order of the output.
 What is not committed yet is beside the directory, where readers do not look. Readers may take files away.
-Before it on the walk: sdk/outlet. After it: DIR/<instance>.epochs/<position>-<epoch><suffix>.
+Before it on the walk: sdk/participant. After it: DIR/<instance>.epochs/<position>-<epoch><suffix>.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 import structlog
 
 from procession import faults
-from procession.connectors.pending import Pending
+from procession.connectors.pending_file import Pending
 from procession.errors import StorageError, UsageError
-from procession.sdk.home import LISTEN, Tell, run_sink
 from procession.sdk.output import Output
-from procession.sdk.txnlog import Transaction
+from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import fsync_dir, storage_error, sync
 from procession.tls import ServerTls
 

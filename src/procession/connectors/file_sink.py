@@ -3,7 +3,7 @@
 The one rule: the output file holds each byte at the position that the round gave it, so that it needs no memory of how
 far it was written. Bytes are synced once, before their vote; a sync that fails ends the sink, and what it was for is
 cut off and sent again. A file for which no vote was given is made anew: its name may not be on disk. Before it on the
-walk: sdk/outlet. After it: DIR/<instance>.data, of which DIR/<instance>.txnlog says what is committed.
+walk: sdk/participant. After it: DIR/<instance>.data, of which DIR/<instance>.txnlog says what is committed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from procession.errors import StorageError
-from procession.sdk.home import LISTEN, Tell, run_sink
 from procession.sdk.output import OpenOutput, Output
 from procession.sdk.payloads import Payloads
-from procession.sdk.txnlog import Transaction
+from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import fsync_dir, storage_error, sync, write_all
 from procession.tls import ServerTls
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from procession.compiled import compiled
+from procession.compiled_kernels import compiled
 
 _READ_ONLY = types.Array(types.uint8, 1, "C", readonly=True)
 _LENGTH_BYTES = 4

@@ -1,7 +1,8 @@
 """Framing: where one record of a byte medium ends and the next begins.
 
 The one rule: a record is known by the position of its first byte, whatever the reads that brought it; many are cut
-out at once, by column operations. Before it on the walk: a file, a pipe or a socket. After it: sdk/source, as a batch.
+out at once, by column operations. Before it on the walk: a file, a pipe or a socket. After it: sdk/source_client, as a
+batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from procession.errors import UsageError
-from procession.sdk.batch import PAYLOAD_BYTES_MAX
+from procession.sdk.source_records import PAYLOAD_BYTES_MAX
 
 RECORD_BYTES_MAX = PAYLOAD_BYTES_MAX
 LENGTH_BYTES = 4

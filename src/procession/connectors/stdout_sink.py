@@ -5,7 +5,7 @@ pipe does not tell how much of it was read, nor whether a write that a crash cut
 pieces that a pipe takes whole or not at all, and before each is noted that it comes: if we die just there, that one
 piece is in doubt. It is printed again, or is left out, as was asked for. What was printed and is still in the pipe when
 its reader dies is lost to that reader.
-Before it on the walk: sdk/outlet. After it: the standard output; DIR/<instance>.printed says how far it is.
+Before it on the walk: sdk/participant. After it: the standard output; DIR/<instance>.printed says how far it is.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import NamedTuple
 import structlog
 
 from procession import faults
-from procession.connectors.pending import Pending
+from procession.connectors.pending_file import Pending
 from procession.errors import StorageError
-from procession.sdk.home import LISTEN, run_sink
 from procession.sdk.output import Output
-from procession.sdk.txnlog import Transaction
+from procession.sdk.sink_directory import LISTEN, run_sink
+from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import storage_error
 from procession.tls import ServerTls
 

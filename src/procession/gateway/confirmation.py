@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from procession.errors import StorageError
-from procession.storage.pieces import Offset
+from procession.storage.log_ranges import Offset
 
 FIRST_INCARNATION = f"{0:016x}"
 """That of a log which was begun before logs had incarnations."""

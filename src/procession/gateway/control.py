@@ -31,14 +31,14 @@ import structlog
 from procession.address import Address
 from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
 from procession.gateway.confirmation import check_offered
-from procession.gateway.core import Gateway
-from procession.gateway.doorway import Doorway
-from procession.gateway.events import Committed
-from procession.gateway.figures import stream_rows
-from procession.gateway.refusal import KINDS, Garbled
-from procession.gateway.words import check_format, clocks, integers, offset, place, positions, written_clocks
-from procession.merge.eventorder import Declared
-from procession.storage.pieces import Offset
+from procession.gateway.control_errors import KINDS, Garbled
+from procession.gateway.gateway_events import Committed
+from procession.gateway.gateway_metrics import stream_rows
+from procession.gateway.leader_control import Doorway
+from procession.gateway.performer import Gateway
+from procession.gateway.request_parsing import check_format, clocks, integers, offset, place, positions, written_clocks
+from procession.merge.event_time import Declared
+from procession.storage.log_ranges import Offset
 from procession.tls import Door
 
 OP_CHARS_MAX = 40

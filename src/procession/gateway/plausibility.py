@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from procession.errors import StorageError
-from procession.gateway.claims import Claims
 from procession.gateway.registry import Registry
+from procession.gateway.stream_leases import Claims
 
 
 def check_start(start: int, next_sequence: int) -> None:

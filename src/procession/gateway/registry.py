@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.rows import Tail
+from procession.gateway.log_rows import Tail
 from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
 

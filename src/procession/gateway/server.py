@@ -30,22 +30,22 @@ from procession.address import (
     notice_silence,
     parse_address,
 )
-from procession.gateway.address import ADDRESS_FILE, CONTROL_FILE, addresses, starts
-from procession.gateway.cluster import LEADER
-from procession.gateway.config import GatewayConfig
+from procession.background_loading import Readiness
 from procession.gateway.control import ControlServer
-from procession.gateway.core import Gateway
-from procession.gateway.doorway import Doorway
-from procession.gateway.events import Received, SessionClosed, SessionOpened, Ticked
-from procession.gateway.figures import figures
-from procession.gateway.leadership import Leadership
-from procession.gateway.link import LeaderLink
+from procession.gateway.gateway_events import Received, SessionClosed, SessionOpened, Ticked
+from procession.gateway.gateway_metrics import figures
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.global_registry import LEADER
+from procession.gateway.leader import Leadership
+from procession.gateway.leader_control import Doorway
+from procession.gateway.leader_link import LeaderLink
+from procession.gateway.listen_address import ADDRESS_FILE, CONTROL_FILE, addresses, starts
 from procession.gateway.members import Member, Members
-from procession.logformat import configure
+from procession.gateway.performer import Gateway
+from procession.log_format import configure
 from procession.metrics import Figure, MetricsDoor
-from procession.readiness import Readiness
-from procession.storage.distant import this_machine
 from procession.storage.durable import write_durably
+from procession.storage.flight_reader import this_machine
 from procession.tls import Door
 from procession.wire import columns
 from procession.wire.connection import Connection
@@ -54,7 +54,7 @@ from procession.wire.lifecycle import Role, Side, State
 from procession.wire.messages import Messages, Restart
 
 if TYPE_CHECKING:
-    from procession.gateway.flight import LogService
+    from procession.gateway.flight_server import LogService
 
 WRITE_BYTES_HIGH = 64 * 1024
 """With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
@@ -232,7 +232,7 @@ class GatewayServer:
         controlling = self._control_socket(previous.get("control"))
         self.listen = str(address_of(listening))
         if self._config.flight:
-            from procession.gateway.flight import scheme, serve_log  # few gateways need what it brings along
+            from procession.gateway.flight_server import scheme, serve_log  # few gateways need what it brings along
 
             service = self._service = serve_log(self._config, self.gateway.identity, previous.get("flight"))
             self.gateway.fetched_rows = lambda: service.fetched_rows

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.config import Limits
-from procession.gateway.groups import Groups
+from procession.gateway.draft_groups import Groups
+from procession.gateway.gateway_options import Limits
 from procession.gateway.registry import Registry
 from procession.wire import draft, v3
 from procession.wire.draft_messages import AckCounts, AnyFrame, Extension

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import FencedError, StorageError
-from procession.gateway.words import is_u64, read_clocks, written_clocks
-from procession.merge.clocks import Clock
-from procession.merge.eventorder import Point
-from procession.merge.waiting import Key
+from procession.gateway.request_parsing import is_u64, read_clocks, written_clocks
+from procession.merge.event_time import Point
+from procession.merge.stream_clocks import Clock
+from procession.merge.waiting_rows import Key
 from procession.storage.durable import check_format, storage_error, write_durably
 
 FILE_NAME = "positions.json"

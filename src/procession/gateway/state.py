@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.claims import Claims, Verdict
-from procession.gateway.config import Limits
-from procession.gateway.events import (
+from procession.gateway.credit_flow import Flow, Unappended
+from procession.gateway.dedupe import fresh
+from procession.gateway.draft_groups import Groups
+from procession.gateway.gateway_events import (
     Action,
     Append,
     Appended,
@@ -39,15 +40,14 @@ from procession.gateway.events import (
     Trim,
     WriteSnapshot,
 )
-from procession.gateway.flow import Flow, Unappended
-from procession.gateway.fresh import fresh
-from procession.gateway.groups import Groups
+from procession.gateway.gateway_options import Limits
+from procession.gateway.log_rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.plausibility import check_end, check_positions
 from procession.gateway.registry import Registry
-from procession.gateway.rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.sessions import Session, admit
 from procession.gateway.snapshot import Snapshot
-from procession.merge.clocks import Clock
+from procession.gateway.stream_leases import Claims, Verdict
+from procession.merge.stream_clocks import Clock
 from procession.wire import connection, draft
 from procession.wire.connection import Violation
 from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault

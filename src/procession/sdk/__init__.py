@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from procession.sdk.batch import Batch, Forgetful, Source, Stream
-    from procession.sdk.gather import GatherLimits
-    from procession.sdk.home import Home, run_sink
-    from procession.sdk.options import SourceOptions
+    from procession.sdk.batching import GatherLimits
+    from procession.sdk.connector_program import run_source
     from procession.sdk.output import Output
     from procession.sdk.payloads import Payloads
-    from procession.sdk.program import run_source
-    from procession.sdk.report import Report
     from procession.sdk.sender import Sender, send
-    from procession.sdk.sink import SinkServer
-    from procession.sdk.source import SourceClient
-    from procession.sdk.txnlog import Transaction
+    from procession.sdk.sink_directory import Home, run_sink
+    from procession.sdk.sink_server import SinkServer
+    from procession.sdk.source_client import SourceClient
+    from procession.sdk.source_options import SourceOptions
+    from procession.sdk.source_records import Batch, Forgetful, Source, Stream
+    from procession.sdk.source_report import Report
+    from procession.sdk.transaction_log import Transaction
 
 __all__ = [
     "Batch",
@@ -43,28 +43,28 @@ __all__ = [
     "send",
 ]
 
-_HOMES = {
-    "Batch": "batch",
-    "Forgetful": "batch",
-    "GatherLimits": "gather",
-    "Home": "home",
+_MODULES = {
+    "Batch": "source_records",
+    "Forgetful": "source_records",
+    "GatherLimits": "batching",
+    "Home": "sink_directory",
     "Output": "output",
     "Payloads": "payloads",
-    "Report": "report",
+    "Report": "source_report",
     "Sender": "sender",
-    "SinkServer": "sink",
-    "Source": "batch",
-    "SourceClient": "source",
-    "SourceOptions": "options",
-    "Stream": "batch",
-    "Transaction": "txnlog",
-    "run_sink": "home",
-    "run_source": "program",
+    "SinkServer": "sink_server",
+    "Source": "source_records",
+    "SourceClient": "source_client",
+    "SourceOptions": "source_options",
+    "Stream": "source_records",
+    "Transaction": "transaction_log",
+    "run_sink": "sink_directory",
+    "run_source": "connector_program",
     "send": "sender",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"procession.sdk has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"procession.sdk.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"procession.sdk.{_MODULES[name]}"), name)

@@ -1,7 +1,7 @@
 """A backlog: what was taken from a medium that cannot be read twice, kept until it is committed.
 
 The one rule: what is in it can be sent again, until the gateway has said that it need not be. In memory (`Buffer`) it
-ends with the process; on disk (`Spool`) it does not. Before it on the walk: sdk/inlet. After it: storage/log, or
+ends with the process; on disk (`Spool`) it does not. Before it on the walk: sdk/push_source. After it: storage/log, or
 nothing.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import StorageError
-from procession.sdk.batch import Batch
+from procession.sdk.source_records import Batch
 from procession.storage.log import INGRESS_SCHEMA, KIND_RECORD, SEGMENT_BYTES_MAX, IngressLog
 from procession.storage.segment import Use
 

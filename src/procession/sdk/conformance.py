@@ -2,7 +2,7 @@
 
 The one rule: a case says what a worker does and what must then be true, of the sink's answers and of what a reader
 sees; it knows nothing of the Output. Cases share a program, each has an instance of its own. Before it: `procession
-sink check`, or the tests of whoever writes an Output. After it: sdk/trial.
+sink check`, or the tests of whoever writes an Output. After it: sdk/sink_process.
 
     with Trial(["python", "my_sink.py", "{dir}", "{listen}"], directory, visible) as trial:
         conformance = Conformance(trial)
@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from procession.sdk import conduct
-from procession.sdk.story import NotReached, Story, expect, reply
+from procession.sdk import conformance_cases
+from procession.sdk.scripted_worker import NotReached, Story, expect, reply
+from procession.sdk.sink_process import Trial
 from procession.sdk.testing import Worker
-from procession.sdk.trial import Trial
-from procession.wire import twopc
+from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
 
 CASE_TIMEOUT_S = 120.0
@@ -115,12 +115,12 @@ def dies_at(point: str, commit: bool) -> Case:
 
 async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, commit: bool) -> bool | None:
     """A round with a sink that dies in it: the decision, or None if there was no vote to decide on."""
-    worker.send(twopc.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
+    worker.send(two_phase_commit.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
     vote = await reply(worker)
     if vote is None:
         return None
     expect(vote.commit, f"it voted abort on {txn_id}, though all of its bytes had come")
-    worker.send(twopc.wrap(Phase2(txn_id, commit)))
+    worker.send(two_phase_commit.wrap(Phase2(txn_id, commit)))
     await reply(worker)
     return commit
 
@@ -170,41 +170,51 @@ def killed_after_its_vote(commit: bool) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    Case("visible", "it shows what is committed and nothing else", conduct.shows_what_is_committed_and_nothing_else),
     Case(
-        "other-bytes", "other bytes may come where some were aborted", conduct.other_bytes_come_where_some_were_aborted
+        "visible",
+        "it shows what is committed and nothing else",
+        conformance_cases.shows_what_is_committed_and_nothing_else,
     ),
-    Case("empty-epoch", "an epoch may be empty", conduct.an_epoch_may_be_empty),
-    Case("bytes", "bytes are bytes, not lines", conduct.bytes_are_bytes),
-    Case("large", "a transaction may be large", conduct.a_transaction_may_be_large),
-    Case("gap", "a gap is voted abort", conduct.a_gap_is_refused),
-    Case("range", "a range that is not what came is voted abort", conduct.a_wrong_range_is_refused),
-    Case("refused", "what was voted abort is never committed", conduct.what_it_refused_is_never_committed),
+    Case(
+        "other-bytes",
+        "other bytes may come where some were aborted",
+        conformance_cases.other_bytes_come_where_some_were_aborted,
+    ),
+    Case("empty-epoch", "an epoch may be empty", conformance_cases.an_epoch_may_be_empty),
+    Case("bytes", "bytes are bytes, not lines", conformance_cases.bytes_are_bytes),
+    Case("large", "a transaction may be large", conformance_cases.a_transaction_may_be_large),
+    Case("gap", "a gap is voted abort", conformance_cases.a_gap_is_refused),
+    Case("range", "a range that is not what came is voted abort", conformance_cases.a_wrong_range_is_refused),
+    Case("refused", "what was voted abort is never committed", conformance_cases.what_it_refused_is_never_committed),
     Case(
         "below",
         "an id below the position ends the session and nothing else",
-        conduct.an_id_below_the_position,
+        conformance_cases.an_id_below_the_position,
     ),
     Case(
         "early-data",
         "data between vote and decision ends the session, not the promise",
-        conduct.no_data_before_the_decision,
+        conformance_cases.no_data_before_the_decision,
     ),
     Case(
         "unknown-abort",
         "an abort of what is not open changes nothing",
-        conduct.an_abort_of_what_is_not_open_changes_nothing,
+        conformance_cases.an_abort_of_what_is_not_open_changes_nothing,
     ),
     Case(
         "newer-session",
         "a newer session of an instance supersedes the older",
-        conduct.a_newer_session_supersedes_the_older,
+        conformance_cases.a_newer_session_supersedes_the_older,
     ),
-    Case("two-workers", "two workers go their own ways, through a crash too", conduct.two_workers_go_their_own_ways),
+    Case(
+        "two-workers",
+        "two workers go their own ways, through a crash too",
+        conformance_cases.two_workers_go_their_own_ways,
+    ),
     Case(
         "unvoted",
         "what was not voted on is dropped at a crash and at a new session",
-        conduct.drops_what_was_not_voted_on,
+        conformance_cases.drops_what_was_not_voted_on,
     ),
     *(killed_after_its_vote(commit) for commit in BOTH),
     *(dies_at(point, commit) for point, decisions in POINTS.items() for commit in decisions),
@@ -212,6 +222,6 @@ CASES: tuple[Case, ...] = (
     Case(
         "all-as-it-was",
         "after all that, a restarted sink says and shows of every instance what it did",
-        conduct.all_is_as_it_was,
+        conformance_cases.all_is_as_it_was,
     ),
 )

@@ -1,8 +1,8 @@
 """What a sink's author writes: an Output, the medium that bytes go to and become visible in.
 
 The one rule: every method may be called again after a crash in or after it, and must then come to the same. Before it
-on the walk: sdk/outlet, which calls in the right order and from one thread at a time. After it: the medium, whatever it
-is.
+on the walk: sdk/participant, which calls in the right order and from one thread at a time. After it: the medium,
+whatever it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from procession.sdk.txnlog import Transaction
+from procession.sdk.transaction_log import Transaction
 
 Done = Awaitable[None] | None
 """What a method of an Output gives back: nothing, or, where it is a coroutine, what to wait for."""

@@ -1,8 +1,8 @@
 """Payloads: what came on the data stream in one go, message by message or as one piece.
 
 The one rule: nothing is copied before somebody asks; all messages of a go lie behind each other in one buffer. Before
-it on the walk: wire/connection, which decodes columns. After it: sdk/outlet, and the author's Output, for whom it is a
-sequence of bytes.
+it on the walk: wire/connection, which decodes columns. After it: sdk/participant, and the author's Output, for whom it
+is a sequence of bytes.
 """
 
 from __future__ import annotations

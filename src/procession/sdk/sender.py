@@ -1,8 +1,8 @@
 """A sender: a source for plain code. Write records; they are sent, and sent again, until they are committed.
 
 The one rule: `write` blocks while too much is not committed, and `close` returns when all is; an error that cannot be
-mended is raised by the next call. Before it on the walk: a script. After it: sdk/inlet, on a loop in a thread of its
-own.
+mended is raised by the next call. Before it on the walk: a script. After it: sdk/push_source, on a loop in a thread of
+its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import uvloop
 
 from procession.errors import ConfigError, RecordError
 from procession.sdk.backlog import Buffer, Spool
-from procession.sdk.batch import PAYLOAD_BYTES_MAX, Stream
-from procession.sdk.gather import Gather
-from procession.sdk.inlet import BYTES_MAX, Inlet
-from procession.sdk.options import SourceOptions
-from procession.sdk.source import SourceClient
-from procession.wire.codec import SHORT_BYTES_MAX
+from procession.sdk.batching import Gather
+from procession.sdk.push_source import BYTES_MAX, Inlet
+from procession.sdk.source_client import SourceClient
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import PAYLOAD_BYTES_MAX, Stream
+from procession.wire.frame_codec import SHORT_BYTES_MAX
 
 Result = TypeVar("Result")
 

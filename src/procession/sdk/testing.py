@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from procession.address import Address
-from procession.sdk.batch import Batch, Stream
-from procession.sdk.txnlog import Transaction
-from procession.wire import twopc
+from procession.sdk.source_records import Batch, Stream
+from procession.sdk.transaction_log import Transaction
+from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Event
 from procession.wire.lifecycle import Role, Side
 from procession.wire.messages import (
@@ -186,7 +186,7 @@ class Worker(Peer):
         self.send(
             Hello(SINK_VERSION, self.cookie if cookie is None else cookie, "test", instance),
             Notify(DATA_STREAM, "out", 0),
-            twopc.wrap(ListUncommitted(7)),
+            two_phase_commit.wrap(ListUncommitted(7)),
         )
         ok, notify_ack = await self.receive(), await self.receive()
         assert isinstance(ok, Ok), ok or CLOSED
@@ -203,21 +203,21 @@ class Worker(Peer):
 
     async def phase1(self, txn_id: str, start: int, end: int) -> bool:
         """The sink's vote."""
-        self.send(twopc.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
+        self.send(two_phase_commit.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))
         answer = await self.answer()
         assert isinstance(answer, Reply), answer
         assert answer.txn_id == txn_id
         return answer.commit
 
     async def phase2(self, txn_id: str, commit: bool) -> None:
-        self.send(twopc.wrap(Phase2(txn_id, commit)))
+        self.send(two_phase_commit.wrap(Phase2(txn_id, commit)))
         assert await self.answer() == Reply(txn_id, commit)
 
     async def answer(self) -> TwoPhase:
         messages = await self.receive()
         assert isinstance(messages, Messages), messages or CLOSED
         assert len(messages) == 1
-        return twopc.decode(messages.payloads[0].as_py())
+        return two_phase_commit.decode(messages.payloads[0].as_py())
 
 
 class Gateway:

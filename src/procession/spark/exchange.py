@@ -1,8 +1,8 @@
 """The exchange: Spark's part of it. Parcels are shuffled by slot, and each slot's task runs its chain.
 
 The one rule: Spark decides where and when a task runs, never what it gets; a parcel's slot is its partition, by number
-and not by hash, so every partition has its work. Before it `spark/reader`, whose tasks run the first chain; after it
-`spark/query`, which collects what comes out.
+and not by hash, so every partition has its work. Before it `spark/log_source`, whose tasks run the first chain; after
+it `spark/query`, which collects what comes out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]
 from pyspark.util import PythonEvalType
 
-from procession.spark.chains import Task
-from procession.spark.parcels import (
+from procession.spark.log_source import attempt_of, freeze_once
+from procession.spark.manifest_routing import (
     SCHEMA,
     Parcel,
     as_rows,
@@ -31,8 +31,8 @@ from procession.spark.parcels import (
     slots,
     unloaded,
 )
-from procession.spark.reader import attempt_of, freeze_once
-from procession.storage.runs import Manifest
+from procession.spark.tasks import Task
+from procession.storage.run_store import Manifest
 
 
 def with_exchanges(rows: DataFrame, task: Task, first: int, end: int) -> DataFrame:

@@ -1,8 +1,8 @@
 """The query: one streaming query whose micro-batches are our epochs.
 
 The one rule: `on_epoch` gets the manifests of an epoch, of every task of every chain, in order, and returns only when
-its round record is on disk; Spark then writes the commit. Before it `spark/reader` and `spark/exchange`; after it
-`commit/conductor`, which the driver puts into `on_epoch`.
+its round record is on disk; Spark then writes the commit. Before it `spark/log_source` and `spark/exchange`; after it
+`commit/performer`, which the driver puts into `on_epoch`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from procession import faults
 from procession.errors import ProcessionError
-from procession.spark.chains import FIRST_CHAIN, Task
 from procession.spark.exchange import physical_plan, with_exchanges
-from procession.spark.parcels import SCHEMA, Parcel, addressed, manifests
-from procession.spark.paths import check_paths
-from procession.spark.reader import FORMAT, Feed, IngressSource
+from procession.spark.log_source import FORMAT, Feed, IngressSource
+from procession.spark.manifest_routing import SCHEMA, Parcel, addressed, manifests
+from procession.spark.plan_check import check_paths
 from procession.spark.sql import sql_levels, through_sql
-from procession.storage.runs import Manifest, RunStore
+from procession.spark.tasks import FIRST_CHAIN, Task
+from procession.storage.run_store import Manifest, RunStore
 
 OnEpoch = Callable[[int, list[Manifest]], None]
 
@@ -71,7 +71,7 @@ def start_query(
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")  # the reader keeps the pace (`spark/pace` says why)
+        .trigger(processingTime="0 seconds")  # the reader keeps the pace (`spark/trigger` says why)
         .start()
     )
 

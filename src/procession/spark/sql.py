@@ -24,19 +24,19 @@ from pyspark.sql import functions as F  # noqa: N812  (as everybody calls it)
 from pyspark.sql.types import StringType
 
 from procession.errors import PlanError, ProcessionError
-from procession.plan.blueprint import Plan, PlannedChain
-from procession.plan.carriage import BYTES, TEXT
-from procession.plan.flow import ordinals
-from procession.plan.graph import Kind, Node
-from procession.plan.keys import KeyCodec, of_bytes
+from procession.operators.stage_rows import ordinals
+from procession.operators.value_codec import BYTES, TEXT
+from procession.planner.graph import Kind, Node
+from procession.planner.keys import KeyCodec, of_bytes
+from procession.planner.plan import Plan, PlannedChain
 from procession.record import COLUMNS, ORDER
-from procession.spark.chains import Task
 from procession.spark.exchange import map_in_arrow, physical_plan
-from procession.spark.parcels import Parcel, loaded, slots
-from procession.spark.paths import check_sql
-from procession.spark.reader import attempt_of
-from procession.storage.cells import CellStore, batches_in
-from procession.storage.runs import Manifest, Run, RunStore
+from procession.spark.log_source import attempt_of
+from procession.spark.manifest_routing import Parcel, loaded, slots
+from procession.spark.plan_check import check_sql
+from procession.spark.tasks import Task
+from procession.storage.inline_runs import CellStore, batches_in
+from procession.storage.run_store import Manifest, Run, RunStore
 
 CHILD = "child"
 """A column of this name, if the function gives one, says in which order the rows that it made of one record come."""

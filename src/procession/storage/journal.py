@@ -6,7 +6,7 @@ The one rule: an entry is there, whole, once `append` has returned; a crash can 
 line behind, which `open` cuts off. `open` copies what it finds into a new file: that it can be read does not mean
 that it is on disk. Any other damage is a StorageError, never a guess: a lost vote is lost data.
 A writer may replace the whole file by one that says the same in less; a `JournalTail` notices. Before it on the walk:
-sdk/txnlog. After it: storage/durable.
+sdk/transaction_log. After it: storage/durable.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The one rule: only what `sync` has put on disk is offered (`durable_end`), and a
 means the same record for ever. Everything else about the log (its index, its ends) is derived from its files at open.
 A sync that failed is final: the kernel may report the next one as done without writing. So a log that is opened trusts
 no entry of which no later entry says that it was synced: it writes those into a new file before it offers them.
-Before it on the walk: gateway/state decides what is appended. After it: spark/reader reads contiguous ranges through
-a LogReader; a commit trims whole segments away.
+Before it on the walk: gateway/state decides what is appended. After it: spark/log_source reads contiguous ranges
+through a LogReader; a commit trims whole segments away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, lock_directory, storage_error, sync, write_all, write_durably
-from procession.storage.pieces import Offset
+from procession.storage.log_ranges import Offset
 from procession.storage.segment import (
     INGRESS,
     INGRESS_SCHEMA,

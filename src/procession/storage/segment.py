@@ -14,7 +14,7 @@ sequence are the same log. A file of version 1 has neither: its incarnation is 0
 base, so that it does not depend on files that are already deleted.
 
 The one rule: nothing read from disk is trusted before its checksum, and the index is always derived. Before it on the
-walk: storage/log. After it: storage/durable, and the mapped file that spark/reader slices.
+walk: storage/log. After it: storage/durable, and the mapped file that spark/log_source slices.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import draft, notation, v3
-from procession.wire.codec import FRAME_BYTES_MAX, Framer
-from procession.wire.notation import AnyFrame
+from procession.wire import draft, frame_notation, v3
+from procession.wire.frame_codec import FRAME_BYTES_MAX, Framer
+from procession.wire.frame_notation import AnyFrame
 
 LENGTH_BYTES = 4
 _TEXT = re.compile(rb"[0-9A-Fa-f<>\s]*")
@@ -45,11 +45,11 @@ class Captured:
     frame: AnyFrame
     data: bytes
 
-    def as_document(self) -> notation.Document:
-        document: notation.Document = {"position": self.position}
+    def as_document(self) -> frame_notation.Document:
+        document: frame_notation.Document = {"position": self.position}
         if self.direction:
             document["direction"] = self.direction
-        document |= {"protocol": self.version, **notation.as_document(self.frame)}
+        document |= {"protocol": self.version, **frame_notation.as_document(self.frame)}
         if CODECS[self.version].encode(self.frame) != self.data:
             # Some frames may be said in two ways. What the peer really sent goes with them.
             document["data_hex"] = self.data.hex()
@@ -57,7 +57,7 @@ class Captured:
 
     def as_line(self) -> str:
         gutter = f"{self.direction} " if self.direction else ""
-        return f"{self.position:>8}  {gutter}{notation.as_line(self.frame)}"
+        return f"{self.position:>8}  {gutter}{frame_notation.as_line(self.frame)}"
 
 
 class Capture:
@@ -110,7 +110,7 @@ def version_of(body: bytes) -> str:
 
 def encoded(document: object) -> tuple[str, bytes]:
     """The direction and the bytes of the frame that an object says; its `position` is not needed for that."""
-    given = notation.mapping(document, "a frame")
+    given = frame_notation.mapping(document, "a frame")
     direction, version = given.pop("direction", ""), given.pop("protocol", "v3")
     given.pop("position", None)
     as_sent = given.pop("data_hex", "")
@@ -118,7 +118,7 @@ def encoded(document: object) -> tuple[str, bytes]:
         raise LocalProtocolError("direction must be > or <")
     if not isinstance(version, str) or version not in CODECS:
         raise LocalProtocolError(f"there is no protocol {version!r}; there are {', '.join(CODECS)}")
-    frame = notation.from_document(given, version)
+    frame = frame_notation.from_document(given, version)
     codec = CODECS[version]
     try:
         data = bytes.fromhex(as_sent)

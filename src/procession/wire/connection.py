@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import columns, draft, v3
-from procession.wire.codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
 from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, Stop
 from procession.wire.dialect import DRAFT, V3, Dialect
 from procession.wire.draft_messages import (
@@ -24,7 +23,9 @@ from procession.wire.draft_messages import (
     DraftMessage,
     DraftMessages,
 )
+from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
 from procession.wire.lifecycle import Role, Side, State
+from procession.wire.lifecycle_walker import OVER, Blame, Walk
 from procession.wire.messages import (
     Error,
     Hello,
@@ -34,7 +35,6 @@ from procession.wire.messages import (
     Messages,
     NotifyAck,
 )
-from procession.wire.walk import OVER, Blame, Walk
 
 HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
 """The longest HELLO there can be: all that a peer may make us hold before it has said who it is."""

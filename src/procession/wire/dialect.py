@@ -16,7 +16,7 @@ from procession.wire import draft, v3
 from procession.wire.draft_lifecycle import DRAFT_CONNECTION, DRAFT_STREAM
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import TABLES, Role, Side, State
-from procession.wire.stream import STREAM, StreamState, StreamStep
+from procession.wire.stream_lifecycle import STREAM, StreamState, StreamStep
 
 
 @dataclass(frozen=True, slots=True)

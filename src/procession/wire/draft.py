@@ -13,8 +13,7 @@ from itertools import repeat
 import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec
-from procession.wire.codec import Reader
+from procession.wire import frame_codec
 from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
@@ -26,6 +25,7 @@ from procession.wire.draft_messages import (
     Fault,
     Flag,
 )
+from procession.wire.frame_codec import Reader
 from procession.wire.messages import Ack, Error, Hello, Notify, Restart
 from procession.wire.v3 import Integers
 
@@ -146,22 +146,22 @@ def decode(body: bytes) -> DraftFrame:
 
 def encode(frame: DraftFrame) -> bytes:
     """The whole frame, length word included."""
-    return codec.frame(_body(frame))
+    return frame_codec.frame(_body(frame))
 
 
 def _body(frame: DraftFrame) -> bytes:
-    u32, u64 = codec.u32, codec.u64
+    u32, u64 = frame_codec.u32, frame_codec.u64
     match frame:
         case Hello(said, cookie, program, instance):
-            names = codec.short_text(program) + codec.short_text(instance)
-            return b"H" + codec.short_text(said) + codec.short_bytes(cookie) + names
+            names = frame_codec.short_text(program) + frame_codec.short_text(instance)
+            return b"H" + frame_codec.short_text(said) + frame_codec.short_bytes(cookie) + names
         case DraftOk(granted, streams):
-            known = (u64(stream_id) + codec.short_text(name) + u64(point) for stream_id, name, point in streams)
+            known = (u64(stream_id) + frame_codec.short_text(name) + u64(point) for stream_id, name, point in streams)
             return b"O" + u32(granted) + b"".join(known)
         case Error(reason):
-            return b"E" + codec.short_text(reason)
+            return b"E" + frame_codec.short_text(reason)
         case Notify(stream_id, name, point):
-            return b"N" + u64(stream_id) + codec.short_text(name) + u64(point)
+            return b"N" + u64(stream_id) + frame_codec.short_text(name) + u64(point)
         case DraftMessage():
             return _message_body(frame)
         case Ack(granted, positions):
@@ -177,7 +177,7 @@ def _body(frame: DraftFrame) -> bytes:
         case Debug(fault, count):
             if count > DEBUG_COUNT_MAX:
                 raise LocalProtocolError(f"a fault {count} times, the limit is {DEBUG_COUNT_MAX}")
-            return b"D" + codec.u8(fault.value) + u32(count)
+            return b"D" + frame_codec.u8(fault.value) + u32(count)
         case _:
             raise LocalProtocolError(f"{type(frame).__name__} is no frame of the draft")
 
@@ -185,13 +185,13 @@ def _body(frame: DraftFrame) -> bytes:
 def _message_body(message: DraftMessage) -> bytes:
     if _says_nothing(message):
         raise LocalProtocolError("a boundary without a message id that ends nothing")
-    parts = [b"M", message.flags.to_bytes(2), codec.u64(message.stream_id)]
+    parts = [b"M", message.flags.to_bytes(2), frame_codec.u64(message.stream_id)]
     if message.message_id is not None:
-        parts.append(codec.u64(message.message_id))
+        parts.append(frame_codec.u64(message.message_id))
     if message.event_time is not None:
-        parts.append(codec.u64(message.event_time))
+        parts.append(frame_codec.u64(message.event_time))
     if message.key is not None:
-        parts.append(codec.short_bytes(message.key))
+        parts.append(frame_codec.short_bytes(message.key))
     if message.payload is not None:
         parts.append(message.payload)
     return b"".join(parts)
@@ -208,7 +208,7 @@ def encode_messages(
     event_times: Integers,
     keys: pa.Array | None,
     payloads: pa.Array,
-    frame_bytes_max: int = codec.FRAME_BYTES_MAX,
+    frame_bytes_max: int = frame_codec.FRAME_BYTES_MAX,
 ) -> pa.Buffer:
     """Many MESSAGE frames of one stream, back to back, frame by frame; ephemeral ones, if they have no ids."""
     if payloads.null_count or (keys is not None and keys.null_count):

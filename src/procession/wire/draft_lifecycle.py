@@ -10,7 +10,7 @@ from __future__ import annotations
 from procession.wire.draft_messages import AckCounts, Debug, DraftFrame, DraftMessage, DraftOk
 from procession.wire.lifecycle import Side, State
 from procession.wire.messages import Ack, Error, Hello, Notify, Restart
-from procession.wire.stream import StreamState, StreamStep
+from procession.wire.stream_lifecycle import StreamState, StreamStep
 
 DRAFT_CONNECTION: dict[State, dict[Side, dict[type[DraftFrame], State]]] = {
     State.CONNECTED: {

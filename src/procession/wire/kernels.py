@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from procession.compiled import compiled
+from procession.compiled_kernels import compiled
 
 END, LENGTH, OTHER, ENOUGH, TRUNCATED = range(5)
 """Why a scan stopped: see `columns.Stop`."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import codec, columns
-from procession.wire.codec import Reader
+from procession.wire import columns, frame_codec
+from procession.wire.frame_codec import Reader
 from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Message, Notify, NotifyAck, Ok, Restart
 
 SOURCE_VERSION = "0.0.1"
@@ -62,7 +62,7 @@ def _notify(reader: Reader) -> Frame:
 
 def _notify_ack(reader: Reader) -> Frame:
     success, stream_id, point = reader.fields(_NOTIFY_ACK_FIELDS)
-    return NotifyAck(codec.boolean(success), stream_id, point)
+    return NotifyAck(frame_codec.boolean(success), stream_id, point)
 
 
 def _message(reader: Reader) -> Frame:
@@ -77,7 +77,7 @@ def _ack(reader: Reader) -> Frame:
 def _restart(reader: Reader) -> Frame:
     # The text shows a RESTART without a body; peers send a u32 length.
     length = reader.u32() if reader.remaining else 0
-    return Restart(codec.text(reader.bytes_of(length)) or None)
+    return Restart(frame_codec.text(reader.bytes_of(length)) or None)
 
 
 def _eos(reader: Reader) -> Frame:
@@ -111,23 +111,23 @@ def decode(body: bytes) -> Frame:
 
 
 def _encode_hello(frame: Hello) -> bytes:
-    names = codec.short_text(frame.program) + codec.short_text(frame.instance)
-    return b"\x00" + codec.short_text(frame.version) + codec.short_bytes(frame.cookie) + names
+    names = frame_codec.short_text(frame.program) + frame_codec.short_text(frame.instance)
+    return b"\x00" + frame_codec.short_text(frame.version) + frame_codec.short_bytes(frame.cookie) + names
 
 
 def _encode_error(frame: Error) -> bytes:
-    return b"\x02" + codec.short_text(frame.reason)
+    return b"\x02" + frame_codec.short_text(frame.reason)
 
 
 def _encode_notify(frame: Notify) -> bytes:
-    name = codec.short_text(frame.stream_name)
-    return b"\x03" + codec.u64(frame.stream_id) + name + codec.u64(frame.point_of_reference)
+    name = frame_codec.short_text(frame.stream_name)
+    return b"\x03" + frame_codec.u64(frame.stream_id) + name + frame_codec.u64(frame.point_of_reference)
 
 
 def _encode_message(frame: Message) -> bytes:
     key = frame.key
-    if len(key) > codec.SHORT_BYTES_MAX:
-        raise LocalProtocolError(f"a key of {len(key)} bytes, the limit is {codec.SHORT_BYTES_MAX}")
+    if len(key) > frame_codec.SHORT_BYTES_MAX:
+        raise LocalProtocolError(f"a key of {len(key)} bytes, the limit is {frame_codec.SHORT_BYTES_MAX}")
     fields = _MESSAGE.pack(MESSAGE_TAG, frame.stream_id, frame.message_id, frame.event_time, len(key))
     return fields + key + frame.payload
 
@@ -145,7 +145,7 @@ def _encode_restart(frame: Restart) -> bytes:
 
 def _encode_eos(frame: Eos) -> bytes:
     fields = _EOS.pack(8, frame.stream_id)
-    return fields if frame.message_id is None else fields + codec.u64(frame.message_id)
+    return fields if frame.message_id is None else fields + frame_codec.u64(frame.message_id)
 
 
 _ENCODERS: dict[type[Frame], Callable[[Any], bytes]] = {
@@ -185,7 +185,7 @@ def encode(frame: Frame) -> bytes:
         body = encoder(frame)
     except struct.error as error:
         raise LocalProtocolError(f"a number in {type(frame).__name__} does not fit its field: {error}") from None
-    return codec.frame(body)
+    return frame_codec.frame(body)
 
 
 _MESSAGE_HEADER = np.dtype(
@@ -207,7 +207,7 @@ def encode_messages(
     event_times: Integers,
     keys: pa.Array | None,
     payloads: pa.Array,
-    frame_bytes_max: int = codec.FRAME_BYTES_MAX,
+    frame_bytes_max: int = frame_codec.FRAME_BYTES_MAX,
 ) -> pa.Buffer:
     """Many MESSAGE frames of one stream, back to back, by column operations: no step is taken per record.
 
@@ -222,8 +222,8 @@ def encode_messages(
         raise LocalProtocolError("columns of different lengths")
     if count == 0:
         return pa.py_buffer(b"")
-    if int(key_lengths.max()) > codec.SHORT_BYTES_MAX:
-        raise LocalProtocolError(f"a key of {int(key_lengths.max())} bytes, the limit is {codec.SHORT_BYTES_MAX}")
+    if int(key_lengths.max()) > frame_codec.SHORT_BYTES_MAX:
+        raise LocalProtocolError(f"a key of {int(key_lengths.max())} bytes, the limit is {frame_codec.SHORT_BYTES_MAX}")
     body_lengths = _MESSAGE_HEADER.itemsize - _LENGTH_BYTES + key_lengths + payload_lengths
     if int(body_lengths.max()) > frame_bytes_max:
         raise LocalProtocolError(f"a frame of {int(body_lengths.max())} bytes, the limit is {frame_bytes_max}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from procession import Pipeline, sides
+from procession import Pipeline, tables
 
 PRICES = [{"item": "apple", "cents": 40}, {"item": "pear", "cents": 55}]
 
@@ -20,6 +20,6 @@ def summed(total: int, order: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 pipeline = Pipeline("sample", parallelism=2, dead_letter="file:output")
 orders = pipeline.source("orders", codec="json")
-known = orders.hash_join(sides.of_rows(PRICES, by="item"), key=lambda order: order["item"], join=priced)
+known = orders.hash_join(tables.of_rows(PRICES, by="item"), key=lambda order: order["item"], join=priced)
 totals = known.map_stateful(summed, key=lambda order: order["item"], initial=0, name="totals")
 totals.sink("priced", to="file:output", codec="json")

@@ -1,0 +1,1 @@
+"""What people write: pipelines, stages, windows, aggregates, tables, codecs."""

@@ -1,0 +1,188 @@
+"""Joins: the words of a stage that put its records together with others, of a table or of another stream.
+
+The one rule: as in `api/stage`, of which these are a part: each word gives the place behind it. Before it
+`api/stateful_api`; after it `planner/graph`, with what `operators/tables` and `operators/stream_join` do with each
+record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from procession.errors import PlanError
+from procession.operators.stream_join import HELD_MAX, LatePair, Pairing, Sided, as_left, as_right
+from procession.operators.tables import Joining, Side
+from procession.operators.windows import Length, span
+from procession.planner.graph import Kind, Node
+from procession.planner.keyed_spec import Gives, Stateful
+from procession.planner.keys import KeyCodec
+from procession.planner.validation import (
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_function,
+    checked_name,
+    checked_unit,
+)
+from procession.times import Unit
+
+if TYPE_CHECKING:
+    from procession.api.pipeline import Pipeline
+    from procession.api.stage import Stage
+    from procession.api.stateful_api import Key
+
+HELD_LARGEST = 100_000_000
+
+Time = Callable[[Any], Any]
+
+
+class Joins:
+    """What a stage has of joins."""
+
+    _pipeline: Pipeline
+    _index: int
+    _add: Callable[[Node], Stage]
+
+    def join(
+        self,
+        other: Stage,
+        *,
+        within_s: Length,
+        join: Callable[[Any, Any], Any],
+        key: Key | None = None,
+        left_key: Key | None = None,
+        right_key: Key | None = None,
+        time: Time | None = None,
+        left_time: Time | None = None,
+        right_time: Time | None = None,
+        unit: Unit = "s",
+        lateness_s: Length = 0,
+        outer: bool = False,
+        held_max: int = HELD_MAX,
+        late: Literal["meet", "drop", "dead-letter"] = "meet",
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Put the records of this stage and of another, a branch or a source of the same pipeline, together in pairs:
+        `join(left, right)` comes out for each pair that has one key and times at most `within_s` seconds apart, where
+        the later one of the two stood, in the order of the partners. `outer=True`: a left record that has found nobody
+        comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
+
+        `key` and `time` (event time in `unit`, as in `window`; without it, that which it was sent with) are of both, or
+        each has its own. A record is held until one has come, of whatever key, that is `within_s` and `lateness_s`
+        behind it, from each input that has not ended (docs/joins.md). A record that comes later than that is counted;
+        it meets those that are still held, and is not held itself ("meet"), or is dropped ("drop"), or set aside
+        ("dead-letter"). More than `held_max` records of a key stop the pipeline."""
+        if getattr(other, "_pipeline", None) is not self._pipeline:
+            raise PlanError(
+                f".join() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
+                next_step="join stages of one pipeline; for tables there is hash_join",
+            )
+        checked_function(join, "join", "join")
+        keys = _of_both(key, left_key, right_key, "key")
+        if keys is None:
+            raise PlanError(
+                ".join() was given no key", next_step="say key=, if it is that of both, or left_key= and right_key="
+            )
+        pairing = Pairing(
+            span(within_s, "within_s"),
+            join,
+            is_outer=checked_flag(outer, "outer", "join"),
+            lateness=span(lateness_s, "lateness_s", 0),
+            held_max=checked_count(held_max, "held_max", "join", HELD_LARGEST),
+            late=checked_choice(LatePair, late, "late"),
+            keys=KeyCodec(self._pipeline.types),
+        )
+        # Three stages stand before it: two that mark the sides, and one that puts them in order.
+        named = f"join-{self._pipeline.size + 3}" if name is None else checked_name(name, "a stage")
+        left = self._add(Node(Kind.MAP, f"{named}-left", (self._index,), as_left))
+        right = self._add(Node(Kind.MAP, f"{named}-right", (other._index,), as_right))
+        both = self._add(Node(Kind.MERGE, f"{named}-both", (left._index, right._index)))
+        return self._add(
+            Node(
+                Kind.JOIN,
+                named,
+                (both._index,),
+                parallelism=parallelism,
+                key=keys,
+                time=_of_both(time, left_time, right_time, "time"),
+                unit=checked_unit(unit),
+                stateful=Stateful(Gives.PAIRS, windowing=pairing),
+                is_named=name is not None,
+            )
+        )
+
+    def hash_join(
+        self,
+        side: Side,
+        *,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None = None,
+        and_key: Key | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Look each record up in a table (`procession.sides`): `join(record, row)` comes out, where the record stood,
+        for each row that is known by `key(record)`, in the order of the table; `join(record, None)` if there is none.
+        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` is given its own
+        copies of rows, and may change them."""
+        return self._joined(False, side, key, join, and_side, and_key, name, parallelism)
+
+    def inner_hash_join(
+        self,
+        side: Side,
+        *,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None = None,
+        and_key: Key | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """As `hash_join`; but a record that has no row in each of the sides is left out."""
+        return self._joined(True, side, key, join, and_side, and_key, name, parallelism)
+
+    def _joined(
+        self,
+        is_inner: bool,
+        side: Side,
+        key: Key,
+        join: Callable[..., Any],
+        and_side: Side | None,
+        and_key: Key | None,
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stage:
+        pairs: list[tuple[Any, Any]] = [(side, key), *([] if and_side is None else [(and_side, and_key)])]
+        for one, of_record in pairs:
+            if not isinstance(one, Side):
+                raise PlanError(
+                    f"a stream cannot be joined with {one!r}",
+                    next_step="give it one of procession.sides; for another stream there is join",
+                )
+            checked_function(of_record, "hash_join", "key")
+        checked_function(join, "hash_join", "join")
+        joining: Any = Joining(tuple(pairs), join, is_inner)
+        named = checked_name(name, "a stage") if name is not None else ""
+        return self._add(Node(Kind.HASH_JOIN, named, (self._index,), joining, parallelism))
+
+
+def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
+    """The functions of the two sides as one; None if there are none."""
+    given = {what: both, f"left_{what}": left, f"right_{what}": right}
+    for name, function in given.items():
+        if function is not None:
+            checked_function(function, "join", name)
+    named = [name for name, function in given.items() if function is not None]
+    if not named:
+        return None
+    if both is not None and len(named) == 1:
+        return Sided(both, both)
+    if both is None and len(named) == 2:
+        return Sided(left, right)
+    raise PlanError(
+        f".join() was given {' and '.join(f'{name}=' for name in named)} alone",
+        next_step=f"give {what}= for both sides, or left_{what}= and right_{what}=",
+    )

@@ -1,0 +1,206 @@
+"""What share of loopback TCP's own throughput the gateway reaches, with one producer and with eight.
+
+The same bytes go, in turn, to a plain `recv_into` loop and to a gateway, which decodes them, looks for duplicates,
+appends them to its log and gives the credits back. The producers hold their frames encoded and send as far as their
+credits go: they are not what is measured. Nor is the disk: the log is in memory, unless a directory is given.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from procession.gateway.control_client import ControlClient
+from procession.wire import v3
+from procession.wire.frame_codec import Framer
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Ok
+
+PRODUCERS = (1, 8)
+PAYLOAD_BYTES = 50
+READ_BYTES = 1024 * 1024
+LOOK_S = 0.01
+WARM_STREAM, WARM_RECORDS = 1000, 200_000
+WARM_BYTES_MAX = 64 * 1024 * 1024
+MEMORY = Path("/dev/shm")
+FORK: Any = multiprocessing.get_context("fork")
+"""Producers are forks: what they send is in memory once, and there before the clock runs."""
+
+
+def measure(records: int, rounds: int, directory: Path | None) -> dict[str, dict[str, float]]:
+    directory = directory or (MEMORY if MEMORY.is_dir() else None)
+    return {str(producers): measure_with(producers, records, rounds, directory) for producers in PRODUCERS}
+
+
+def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for producers, one in figures.items():
+        yield (
+            f"{producers} producer(s): gateway {one['gateway_mb_s']:5.0f} MB/s, {one['gateway_records_s'] / 1e6:.1f} M"
+            f" records/s; plain loopback {one['loopback_mb_s']:5.0f} MB/s; share {one['share']:.2f}"
+        )
+
+
+def measure_with(producers: int, records: int, rounds: int, directory: Path | None) -> dict[str, float]:
+    each = records // producers
+    loads = [encoded(stream_id, each) for stream_id in range(1, producers + 1)]
+    size_bytes = sum(map(len, loads))
+    plain: list[float] = []
+    ours: list[float] = []
+    for _ in range(rounds):
+        plain.append(through_loopback(loads))
+        ours.append(through_gateway(loads, each, directory))
+    return {
+        "loopback_mb_s": size_bytes / statistics.median(plain) / 1e6,
+        "gateway_mb_s": size_bytes / statistics.median(ours) / 1e6,
+        "gateway_records_s": each * producers / statistics.median(ours),
+        "share": statistics.median(bare / whole for bare, whole in zip(plain, ours, strict=True)),
+    }
+
+
+def encoded(stream_id: int, records: int) -> memoryview:
+    """The MESSAGE frames of one producer, all equally long."""
+    payloads = pa.array([b"x" * PAYLOAD_BYTES] * records, pa.binary())
+    return memoryview(v3.encode_messages(stream_id, np.arange(records), np.zeros(records, np.int64), None, payloads))
+
+
+def through_loopback(loads: Sequence[memoryview]) -> float:
+    """The seconds that a loop which only receives takes."""
+    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as waiting:
+        start, senders = _forked(lambda load, _: _send_plainly(server.getsockname(), load), loads)
+        for _ in loads:
+            waiting.register(server.accept()[0], selectors.EVENT_READ)
+        buffer = bytearray(READ_BYTES)
+        start.set()
+        began = time.perf_counter()
+        while waiting.get_map():
+            for ready, _ in waiting.select():
+                receiver: Any = ready.fileobj
+                if not receiver.recv_into(buffer):
+                    waiting.unregister(receiver)
+                    receiver.close()
+        took_s = time.perf_counter() - began
+    for sender in senders:
+        sender.join()
+    return took_s
+
+
+def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | None) -> float:
+    """The seconds from the first frame until the last is in the log of a gateway that has warmed up."""
+    warming: list[Any] = []
+    senders: list[Any] = []
+    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=parent) as directory:
+        with running(directory, "--lag-bytes-max", str(4 * sum(map(len, loads)) + WARM_BYTES_MAX)) as gateway:
+            client = ControlClient(Path(directory), b"", 20.0)
+
+            def producing(some: Sequence[memoryview], each: int, first_stream: int) -> tuple[Any, list[Any]]:
+                return _forked(lambda load, number: _produce(gateway.address, load, each, first_stream + number), some)
+
+            start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)
+            start.set()
+            _until(lambda: client.status()["is_columnar"])
+            start, senders = producing(loads, records, 1)
+            _until(lambda: client.status()["streams_total"] == 1 + len(loads))
+            start.set()
+            began = time.perf_counter()
+            _until(lambda: client.status()["next_sequence"] == WARM_RECORDS + records * len(loads))
+            took_s = time.perf_counter() - began
+        for sender in warming + senders:
+            sender.join()
+    return took_s
+
+
+class Running(NamedTuple):
+    pid: int
+    address: tuple[str, int]
+
+
+@contextmanager
+def running(directory: str, *options: str) -> Iterator[Running]:
+    """A gateway, with its log in this directory, while it is needed."""
+    words = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers", *options]
+    with subprocess.Popen([sys.executable, "-m", "procession", "gateway", *words], stderr=subprocess.PIPE) as gateway:
+        try:
+            yield Running(gateway.pid, _address(Path(directory)))
+        finally:
+            gateway.terminate()
+
+
+def _until(is_reached: Callable[[], bool]) -> None:
+    while not is_reached():
+        time.sleep(LOOK_S)
+
+
+def _address(directory: Path) -> tuple[str, int]:
+    _until((directory / "gateway.json").exists)
+    host, _, port = json.loads((directory / "gateway.json").read_text())["listen"].rpartition(":")
+    return host, int(port)
+
+
+def _forked(
+    send: Callable[[memoryview, int], Callable[[], None]], loads: Sequence[memoryview]
+) -> tuple[Any, list[Any]]:
+    """A process for each load: connected at once, and sending when the event is set."""
+    start = FORK.Event()
+
+    def run(load: memoryview, number: int) -> None:
+        go = send(load, number)
+        start.wait()
+        go()
+
+    senders = [FORK.Process(target=run, args=(load, number)) for number, load in enumerate(loads)]
+    for sender in senders:
+        sender.start()
+    return start, senders
+
+
+def _send_plainly(address: tuple[str, int], load: memoryview) -> Callable[[], None]:
+    peer = socket.create_connection(address)
+
+    def go() -> None:
+        peer.sendall(load)
+        peer.close()
+
+    return go
+
+
+def _produce(address: tuple[str, int], load: memoryview, records: int, stream_id: int) -> Callable[[], None]:
+    """A producer that spends the credits it has, and waits when it has none."""
+    peer = socket.create_connection(address)
+    framer = Framer()
+    frame_bytes = len(load) // records
+
+    def granted() -> int:
+        frames = map(v3.decode, framer.feed(peer.recv(READ_BYTES)))
+        return sum(frame.credits for frame in frames if isinstance(frame, Ok | Ack))
+
+    peer.sendall(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", str(stream_id))))
+    credit = granted() - 1
+    peer.sendall(v3.encode(Notify(stream_id, "bench", NOTHING_COMMITTED)))
+    credit += granted()
+
+    def go() -> None:
+        sent, left = 0, credit
+        while sent < records:
+            while not left:
+                left += granted()
+            count = min(left, records - sent)
+            peer.sendall(load[sent * frame_bytes : (sent + count) * frame_bytes])
+            sent, left = sent + count, left - count
+        # Closed by the gateway, when it is stopped: an unread ACK in a closed socket would reset it.
+        while peer.recv(READ_BYTES):
+            pass
+
+    return go

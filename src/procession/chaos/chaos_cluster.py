@@ -1,0 +1,361 @@
+"""The cluster of a chaos run: gateways, a driver, two sinks, producers that come and go; all real processes.
+
+The one rule: whatever dies is started again and remembered, with its status and its last words; whether it had a reason
+to die is the harness's question. Between any two parts stands a proxy. Before it `chaos/harness`, which this
+room introduces to the supervisor; after it the parts themselves, each started by its own command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from procession import faults
+from procession.address import Address, parse_address
+from procession.chaos.chaos_gateways import Doors, Gatehouse
+from procession.chaos.chaos_records import APP
+from procession.chaos.chaos_supervisor import Stage
+from procession.chaos.clock_control import Clocks
+from procession.chaos.cpu_time import Toiling
+from procession.chaos.fair_clock import Toil
+from procession.chaos.frame_splitter import LineCutter
+from procession.chaos.proxy import Proxies, Proxy
+from procession.chaos.scenario import (
+    BETWEEN,
+    CONTROL,
+    CONTROLS,
+    DRIVER,
+    GATEWAY,
+    GATEWAYS,
+    LEFT,
+    RIGHT,
+    SOURCES,
+    THIRD,
+    TO_GATEWAY,
+    TO_LEFT,
+    TO_RIGHT,
+    TO_SECOND,
+    TO_THIRD,
+)
+from procession.commit.checkpoint import CURRENT
+from procession.commit.round_record import Rounds
+from procession.commit.spark_log import SparkLog
+from procession.driver.epoch_log import EpochTail
+from procession.errors import StorageError
+from procession.sdk.ack_log import AckTail
+from procession.storage.secret import Secret, make_secret, path_of
+from procession.supervisor import cleanup
+from procession.supervisor.local_pipeline import COMMAND, SPARE
+from procession.supervisor.part import Part
+from procession.verify.decided import Decisions
+from procession.verify.decisions import DecisionReader
+
+STORY_BYTES_MAX = 4000
+ANYWHERE = "127.0.0.1:0"
+EPOCH_INTERVAL_S = 0.1
+EPOCH_RECORDS_MAX = 5_000
+ANSWER_TIMEOUT_S = 3.0
+SINK_REFUSALS_MAX = 1000
+"""Our proxies accept connections for a sink that is down, and close them: that is no refusal of the sink's."""
+EXECUTORS_READY_S = 240.0
+"""A driver with executors starts three JVMs; so long it may take, on a machine that is busy with other things."""
+
+
+class ChaosCluster:
+    """Use it as a context. Everything that it writes is in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.stage = Stage(directory / "logs")
+        self.behaviour = directory / "behaviour"
+        self._app = directory / "app.py"
+        self._epochs = EpochTail(directory / "epochs.jsonl")
+        self._acks = AckTail([self._ack_log(name) for name in SOURCES])
+        self._gatehouse = Gatehouse(directory, self.stage)
+        said = {name: self._gatehouse.announcement(name) for name in (*GATEWAYS, THIRD)}
+        listens = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), said.values(), strict=True)
+        controls = zip(CONTROLS, said.values(), strict=True)
+        self.proxies = Proxies(
+            *(Proxy(door, _address_in(where, "listen")) for door, where in listens),
+            *(Proxy(door, _address_in(where, "control"), LineCutter) for door, where in controls),
+            Proxy(BETWEEN, _address_in(said[GATEWAY], "control"), LineCutter),
+            Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
+            Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
+        )
+        self._clocks = Clocks(directory / "clocks")
+        self._toiling = Toiling()
+        self._reader: DecisionReader | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._app.write_text(APP)
+        for secret in Secret:
+            make_secret(self.directory, secret)
+        self._clocks.make()
+        self._stack.enter_context(self.proxies)
+        self._stack.enter_context(self.stage)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.proxies.lift_all()
+        self.behaviour.unlink(missing_ok=True)
+        self._gatehouse.close()
+        self._stack.close()
+
+    # Starting
+
+    def start(self) -> None:
+        """Gateways, sinks, driver; returns when each has said that it is ready."""
+        place = self.directory
+        for name in GATEWAYS:
+            self.start_gateway(name)
+        shown = self._cookie(Secret.SINKS)
+        self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE, *shown])
+        wayward = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
+        self._start(RIGHT, [*wayward, *shown, "--behaviour", str(self.behaviour)])
+        self.stage.wait_ready()
+        self.stage.start(self._driver(""))
+        self.stage.wait_ready()
+
+    def _cookie(self, secret: Secret) -> list[str]:
+        return ["--cookie-file", str(path_of(self.directory, secret))]
+
+    def _driver(self, master: str) -> Part:
+        driver = [*COMMAND, "driver", str(self._app), "--dir", str(self.directory)]
+        driver += ["--gateway", str(self.proxies.address(CONTROL))]
+        driver += ["--sink", f"left={self.proxies.address(TO_LEFT)}"]
+        driver += ["--sink", f"right={self.proxies.address(TO_RIGHT)}"]
+        driver += ["--sink-refusals-max", str(SINK_REFUSALS_MAX)]
+        driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
+        driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
+        if not master:
+            return self._part(DRIVER, driver, spare=SPARE)
+        # No spare: it would hold as many executors again.
+        return replace(self._part(DRIVER, [*driver, "--master", master]), ready_timeout_s=EXECUTORS_READY_S)
+
+    def start_gateway(self, name: str) -> None:
+        """One more; its directory may be there already, from the last time that it was one of them."""
+        address = self.proxies.address
+        doors = Doors(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
+        self._start(name, self._gatehouse.argv(name, doors))
+
+    def _start(self, name: str, argv: list[str]) -> None:
+        self.stage.start(self._part(name, argv))
+
+    def _part(self, name: str, argv: list[str], spare: tuple[str, ...] = ()) -> Part:
+        announcement = {
+            **{gateway: self._gatehouse.announcement(gateway) for gateway in (*GATEWAYS, THIRD)},
+            LEFT: self.directory / "left" / "sink.json",
+            RIGHT: self.directory / "right" / "sink.json",
+            DRIVER: self.directory / "driver.json",
+        }[name]
+        env = {faults.FILE_VARIABLE: str(self.fault_file(name)), **self._clocks.environment(name)}
+        stop_rank = 1 if name == DRIVER else 2
+        return Part(name, tuple(argv), env, _Announced(announcement), stop_rank=stop_rank, spare=spare)
+
+    def start_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
+        """A producer of that file, which sends to the first of these gateways that takes it; it ends when all of the
+        file is committed."""
+        self.stage.forget(name)
+        self.stage.finite.add(name)
+        self.stage.start(self._source(name, path, rate, gateways))
+
+    def move_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
+        """From its next start on it sends to these."""
+        self.stage.change(self._source(name, path, rate, gateways))
+
+    def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
+        to = ",".join(str(self.proxies.address(f"source-{gateway}")) for gateway in gateways)
+        argv = [*COMMAND, "source", "file", str(path), "--to", to, "--acks", str(self._ack_log(name))]
+        argv += self._cookie(Secret.PRODUCERS)
+        argv += ["--rate", str(rate)] if rate else []
+        return Part(name, tuple(argv), self._clocks.environment(name))
+
+    def _ack_log(self, name: str) -> Path:
+        """Where a producer writes what it was told; it holds the streams of all the files that it has sent."""
+        return self.directory / f"{name}.acks"
+
+    def start_rogue(self, name: str, path: Path, manners: str) -> None:
+        argv = [sys.executable, "-m", "procession.chaos.faulty_producer", str(path), "--manners", manners]
+        argv += ["--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(self._ack_log(name))]
+        argv += self._cookie(Secret.PRODUCERS)
+        self._acks.follow(self._ack_log(name))
+        self.stage.forget(name)
+        self.stage.finite.add(name)
+        self.stage.start(Part(name, tuple(argv)))
+
+    # Doing
+
+    def arm(self, name: str, point: str) -> None:
+        draft = self.fault_file(name).with_suffix(".draft")
+        draft.write_text(point)
+        draft.rename(self.fault_file(name))
+
+    def disarm(self, name: str) -> bool:
+        """Whether it was still armed."""
+        try:
+            self.fault_file(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def fault_file(self, name: str) -> Path:
+        return self.directory / f"fault-{name}"
+
+    def set_clock(self, name: str, off_s: int) -> str:
+        """Let the part's time of day jump. Says why that cannot be, or nothing."""
+        if not self._clocks.why_not:
+            self._clocks.set(name, off_s)
+        return self._clocks.why_not
+
+    def set_clocks_right(self) -> None:
+        self._clocks.set_right()
+
+    def signal_all(self, name: str, number: int) -> None:
+        """A signal to a part's process and to all that it has started."""
+        for pid in self._session_of(name):
+            self.signal_one(pid, number)
+
+    def signal_one(self, pid: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def use_master(self, master: str) -> None:
+        """Spark's master from the driver's next start on; none: local threads."""
+        if self.stage.has(DRIVER):
+            self.stage.change(self._driver(master))
+
+    def executors(self) -> list[int]:
+        """Spark's executors, where its master makes processes of them."""
+        return [pid for pid in self._session_of(DRIVER) if "CoarseGrainedExecutorBackend" in _command_of(pid)]
+
+    def workers(self) -> list[int]:
+        """Spark's Python workers: what its daemon has forked."""
+        session = [one for one in cleanup.processes() if one.pid in self._session_of(DRIVER)]
+        daemons = {one.pid for one in session if "pyspark.daemon" in _command_of(one.pid) and one.parent != 1}
+        return [one.pid for one in session if one.parent in daemons]
+
+    def _session_of(self, name: str) -> set[int]:
+        leader = self.stage.pid(name)
+        return {one.pid for one in cleanup.processes() if one.session == leader and one.state != "Z"}
+
+    # Looking
+
+    def gateways(self) -> list[str]:
+        return self._gatehouse.names
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        return self._gatehouse.statuses()
+
+    def has_joined(self, name: str) -> bool:
+        return self._gatehouse.has_joined(name)
+
+    def let_go(self, name: str) -> bool:
+        self.stage.finite.add(name)  # whether or not this is heard: an earlier word may have been
+        return self._gatehouse.let_go(name)
+
+    def toil(self) -> Toil:
+        """How long all parts ran since the last time, and how long they waited for a core."""
+        return self._toiling.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
+
+    def fence(self) -> int:
+        with suppress(OSError, ValueError):
+            return int((self.directory / "checkpoint" / CURRENT).read_text())
+        return 0
+
+    def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
+        if self._reader is None:
+            self._reader = DecisionReader(self.directory / "checkpoint")
+        return self._reader.look(visible)
+
+    def decided_positions(self) -> Mapping[int, int] | None:
+        """The last committed message id of each stream; None while a driver is taking over."""
+        copy = self.directory / "checkpoint" / f"{self.fence():010d}"
+        with suppress(StorageError):
+            record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
+            return None if record is None else record.positions
+        return None
+
+    def acknowledged(self) -> dict[int, int]:
+        """The last message id of each stream that its producer was told is committed: its own word for it."""
+        return self._acks.look()
+
+    def new_epochs(self) -> list[dict[str, Any]]:
+        return list(self._epochs.new())
+
+    def instances(self) -> dict[str, Path]:
+        return {side: self.directory / side / f"chaos-{side}-0" for side in ("left", "right")}
+
+    def story(self) -> str:
+        """What everybody said last, and what state they are in."""
+        logs = sorted((self.directory / "logs").glob("*.log"))
+        tails = [f"--- {log.name}\n{_tail(log)}" for log in logs if not log.name.endswith(".old.log")]
+        tails += [
+            f"--- {instance.name}.txnlog\n{_tail(instance.with_suffix('.txnlog'))}"
+            for instance in self.instances().values()
+        ]
+        states = {one.pid: one.state for one in cleanup.processes()}
+        parts = ", ".join(f"{name} {states.get(self.stage.pid(name) or 0, 'away')}" for name in self.names())
+        return "\n".join([f"processes: {parts}", f"gateways: {json.dumps(self.statuses())}", *tails])
+
+    def names(self) -> list[str]:
+        return list(self.stage._children)
+
+    def save_copy(self) -> None:
+        """Keep the right sink's files, as they are."""
+        shutil.rmtree(self.directory / "right.saved", ignore_errors=True)
+        shutil.copytree(self.directory / "right", self.directory / "right.saved")
+
+    def restore_copy(self) -> None:
+        for path in (self.directory / "right.saved").iterdir():
+            shutil.copy2(path, self.directory / "right" / path.name)
+
+
+def _tail(path: Path) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - STORY_BYTES_MAX))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _address_in(path: Path, name: str) -> Callable[[], Address]:
+    """Where a part says it listens, read anew each time; a ValueError while it says nothing."""
+
+    def find() -> Address:
+        try:
+            return parse_address(json.loads(path.read_text())[name])
+        except FileNotFoundError as error:
+            raise ValueError(f"{path} is not there yet") from error
+
+    return find
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """Whether the process has said in this file that it is ready."""
+
+    path: Path
+
+    def __call__(self, pid: int) -> bool:
+        try:
+            return bool(json.loads(self.path.read_text())["pid"] == pid)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False

@@ -1,0 +1,186 @@
+"""A wayward sink: the file sink, with behaviours that a decent one does not have. `python -m
+procession.chaos.faulty_sink`.
+
+The one rule: it is our own sink in everything but what its behaviour file says, which is read again at every word of a
+round; so a harness can change it while it runs. Before it the driver; after it the file sink's own files. The file
+holds `name=value`, comma-separated; an empty or missing one is a decent sink. A number that counts, counts from when
+the file was written.
+
+    abort_on=N            vote abort on the N-th transaction
+    abort_content=TEXT    vote abort where TEXT is to be seen (three times; then it has got used to it)
+    abort_chance=P        vote abort with this probability, drawn from `seed=S`
+    vote_delay_s=S, decide_delay_s=S    take so long for a vote, or for phase 2
+    hang_on=N             from the N-th transaction on, answer nothing while the file says so
+    close_before_vote=N, close_after_vote=N, close_before_decision=N, close_after_decision=N
+                          end the session, the N-th time
+    double=N              A PLANTED BUG: write a record twice, in place of the next, in the N-th piece of data; for the
+                          test of the harness itself
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR
+from procession.connectors.file_sink import opener
+from procession.errors import DiskError, RemoteProtocolError, StorageError
+from procession.sdk.output import Output, Wait
+from procession.sdk.participant import Outlet, Where
+from procession.sdk.sink_directory import Home, serve
+from procession.sdk.transaction_log import TxnLog
+from procession.storage.secret import PRIVATE_UMASK
+
+ABORTS = ("abort_on", "abort_content", "abort_chance", "seed")
+DELAYS = ("vote_delay_s", "decide_delay_s", "hang_on")
+CLOSES = ("close_before_vote", "close_after_vote", "close_before_decision", "close_after_decision")
+BEHAVIOURS = (*ABORTS, *DELAYS, *CLOSES, "double")
+CONTENT_ABORTS_MAX = 3
+HANG_LOOK_S = 0.05
+
+
+def misdeeds_file(behaviour: Path) -> Path:
+    """Where it is written down what was done: a line for each time."""
+    return behaviour.with_name("misdeeds")
+
+
+class Behaviour:
+    """What the file says now, and how often each occasion has come since it said so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._chance = random.Random()
+        self._text = ""
+        self._options: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def get(self, name: str) -> str:
+        try:
+            text = self._path.read_text().strip()
+        except FileNotFoundError:
+            text = ""
+        if text != self._text:
+            self._text = text
+            self._options = dict(one.split("=", 1) for one in text.split(",") if "=" in one)
+            self._counts = {}
+            self._chance = random.Random(self._options.get("seed", ""))
+        return self._options.get(name, "")
+
+    def number(self, name: str) -> float:
+        return float(self.get(name) or 0)
+
+    def is_turn(self, name: str) -> bool:
+        """Whether this is the N-th occasion."""
+        turn = int(self.number(name))
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return self._noted(name, turn == self._counts[name])
+
+    def happens(self, name: str) -> bool:
+        limit = self.number(name)  # before it draws: a new text has a new seed
+        return self._noted(name, self._chance.random() < limit)
+
+    def may_still(self, name: str, times: int) -> bool:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return self._noted(name, self._counts[name] <= times)
+
+    def delay(self, name: str) -> None:
+        seconds = self.number(name)
+        time.sleep(seconds)
+        self._noted(name, seconds > 0)
+
+    def _noted(self, name: str, is_done: bool) -> bool:
+        """Whoever gave the order can see that it was carried out."""
+        if is_done:
+            with misdeeds_file(self._path).open("a") as file:
+                file.write(f"{name}\n")
+        return is_done
+
+
+class Wayward(Outlet):
+    """An outlet that does as its behaviour says."""
+
+    def __init__(self, output: Output, txnlog: TxnLog, wait: Wait, behaviour: Behaviour) -> None:
+        super().__init__(output, txnlog, wait=wait)
+        self._behaviour = behaviour
+        self._is_disgusted = False
+
+    def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
+        text = self._behaviour.get("abort_content").encode()
+        if text and any(text in payload for payload in payloads):
+            self._is_disgusted = True
+        super().append(message_ids, [self._damaged(payload) for payload in payloads])
+
+    def _damaged(self, payload: bytes) -> bytes:
+        lines = payload.splitlines(keepends=True)
+        if len(lines) >= 2 and self._behaviour.get("double") and self._behaviour.is_turn("double"):
+            lines[1] = lines[0]
+        return b"".join(lines)
+
+    def phase1(self, txn_id: str, where: Where) -> bool:
+        behaviour = self._behaviour
+        self._close_if("close_before_vote")
+        if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._is_offended():
+            self._has_gap = True  # as if something had not arrived: the decent way to say no
+        behaviour.delay("vote_delay_s")
+        if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
+            while behaviour.get("hang_on"):
+                time.sleep(HANG_LOOK_S)
+        vote = super().phase1(txn_id, where)
+        self._close_if("close_after_vote")
+        return vote
+
+    def phase2(self, txn_id: str, commit: bool) -> None:
+        self._close_if("close_before_decision")
+        self._behaviour.delay("decide_delay_s")
+        super().phase2(txn_id, commit)
+        self._close_if("close_after_decision")
+
+    def _is_offended(self) -> bool:
+        was_disgusted, self._is_disgusted = self._is_disgusted, False
+        return was_disgusted and self._behaviour.may_still("abort_content", CONTENT_ABORTS_MAX)
+
+    def _close_if(self, name: str) -> None:
+        if self._behaviour.get(name) and self._behaviour.is_turn(name):
+            raise RemoteProtocolError("I have had enough")
+
+
+class WaywardHome(Home):
+    def __init__(self, directory: Path, behaviour: Behaviour) -> None:
+        super().__init__(directory, opener(directory))
+        self._behaviour = behaviour
+
+    def open_outlet(self, instance: str, wait: Wait) -> Outlet:
+        return Wayward(self._open_output(instance), self.open_txnlog(instance), wait, self._behaviour)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="procession.chaos.faulty_sink", description="A file sink that misbehaves.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--behaviour", type=Path, required=True)
+    parser.add_argument("--cookie-file", type=Path, help="the secret that a worker must show")
+    given = parser.parse_args()
+    os.umask(PRIVATE_UMASK)
+    cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
+    try:
+        home = WaywardHome(given.directory, Behaviour(given.behaviour))
+        try:
+            serve(home, given.listen, cookie)
+        finally:
+            home.close()
+    except StorageError as error:
+        # A bad disk is no bad manners: it ends as every other part does.
+        print(f"error: {error.explain()}", file=sys.stderr)
+        sys.exit(EXIT_AGAIN if isinstance(error, DiskError) else EXIT_CLEAR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The chronicle: what was done, what came of it, and how far the records were; everything that a report tells.
+
+The one rule: it only notes; times are seconds since the run began. Before it the harness; after it the screen and the
+report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from procession.chaos.recovery_times import Recoveries
+from procession.chaos.scenario import Run
+from procession.verify.verdict import Outcome, Verdict
+
+RECENT_MAX = 12
+UNJUDGED = "unknown"
+"""A failure of this kind says nothing about the pipeline: it kept us from judging it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at_s: float
+    scenario: str
+    on: str
+    what: str
+
+
+@dataclass(slots=True)
+class Span:
+    """A scenario from its first record to its drain."""
+
+    scenario: str
+    start_s: float
+    end_s: float | None = None
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run is not clean: a violation, a stall, or a death that had no reason; or why it cannot be told (kind
+    `UNJUDGED`). `story` is what all parts said."""
+
+    kind: str
+    sentence: str
+    scenario: str
+    story: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}{f' in {self.scenario}' if self.scenario else ''}: {self.sentence}"
+
+
+@dataclass
+class Chronicle:
+    """One run of the harness."""
+
+    seed: int
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    runs: list[Run] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    """Committed records over time."""
+    absences: list[tuple[str, float, float]] = field(default_factory=list)
+    """Part, from, to: not at its work."""
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    committed: int = 0
+    decided: int = 0
+    """Visible transactions that were found in a round record, at the sink with the fewest."""
+    acknowledged: int = 0
+    """Streams whose producer has noted down what it was told; rogues do not."""
+    epochs: int = 0
+    pauses: int = 0
+    faults_put: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: float = 0.0
+    was_stopped: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """Clean only if everything was seen to be there at the end, and nothing was wrong on the way."""
+        found = [verdict.outcome for verdict in self.verdicts.values()]
+        if self.has_failed or Outcome.VIOLATED in found:
+            return Outcome.VIOLATED
+        if self.failures or self.was_stopped or not found or Outcome.UNKNOWN in found:
+            return Outcome.UNKNOWN
+        return Outcome.CLEAN
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything was wrong on the way."""
+        return any(failure.kind != UNJUDGED for failure in self.failures)
+
+    @property
+    def scenario(self) -> str:
+        """The one that is run."""
+        return self.spans[-1].scenario if self.spans else ""
+
+    def event(self, now_s: float, on: str, what: str) -> None:
+        self.events.append(Event(round(now_s, 3), self.scenario, on, what))
+
+    @property
+    def recent(self) -> list[Event]:
+        return self.events[-RECENT_MAX:]
+
+    @property
+    def was_compared(self) -> bool:
+        """Whether all inputs were held against all outputs; what was not counted is not 0."""
+        return bool(self.verdicts) and all(one.outcome is not Outcome.UNKNOWN for one in self.verdicts.values())
+
+    def counts(self) -> dict[str, int | None]:
+        """The worst that any sink shows, of each kind; None if they were not compared."""
+        names = ("lost", "doubled", "disordered", "corrupt", "acknowledged_lost")
+        if not self.was_compared:
+            return dict.fromkeys(names)
+        return {name: max(getattr(one, name) for one in self.verdicts.values()) for name in names}
+
+    def figures(self) -> dict[str, Any]:
+        hours = self.seconds / 3600
+        return {
+            "outcome": self.outcome,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "scenarios": len({span.scenario for span in self.spans if span.end_s is not None}),
+            "runs": len(self.runs),
+            "events": self.recoveries.events,
+            "events_per_hour": round(self.recoveries.events / hours) if hours else 0,
+            "pauses": self.pauses,
+            "other_faults": dict(self.faults_put),
+            "records": self.committed,
+            "decided_transactions": self.decided,
+            "acknowledged_streams": self.acknowledged,
+            "epochs": self.epochs,
+            **self.counts(),
+            "recoveries": self.recoveries.figures(),
+            "failures": [asdict(failure) for failure in self.failures],
+            "notes": self.notes,
+        }
+
+    def _mix(self) -> str:
+        """How much was done, and what."""
+        figures = self.figures()
+        kills = [f"{kind} {one['kills']}" for kind, one in figures["recoveries"].items()]
+        faults = sum(self.faults_put.values())
+        return (
+            f"{figures['events_per_hour']:,} kill-and-restart events an hour ({', '.join(kills) or 'none'}),"
+            f" {self.pauses} pauses and {faults} other faults, in {figures['scenarios']} scenarios and"
+            f" {self.epochs:,} epochs"
+        )
+
+    def _counted(self) -> str:
+        counts = self.counts()
+        if not self.was_compared:
+            return "not compared to the end"
+        told = f"{counts['lost']:,} lost, {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
+        told += f", {counts['corrupt']:,} corrupt" if counts["corrupt"] else ""
+        return told + (
+            f", {counts['acknowledged_lost']:,} acknowledged but lost" if counts["acknowledged_lost"] else ""
+        )
+
+    def sentence(self) -> str:
+        """The verdict in words."""
+        told = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
+        lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
+        for kind, one in self.recoveries.figures().items():
+            times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
+            lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")
+        if self.was_stopped:
+            lines.append("  it was stopped: what was under way was not compared")
+        lines += [f"  {failure}" for failure in self.failures]
+        lines += [f"  unknown at {name}: {one.why}" for name, one in self.verdicts.items() if one.why]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -1,0 +1,208 @@
+"""The outputs of a chaos run: what the sinks have committed, held against the inputs all the time.
+
+The one rule: every committed byte is read once, as soon as it is committed, and belongs to the next record of its
+stream; all sinks have the same bytes, salt included; and nothing is visible that was not decided. What was never held
+against a decision or an acknowledgement is not called clean. Before it the sinks' files; after it the harness, which
+asks several times a second, and at each drain whether all is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from procession.chaos.chaos_records import SALT_BYTES, unsalted
+from procession.connectors.file_source import stream_id_of
+from procession.sdk.transaction_log import TxnTail
+from procession.verify.decided import Decisions, is_decided, is_named
+from procession.verify.prefix import PrefixCheck
+from procession.verify.verifier import Outcome, Verdict, compare
+
+READ_BYTES = 1024 * 1024
+
+# Tells what the checkpoint has decided; asked after these transactions were seen at a sink.
+Decide = Callable[[Iterable[tuple[str, int, int]]], Decisions]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One input: a file of records, all with the same tag."""
+
+    tag: str
+    path: Path
+    records: int
+
+
+class Output:
+    """One sink's output, and how far each stream has come in it."""
+
+    def __init__(self, name: str, instance: Path) -> None:
+        self.name = name
+        self.data = instance.with_suffix(".data")
+        self.end = 0
+        """Up to here it is committed, and was looked at."""
+        self.named = 0
+        """So many of its transactions were found in a round record."""
+        self.checks: dict[str, PrefixCheck] = {}
+        self._tail = TxnTail(instance.with_suffix(".txnlog"))
+
+    def look(self, streams: Mapping[str, Stream], decide: Decide | None) -> Iterator[str]:
+        """Take what is new; a sentence for everything that is wrong."""
+        new = list(self._tail.look())
+        decisions = decide(new) if new and decide else None
+        for transaction in new:
+            self.named += decisions is not None and is_named(transaction.txn_id, decisions)
+            if decisions is not None and not is_decided(*transaction, decisions):
+                yield f"{self.name}: {transaction.txn_id} is visible, but nobody decided to commit it"
+            if transaction.start != self.end:
+                yield f"{self.name}: {transaction.txn_id} commits from {transaction.start}, but {self.end} was the end"
+            data = read(self.data, transaction.start, transaction.end)
+            if len(data) < transaction.end - transaction.start:
+                yield f"{self.name}: committed output is gone: {self.data} ends before {transaction.end}"
+            self.end = transaction.end
+            if data[-1:] not in (b"", b"\n"):
+                yield f"{self.name}: {transaction.txn_id} ends in the middle of a record"
+            for tag, lines in unsalted(data.splitlines()).items():
+                yield from self._take(tag, lines, streams.get(tag))
+
+    def _take(self, tag: str, lines: list[bytes], stream: Stream | None) -> Iterator[str]:
+        if stream is None:
+            yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
+            return
+        check = self.checks.get(tag)
+        if check is None:
+            check = self.checks[tag] = PrefixCheck(1, partial(_read_input, stream.path))
+        was_over = check.is_over
+        check.take(b"".join(line + b"\n" for line in lines))
+        if check.is_over and not was_over:
+            yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
+
+    def _judged(self, stream: Stream) -> Verdict:
+        """What kind of damage it is: the stream's part of the output, all of it, against its input."""
+
+        def lines() -> Iterator[bytes]:
+            for found in self.committed_lines():
+                yield from (line + b"\n" for line in unsalted(found).get(stream.tag, []))
+
+        return compare([lambda: iter([stream.path.read_bytes()])], lines, is_complete=False)
+
+    def committed_lines(self) -> Iterator[list[bytes]]:
+        position, rest = 0, b""
+        while position < self.end:
+            piece = read(self.data, position, min(self.end, position + READ_BYTES))
+            if not piece:
+                return
+            position += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            yield lines
+
+    def records(self, tag: str) -> int:
+        check = self.checks.get(tag)
+        return check.records if check is not None else 0
+
+
+class Outputs:
+    """All sinks' outputs against all inputs."""
+
+    def __init__(self, instances: Mapping[str, Path], decide: Decide | None = None) -> None:
+        self._decide = decide
+        self.streams: dict[str, Stream] = {}
+        self.outputs = {name: Output(name, instance) for name, instance in instances.items()}
+        self.acknowledged: Mapping[int, int] = {}
+        """The last message id of each stream that its producer was told is committed."""
+        self._names: dict[int, str] = {}
+        self._same = 0
+
+    def expect(self, stream: Stream) -> None:
+        self.streams[stream.tag] = stream
+        self._names[stream_id_of(stream.path)] = stream.tag
+
+    def name_of(self, stream_id: int) -> str:
+        return f"stream {self._names.get(stream_id, stream_id)}"
+
+    @property
+    def named(self) -> int:
+        """Visible transactions whose decision was seen, of the sink that has the fewest."""
+        return min(output.named for output in self.outputs.values())
+
+    def look(self) -> list[str]:
+        """What is wrong in what was committed since the last look."""
+        wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams, self._decide)]
+        return wrong or self._differences()
+
+    def _differences(self) -> list[str]:
+        """Whether all sinks have the same bytes, as far as all of them are."""
+        first, *others = self.outputs.values()
+        end = min(output.end for output in self.outputs.values())
+        ours = read(first.data, self._same, end)
+        for other in others:
+            if read(other.data, self._same, end) != ours:
+                return [f"{first.name} and {other.name} differ between bytes {self._same} and {end}"]
+        self._same = end
+        return []
+
+    @property
+    def committed(self) -> int:
+        """Records that every sink shows."""
+        return min(sum(check.records for check in output.checks.values()) for output in self.outputs.values())
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {name: output.end for name, output in self.outputs.items()}
+
+    def missing(self) -> list[str]:
+        """What is not there although everything should be; looked at when all sources have ended."""
+        return [
+            f"{output.name} has {output.records(tag)} of {stream.records} records of stream {tag}"
+            for output in self.outputs.values()
+            for tag, stream in self.streams.items()
+            if output.records(tag) != stream.records
+        ]
+
+    def compare_all(self) -> dict[str, Verdict]:
+        """The complete comparison, anew from the first byte: all inputs against each output."""
+        inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
+        heard = [self.acknowledged.get(stream_id_of(stream.path)) for stream in self.streams.values()]
+        verdicts = {
+            name: compare(inputs, partial(_unsalted_pieces, output), acknowledged=heard)
+            for name, output in self.outputs.items()
+        }
+        if not (why := self._unproven()):
+            return verdicts
+        unknown = {name: replace(verdict, outcome=Outcome.UNKNOWN, why=why) for name, verdict in verdicts.items()}
+        return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
+
+    def _unproven(self) -> str:
+        """What was never looked at, although it was to be held against a decision."""
+        if self._decide is None:
+            return ""
+        if not self.named:
+            return "No round record named any of the visible transactions."
+        return "" if self.acknowledged else "No producer noted down what it was told."
+
+
+def read(path: Path, start: int, end: int) -> bytes:
+    """The bytes of a file from start to end; fewer if it is shorter or not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+    except FileNotFoundError:
+        return b""
+
+
+def _read_input(path: Path, _number: int, position: int, size: int) -> bytes:
+    return read(path, position, position + size)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    for position in range(0, os.stat(path).st_size, READ_BYTES):
+        yield read(path, position, position + READ_BYTES)
+
+
+def _unsalted_pieces(output: Output) -> Iterator[bytes]:
+    for lines in output.committed_lines():
+        yield b"".join(line[:-SALT_BYTES] + b"\n" for line in lines)

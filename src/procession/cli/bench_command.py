@@ -1,0 +1,221 @@
+"""The commands `procession bench NAME`: words in, one call out.
+
+The one rule: as in `cli/main`, they parse and print; each prints, beside what was measured, the command that repeats
+it. Before it `cli/main`; after it the module of `bench` that measures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+bench_app = typer.Typer(
+    help="Measure, and say with which command again. Without a name: all of them, one after the other.",
+    invoke_without_command=True,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often all that is compared is measured, in turn.")]
+Directory = Annotated[
+    Path | None, typer.Option("--dir", show_default="memory", help="Where the log is, if it shall not be in memory.")
+]
+MIB = 1024 * 1024
+
+
+@bench_app.callback()
+def all_of_them(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        commands: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]
+        for name, command in commands.items():
+            command.main([], prog_name=f"{context.command_path} {name}", standalone_mode=False)
+
+
+@bench_app.command(name="epoch-time")
+def epoch_time(
+    context: typer.Context,
+    rounds: Rounds = 3,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Also without each setting that is there for speed, one at a time.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A small epoch, with Spark's default settings and with ours."""
+    from procession.bench import epoch_time as bench
+
+    figures = bench.measure(rounds, is_ablating=ablate)
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
+    """How long each process takes to recover from SIGKILL."""
+    from procession.bench import recovery as bench
+
+    figures = bench.measure(rounds)
+    _print(context, {"parts": figures}, bench.told(figures))
+
+
+@bench_app.command()
+def decode(
+    context: typer.Context,
+    frames: Annotated[int, typer.Option(min=1, help="How many, with payloads of 50 bytes.")] = 1_000_000,
+    rounds: Rounds = 7,
+    as_json: Json = False,
+) -> None:
+    """MESSAGE frames as columns, against a loop of `struct`."""
+    from procession.bench import decode as bench
+
+    figures = bench.measure(frames, rounds)
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def gateway(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=8, help="How many in a round.")] = 4_000_000,
+    rounds: Rounds = 5,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """What the gateway takes, against what loopback TCP carries."""
+    from procession.bench import gateway_throughput as bench
+
+    figures = bench.measure(records, rounds, directory)
+    _print(context, {"producers": figures}, bench.told(figures))
+
+
+@bench_app.command()
+def producers(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=64, help="How many in a round.")] = 4_000_000,
+    rounds: Rounds = 3,
+    connections: Annotated[int, typer.Option(min=1, help="How many are idle.")] = 1_000,
+    streams_each: Annotated[int, typer.Option(min=1, help="Streams of each of them.")] = 10,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """What a gateway takes from 1, 8 and 64 producers, and what an idle one costs it."""
+    from procession.bench import producers as bench
+
+    figures = bench.measure(records, rounds, connections, streams_each, directory)
+    _print(context, {"producers": figures}, bench.told(figures))
+
+
+@bench_app.command()
+def credits(  # noqa: A001  (its name on the command line)
+    context: typer.Context,
+    rounds: Rounds = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long a round with the slow pipeline is.")] = 10.0,
+    rate: Annotated[int, typer.Option(min=1, help="Records a second that the slow pipeline commits.")] = 20_000,
+    epoch_s: Annotated[float, typer.Option(min=0.001, help="What its epochs take.")] = 0.1,
+    records: Annotated[int, typer.Option(min=1, help="Of a round with the fast pipeline.")] = 2_000_000,
+    latency_target_s: Annotated[float, typer.Option(help="What the adaptive window aims at.")] = 1.0,
+    lag_max: Annotated[
+        int, typer.Option("--lag-bytes-max", min=1, help="Producers wait while more is not committed.")
+    ] = 256 * MIB,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Fixed and adaptive credits, behind a slow pipeline and a fast one."""
+    from procession.bench import credits as bench
+
+    given = bench.Given(rounds, seconds, rate, epoch_s, records, latency_target_s, lag_max, directory)
+    figures = bench.measure(given)
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def memory(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="How many the demo streams.")] = 2_000_000,
+    as_json: Json = False,
+) -> None:
+    """Whether memory stays flat while the demo runs: each process, early and late."""
+    from procession.bench import memory as bench
+
+    figures = bench.measure(records)
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def listing1(
+    context: typer.Context,
+    workload: Annotated[
+        Literal["listing1", "w1", "w2"], typer.Option(help="Conflux's Listing 1, or one of its smaller workloads.")
+    ] = "listing1",
+    records: Annotated[int, typer.Option(min=1_000, help="How many come from the source.")] = 10_000_000,
+    burn_ns: Annotated[int, typer.Option(min=0, help="Processor time that each stage burns for a record.")] = 0,
+    rounds: Rounds = 3,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch, and of a window.")] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """Conflux's Listing 1 with order, without, and with a window sort on the same Spark."""
+    import os
+
+    from procession.bench import listing1 as bench
+
+    figures = bench.measure(bench.Given(workload, records, burn_ns, rounds, epoch_records, os.cpu_count() or 1))
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def loop(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="How many in the file.")] = 6_000_000,
+    rounds: Rounds = 3,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch at most.")] = 4_000_000,
+    warm_records: Annotated[int, typer.Option(min=1, help="How many are sent first, without a clock.")] = 300_000,
+    warm_s: Annotated[float, typer.Option(min=0, help="How long that takes: many epochs warm Java up.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """The whole walk of a file, with light and heavier functions of one record and on columns, against a plain loop."""
+    from procession.bench import loop as bench
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(epoch_records_max=epoch_records, epoch_bytes_max=bench.EPOCH_BYTES_MAX)
+    figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
+    _print(context, figures, bench.told(figures))
+
+
+@bench_app.command()
+def state(
+    context: typer.Context,
+    keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="How many there are.")] = 10_000,
+    records: Annotated[int, typer.Option(min=1, help="How many are timed in a run.")] = 1_000_000,
+    rounds: Rounds = 3,
+    spark_rounds: Annotated[int, typer.Option(min=1, help="In so many, Spark's own states take part.")] = 1,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch.")] = 250_000,
+    many_keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Of so many, few are touched.")] = 1_000_000,
+    warm_epochs: Annotated[int, typer.Option(min=1, help="Small epochs that go before, without a clock.")] = 12,
+    as_json: Json = False,
+) -> None:
+    """A count of each key: ours, a bare dictionary, and Spark's transformWithState on rows and on pandas."""
+    import os
+
+    from procession.bench import keyed_state as bench
+
+    sizes = keys, records, rounds, min(rounds, spark_rounds), epoch_records, many_keys, warm_epochs
+    figures = bench.measure(bench.Given(*sizes, os.cpu_count() or 1))
+    _print(context, figures, bench.told(figures))
+
+
+def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]) -> None:
+    command = " ".join([f"procession bench {context.command.name}", *_words(context)])
+    if context.params["as_json"]:
+        print(json.dumps({**figures, "command": command}))
+        return
+    for line in lines:
+        print(line)
+    print(f"({command})")
+
+
+def _words(context: typer.Context) -> Iterable[str]:
+    """The options of a command as one would type them, without --json and what is not set."""
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if option.name != "as_json" and value is not None and value is not False:
+            yield option.opts[0] if value is True else f"{option.opts[0]} {value}"

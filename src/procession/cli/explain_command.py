@@ -1,0 +1,34 @@
+"""`procession explain`: an app's plan, printed. Words in, one call out.
+
+The one rule: as in `cli/main`, it parses and prints; it starts nothing. Before it the command line; after it
+`planner/explain` and `planner/drawing`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="A file that it is to be run with (repeatable).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_dot: Annotated[bool, typer.Option("--dot", help="Print it for Graphviz.")] = False,
+    as_svg: Annotated[bool, typer.Option("--svg", help="Print it as a picture, in SVG.")] = False,
+) -> None:
+    """Show how an app's order is kept: its chains and edges, each with its strategy and the reason for it."""
+    from procession.connectors.file_source import FileSource
+    from procession.driver.app_file import load_app
+    from procession.planner import drawing as picture
+    from procession.planner import explain as words
+
+    if as_json + as_dot + as_svg > 1:
+        raise typer.BadParameter("choose one of --json, --dot and --svg")
+    write = words.as_json if as_json else words.as_dot if as_dot else picture.as_svg if as_svg else words.explain
+    streams = FileSource(inputs or []).stream_ids
+    print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")

@@ -1,0 +1,109 @@
+"""The commands `procession frames decode` and `encode`: what peers say to each other, to read and to write.
+
+The one rule: as in `cli/main`, it reads, calls and prints. A capture that goes wrong is printed up to there, then one
+sentence says where; status 1. Before it `cli/main`; after it `wire/capture`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from procession.errors import ConfigError, LocalProtocolError
+
+if TYPE_CHECKING:
+    from procession.wire.capture import Captured
+
+PIECE_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""One object that is read: a frame of 16 MiB in hex, and its other fields."""
+
+frames_app = typer.Typer(help="Read and write what peers say to each other.", no_args_is_help=True)
+
+
+@frames_app.command("decode")
+def decode(
+    hexes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HEX]...", help="The capture in hex; < and > before hex say who sent it."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(show_default="standard input", help="A file with the capture, as bytes or in hex."),
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(show_default="each frame's tag tells", help="The protocol's version: v3 or draft.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a frame.")] = False,
+    frame_bytes_max: Annotated[int, typer.Option(min=1, help="A longer frame is no frame.")] = 16 * 1024 * 1024,
+) -> None:
+    """Print the frames of a capture, a line each. With --json everything is shown, the cookie of a HELLO too."""
+    from procession.wire.capture import CODECS, Capture
+
+    if version is not None and version not in CODECS:
+        raise typer.BadParameter(f"choose one of {', '.join(CODECS)}", param_hint="--version")
+    if hexes and file:
+        raise typer.BadParameter("give hex or a file, not both", param_hint="--file")
+    capture = Capture(version, frame_bytes_max)
+    for direction, data in _from_hex(hexes) if hexes else _from_file(file):
+        for captured in capture.feed(data, direction):
+            print(_shown(captured, as_json))
+    capture.finish()
+
+
+@frames_app.command("encode")
+def encode() -> None:
+    """Read JSON objects, one a line, as `decode --json` prints them, from standard input; print each frame in hex."""
+    from procession.wire.capture import encoded
+
+    number = 0
+    while line := sys.stdin.buffer.readline(LINE_BYTES_MAX):
+        number += 1
+        if not line.strip():
+            continue
+        try:
+            direction, data = encoded(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise LocalProtocolError(f"line {number} is not JSON: {error}") from error
+        except LocalProtocolError as error:
+            raise LocalProtocolError(f"line {number}: {error.sentence}") from error
+        print(f"{direction} {data.hex()}" if direction else data.hex())
+
+
+def _shown(captured: Captured, as_json: bool) -> str:
+    return json.dumps(captured.as_document()) if as_json else captured.as_line()
+
+
+def _from_hex(hexes: list[str]) -> Iterator[tuple[str, bytes]]:
+    from procession.wire.capture import HexReader
+
+    reader = HexReader()
+    yield from reader.feed(" ".join(hexes))
+    reader.finish()
+
+
+def _from_file(path: Path | None) -> Iterator[tuple[str, bytes]]:
+    from procession.wire.capture import HexReader, is_hex
+
+    try:
+        with open(path or sys.stdin.fileno(), "rb") as file:
+            piece = file.read1(PIECE_BYTES)
+            reader = HexReader() if is_hex(piece) else None
+            while piece:
+                if reader:
+                    yield from reader.feed(piece.decode("latin-1"))
+                else:
+                    yield "", piece
+                piece = file.read1(PIECE_BYTES)
+            if reader:
+                reader.finish()
+    except OSError as error:
+        raise ConfigError(
+            f"the capture {path or 'on standard input'} cannot be read: {error.strerror}",
+            next_step="give a file with a capture",
+        ) from error

@@ -1,0 +1,93 @@
+"""`procession gateways …`: the gateways of a running pipeline, as commands. Words in, one call out.
+
+The one rule: as in `cli`. Before it the command line; after it `supervisor/membership`, which asks the gateway that
+leads.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from procession.cli.source_commands import ControlCookieFile, CookieFile
+from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+
+gateways_app = typer.Typer(
+    help="The gateways of a running pipeline: list them, add one, let one go.", no_args_is_help=True
+)
+
+Pipeline = Annotated[Path | None, typer.Option("--dir", help="The pipeline's directory.")]
+Leader = Annotated[
+    str | None,
+    typer.Option("--leader", metavar="HOST:PORT", help="The first gateway's control address, without --dir."),
+]
+
+
+@gateways_app.command("list")
+def list_gateways(
+    directory: Pipeline = None,
+    leader: Leader = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    control_cookie_file: ControlCookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
+) -> None:
+    """Show each gateway, where it is, and how many streams it holds."""
+    from procession.supervisor.cookies import control_cookie
+    from procession.supervisor.membership import leader_of, listed, table
+    from procession.tls import client_tls
+
+    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
+    at = leader_of(directory, leader)
+    found = listed(at, control_cookie(at, control_cookie_file), tls)
+    print(json.dumps({"gateways": found}) if as_json else table(found))
+
+
+@gateways_app.command()
+def join(
+    directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default="the next number", help="As in a list.")] = "",
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:0",
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
+    ] = None,
+    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
+) -> None:
+    """Start one more gateway on this machine, and look after it until it leaves, or Ctrl-C. It joins with an epoch."""
+    from procession.supervisor.membership import run_one_more
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(
+        cookie_file=cookie_file.resolve() if cookie_file else None,
+        control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
+    )
+    run_one_more(directory.resolve(), name, listen, metrics, settings, print)
+
+
+@gateways_app.command()
+def leave(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, as in a list.")],
+    directory: Pipeline = None,
+    leader: Leader = None,
+    wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,
+    control_cookie_file: ControlCookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
+) -> None:
+    """Let a gateway go: it takes nothing new, sends its producers to the others, and ends when all is committed."""
+    from procession.supervisor.cookies import control_cookie
+    from procession.supervisor.membership import leader_of, let_go
+    from procession.tls import client_tls
+
+    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
+    at = leader_of(directory, leader)
+    let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls)
+    print(f"{name} has left")

@@ -1,0 +1,368 @@
+"""The command line: words in, one call out.
+
+The one rule: a command here parses and prints; what it does lives in the module that it calls, imported only when it is
+called, because the command starts hundreds of times an hour in a crash run. An error is one sentence, a next step and a
+status (`exit_status`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from procession.cache import find_place
+from procession.cli.bench_command import bench_app
+from procession.cli.chaos_command import chaos
+from procession.cli.command_options import (
+    AnswerTimeout,
+    ChangedStages,
+    Control,
+    Credits,
+    CreditsKind,
+    DeadLetterRecords,
+    DeadLetterShare,
+    EpochBytes,
+    EpochInterval,
+    EpochRecords,
+    Gateways,
+    JvmTimeout,
+    LagBytes,
+    LatencyTarget,
+    Master,
+    Metrics,
+    Runs,
+    SinkCookieFile,
+    SinkRefusals,
+    SpareDriver,
+    StateKeys,
+)
+from procession.cli.explain_command import explain
+from procession.cli.frames_command import frames_app
+from procession.cli.gateway_command import gateway
+from procession.cli.gateways_command import gateways_app
+from procession.cli.simulate_command import simulate
+from procession.cli.sink_commands import sink_app
+from procession.cli.source_commands import ControlCookieFile, CookieFile, OpenProducers, source_app
+from procession.cli.streams_command import streams
+from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.cli.verify_command import cat, verify
+from procession.errors import ProcessionError
+from procession.exit_status import Status, status_of
+from procession.log_setup import keep_logs
+from procession.storage.secret import PRIVATE_UMASK
+from procession.supervisor.part_log import NOTE_PREFIX
+from procession.supervisor.supervisor import PartFailed
+
+app = typer.Typer(
+    help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(source_app, name="source")
+app.add_typer(sink_app, name="sink")
+app.add_typer(frames_app, name="frames")
+app.add_typer(bench_app, name="bench")
+app.add_typer(gateways_app, name="gateways")
+app.command()(chaos)
+app.command()(explain)
+app.command()(gateway)
+app.command()(simulate)
+app.command()(streams)
+app.command()(verify)
+app.command()(cat)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command()
+def demo(
+    records: Annotated[int, typer.Option(min=1, help="How many records.")] = 200_000,
+    crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(show_default="random", help="Decides who is killed when (with --crash).")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", show_default="a temporary directory", help="Work here and keep everything.")
+    ] = None,
+    as_json: Json = False,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+    gateways: Gateways = None,
+    spare_driver: SpareDriver = None,
+) -> None:
+    """Stream an input through gateway, Spark and a file sink, then compare what was committed, byte for byte."""
+    import secrets
+
+    from procession.supervisor.demo import Demo, sentence
+    from procession.supervisor.progress import Display
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        gateways=gateways,
+        spare_driver=spare_driver,
+    )
+    with Display() as display:
+        chosen = secrets.randbelow(10_000) if seed is None else seed
+        place = directory.resolve() if directory else None
+        figures = Demo(records, settings, chosen, crash, place, display).run()
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if figures["outcome"] != "clean":
+        if not as_json:
+            print(f"verdict: {figures['outcome']}")
+        raise typer.Exit(Status.UNCLEAN)
+
+
+@app.command()
+def run(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="With --input: records are JSON objects, and this field has their time."),
+    ] = None,
+    event_time_unit: Annotated[
+        str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
+    ] = "s",
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", show_default=".procession/NAME", help="Where the pipeline keeps what it must not forget."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    control: Control = None,
+    as_json: Json = False,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+    answer_timeout_s: AnswerTimeout = None,
+    sink_refusals_max: SinkRefusals = None,
+    lag_bytes_max: LagBytes = None,
+    credits_max: Credits = None,
+    credits_kind: CreditsKind = None,
+    latency_target_s: LatencyTarget = None,
+    metrics: Metrics = None,
+    state_keys_max: StateKeys = None,
+    dead_letter_share_max: DeadLetterShare = None,
+    dead_letter_records_min: DeadLetterRecords = None,
+    jvm_timeout_s: JvmTimeout = None,
+    changed_stages: ChangedStages = None,
+    runs: Runs = None,
+    master: Master = None,
+    gateways: Gateways = None,
+    spare_driver: SpareDriver = None,
+    cookie_file: CookieFile = None,
+    control_cookie_file: ControlCookieFile = None,
+    sink_cookie_file: SinkCookieFile = None,
+    open_producers: OpenProducers = None,
+) -> None:
+    """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
+    from procession.connectors.timefield import checked_unit
+    from procession.supervisor.run_app import is_clean, run_app, sentence
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        answer_timeout_s=answer_timeout_s,
+        sink_refusals_max=sink_refusals_max,
+        lag_bytes_max=lag_bytes_max,
+        credits_max=credits_max,
+        credits=credits_kind,
+        latency_target_s=latency_target_s,
+        control=control,
+        metrics=metrics,
+        state_keys_max=state_keys_max,
+        dead_letter_share_max=dead_letter_share_max,
+        dead_letter_records_min=dead_letter_records_min,
+        jvm_timeout_s=jvm_timeout_s,
+        changed_stages=changed_stages,
+        runs=runs,
+        master=master,
+        gateways=gateways,
+        spare_driver=spare_driver,
+        cookie_file=cookie_file.resolve() if cookie_file else None,
+        control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
+        sink_cookie_file=sink_cookie_file.resolve() if sink_cookie_file else None,
+        open_producers=open_producers,
+    )
+    checked_unit(event_time_unit)
+    field = ["--event-time", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
+    figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if not is_clean(figures):
+        raise typer.Exit(Status.UNCLEAN)
+
+
+@app.command()
+def semantics() -> None:
+    """Show what "once" can mean: the doubler of examples/ on 1, 2, 3, in five cases, judged by the verifier."""
+    from procession.cli.semantics_command import five_cases
+
+    print(five_cases())
+
+
+@app.command()
+def driver(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
+    gateway_at: Annotated[
+        str | None,
+        typer.Option("--gateway", show_default="found in --dir", help="The gateway's control address, HOST:PORT."),
+    ] = None,
+    sink: Annotated[
+        list[str] | None, typer.Option(help="NAME=HOST:PORT of a sink (repeatable; NAME.1: a connection).")
+    ] = None,
+    input_stream: Annotated[list[int] | None, typer.Option(help="A stream that sources end with (repeatable).")] = None,
+    epoch_interval_s: EpochInterval = None,
+    epoch_records_max: EpochRecords = None,
+    epoch_bytes_max: EpochBytes = None,
+    answer_timeout_s: AnswerTimeout = None,
+    sink_refusals_max: SinkRefusals = None,
+    state_keys_max: StateKeys = None,
+    dead_letter_share_max: DeadLetterShare = None,
+    dead_letter_records_min: DeadLetterRecords = None,
+    jvm_timeout_s: JvmTimeout = None,
+    changed_stages: ChangedStages = None,
+    runs: Runs = None,
+    master: Master = None,
+    control_cookie_file: ControlCookieFile = None,
+    sink_cookie_file: SinkCookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
+    spare: Annotated[
+        bool, typer.Option("--spare", help="Start Spark, then wait for a line on standard input; take over then.")
+    ] = False,
+) -> None:
+    """Run a driver alone: Spark, and the commit of every epoch. It takes over from any driver before it."""
+    from procession.driver.driver import DriverConfig, run_driver
+    from procession.storage.secret import Secret, make_pipeline_private, make_secret
+    from procession.supervisor.cookies import read_cookie
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(
+        epoch_interval_s=epoch_interval_s,
+        epoch_records_max=epoch_records_max,
+        epoch_bytes_max=epoch_bytes_max,
+        answer_timeout_s=answer_timeout_s,
+        sink_refusals_max=sink_refusals_max,
+        state_keys_max=state_keys_max,
+        dead_letter_share_max=dead_letter_share_max,
+        dead_letter_records_min=dead_letter_records_min,
+        jvm_timeout_s=jvm_timeout_s,
+        changed_stages=changed_stages,
+        runs=runs,
+        master=master,
+        control_cookie_file=control_cookie_file,
+        sink_cookie_file=sink_cookie_file,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_name=tls_name,
+    )
+    directory = directory.resolve()
+    sink_cookie = read_cookie(settings.sink_cookie_file)
+    make_pipeline_private(directory)
+    config = DriverConfig(
+        app=app_file.resolve(),
+        directory=directory,
+        gateway=gateway_at or directory / "gateway",
+        sinks=dict(map(_named_address, sink or [])),
+        epoch_interval_s=settings.epoch_interval_s,
+        epoch_records_max=settings.epoch_records_max,
+        epoch_bytes_max=settings.epoch_bytes_max,
+        answer_timeout_s=settings.answer_timeout_s,
+        sink_refusals_max=settings.sink_refusals_max,
+        state_keys_max=settings.state_keys_max,
+        dead_letter_share_max=settings.dead_letter_share_max,
+        dead_letter_records_min=settings.dead_letter_records_min,
+        jvm_timeout_s=settings.jvm_timeout_s,
+        changed_stages=tuple(name.strip() for name in (settings.changed_stages or "").split(",") if name.strip()),
+        input_streams=frozenset(input_stream or []),
+        runs=settings.runs,
+        master=settings.master,
+        control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),
+        sink_cookie=sink_cookie,
+        file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
+        tls=settings.client_tls,
+    )
+    say = lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True)  # noqa: E731
+    run_driver(config, say=say, turn=sys.stdin if spare else None)
+
+
+@app.command()
+def warm() -> None:
+    """Make Spark start faster on this machine, and compile our own loops. Done once by `make setup`; never needed."""
+    from procession.spark.class_archive import warm as make
+    from procession.wire import columns
+
+    columns.make_ready()
+    archive = make()
+    print(f"classes are shared through {archive}" if archive else "this Java cannot share classes; nothing was made")
+
+
+def _named_address(text: str) -> tuple[str, str]:
+    name, equals, address = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=HOST:PORT", param_hint="--sink")
+    return name, address
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"procession {version('procession')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Procession: every record, once, in order. A stream processor for Python people, on Spark."""
+
+
+def main() -> NoReturn:
+    """The command `procession`."""
+    # Payloads, secrets and positions are nobody else's; processes that we start, Spark's too, inherit this.
+    os.umask(PRIVATE_UMASK)
+    try:
+        keep_logs()
+        find_place()
+        app()
+    except ProcessionError as error:
+        _tell(error)
+        sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
+    except BrokenPipeError:
+        sys.exit(Status.UNCLEAN)
+    except Exception:  # ours or a library's: the whole trace, for whoever looks after it
+        traceback.print_exc()
+        sys.exit(Status.UNCLEAN)
+    sys.exit(Status.DONE)
+
+
+def _tell(error: ProcessionError) -> None:
+    """The sentence, the next step, then the trace, indented: the supervisor shows a part's last words as they are."""
+    print(f"error: {error.explain()}", file=sys.stderr)
+    if "trace" in error.fields:
+        print(textwrap.indent(str(error.fields["trace"]).rstrip(), "  "), file=sys.stderr)

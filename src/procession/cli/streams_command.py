@@ -1,0 +1,54 @@
+"""`procession streams`: what the gateways of a pipeline know of their streams, as a command. Words in, one call out.
+
+The one rule: as in `cli`. Before it the command line; after it `cli/streams_table`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from procession.cli.source_commands import ControlCookieFile
+from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+
+
+def streams(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            show_default="the one pipeline in .procession",
+            help="The pipeline's directory, or that of a gateway.",
+        ),
+    ] = None,
+    gateway: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A gateway's control address, instead of a directory.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 2.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long a gateway may take to answer.")] = 5.0,
+    control_cookie_file: ControlCookieFile = None,
+    tls_ca: TrustedCa = None,
+    tls_cert: OwnCert = None,
+    tls_key: ShownKey = None,
+    tls_name: TrustedName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Show the streams of a running pipeline or gateway: state, owner, what is committed and seen, lag and rate."""
+    from procession.cli.streams_table import place, show
+    from procession.exit_status import hear_interrupts
+    from procession.supervisor.cookies import control_cookie
+    from procession.tls import client_tls
+
+    hear_interrupts()
+    at = place(directory, gateway)
+    show(
+        at,
+        cookie=control_cookie(at, control_cookie_file),
+        timeout_s=timeout_s,
+        every_s=every_s if watch else None,
+        as_json=as_json,
+        tls=client_tls(tls_ca, tls_cert, tls_key, tls_name),
+    )

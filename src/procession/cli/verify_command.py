@@ -1,0 +1,81 @@
+"""`procession verify` and `procession cat`: what sinks have committed, judged and printed. Words in, one call out.
+
+The one rule: as in `cli/main`; they only read. Before it the command line; after it `verify/comparison`,
+`verify/live_check` and `verify/committed`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="What was sent, a record a line.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
+    ],
+    instance: Annotated[
+        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
+    ] = None,
+    order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
+    key_field: Annotated[
+        int | None, typer.Option(min=1, help="With --order key: which field of a line, parted by blanks, is its key.")
+    ] = None,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="The run goes on: what is missing at the end may still come.")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(min=0.01, help="Look again every so many seconds, until it is violated.")
+    ] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option("--dir", help="The pipeline's directory: what is visible must be decided there.")
+    ] = None,
+    acks: Annotated[
+        list[Path] | None, typer.Option(help="What a source noted down with its --acks (repeatable).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1.
+
+    What the connections of one sink have written is judged as one output, unless a total order was promised."""
+    from procession.exit_status import hear_interrupts
+    from procession.verify.comparison import Question, run_verify
+    from procession.verify.live_check import run_watch
+    from procession.verify.order import Order
+    from procession.verify.order import key_field as key_at
+
+    if order not in set(Order):
+        raise typer.BadParameter("choose one of total, key, stream, none", param_hint="--order")
+    question = Question(
+        inputs=sources,
+        directory=directory,
+        instance=instance,
+        order=Order(order),
+        key_of=key_at(key_field) if key_field else None,
+        is_complete=not (prefix or every),
+        checkpoint=pipeline / "checkpoint" if pipeline else None,
+        acks=acks or [],
+    )
+    hear_interrupts()
+    status = run_watch(question, every, as_json=as_json) if every else run_verify(question, as_json=as_json)
+    raise typer.Exit(status)
+
+
+def cat(
+    directory: Annotated[
+        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
+    ],
+    instance: Annotated[
+        str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
+    ] = None,
+) -> None:
+    """Print what a file sink or a sink of epochs has committed, and nothing else, also while the pipeline runs."""
+    from procession.verify.committed import committed_output
+
+    for piece in committed_output(directory, instance):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,74 @@
+"""Places: where the log of each gateway is that ever had a record for this pipeline. One small file for each.
+
+The one rule: a place is on disk before a record of its gateway is offered to Spark, and a name belongs to one directory
+for ever: sequence numbers are its own. Beside it `commit/checkpoint`, whose drivers share it; after it
+`spark/log_source`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from procession.errors import StorageError
+from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+
+FOLDER = "gateways"
+GATEWAY = "GATEWAY"
+"""The identity alone, of the only gateway: what checkpoints had before there could be several."""
+
+
+class Places:
+    """Read from disk once. Drivers that share a checkpoint, for a moment, write the same."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = root / FOLDER
+        self._known = self._load()
+
+    def all(self) -> dict[str, Place]:
+        return dict(self._known)
+
+    def renew(self) -> None:
+        """Write every place anew: the last driver may have failed to sync what is read back here."""
+        for gateway, place in self._known.items():
+            self._write(gateway, place)
+
+    def keep(self, gateway: str, place: Place) -> None:
+        """Raises StorageError if this gateway had another directory before."""
+        known = self._known.get(gateway)
+        if known == place:
+            return
+        identity = known.identity if known is not None else self._first_identity(gateway)
+        if identity is not None and identity != place.identity:
+            raise StorageError(
+                f"the directory of {gateway} is not the one that this checkpoint was made with",
+                next_step="restore the gateway's directory, or begin anew with another --dir (and an empty output)",
+            )
+        self._write(gateway, place)
+        self._known[gateway] = place
+
+    def _write(self, gateway: str, place: Place) -> None:
+        if gateway not in self._known:
+            self._folder.mkdir(exist_ok=True)
+            fsync_dir(self._root)
+        write_durably(self._folder / f"{gateway}.json", json.dumps(asdict(place)).encode())
+
+    def _first_identity(self, gateway: str) -> str | None:
+        path = self._root / GATEWAY
+        return path.read_text() if gateway == FIRST_GATEWAY and path.exists() else None
+
+    def _load(self) -> dict[str, Place]:
+        found = {}
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                found[path.stem] = Place(**json.loads(path.read_bytes()))
+            except OSError as error:
+                raise storage_error(path, "read", error) from error
+            except (ValueError, TypeError) as error:
+                raise StorageError(
+                    f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+                ) from error
+        return found

@@ -1,0 +1,400 @@
+"""The conductor: carries out what the coordinator decides, on sockets, disk and Spark's log.
+
+The one rule: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch`
+returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. A sync that fails ends the
+driver: it is never tried again here. Lives in an event loop of its own in the driver. Before it `spark/query` (an
+epoch's manifests); after it `commit/sink_link` (the sinks) and the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import structlog
+
+from procession import faults
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.counters import counted
+from procession.commit.dead_letter_share import DeadLetterLimit, judged
+from procession.commit.emitter import payloads, runs_for
+from procession.commit.epoch_ranges import check_joined, joined
+from procession.commit.round_events import (
+    Acknowledge,
+    Action,
+    CommitFound,
+    DropRuns,
+    Emit,
+    EpochReady,
+    Event,
+    FinishEpoch,
+    Phase2,
+    QueryEnded,
+    Reconnect,
+    RecordWritten,
+    Reserve,
+    SinkConnected,
+    Stop,
+    Tell,
+    VoteReceived,
+    Warn,
+    WriteRecord,
+)
+from procession.commit.round_record import Round
+from procession.commit.sink_link import Link, SinkOptions
+from procession.commit.stop_reasons import unsendable
+from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
+from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.state_store import StateStore, Version
+
+log = structlog.get_logger("commit")
+
+RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What there is to tell about a committed epoch."""
+
+    record: Round
+    manifests: Sequence[Manifest]
+    seconds: float
+    committed_ns: int
+
+
+@dataclass(frozen=True)
+class Rim:
+    """The conductor's neighbours, introduced by the driver."""
+
+    acknowledge: Callable[[Round], Awaitable[None]]
+    """Tells the gateway; raises RoundError while it is away."""
+    observe: Callable[[Outcome], None]
+    say: Callable[[str], None]
+    fail: Callable[[ProcessionError], None]
+
+
+@dataclass
+class OpenEpoch:
+    epoch: int
+    manifests: Sequence[Manifest]
+    started: float
+    finished: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Tables(Protocol):
+    """Who knows which version of tables that may change an epoch is to read."""
+
+    def current(self, before: Mapping[str, str]) -> Mapping[str, str]:
+        """The versions for the next epoch, if these were those of the one before. May take its time."""
+
+    def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
+        """Forget those that only the last epoch needed."""
+
+
+class Conductor:
+    """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
+    stage, with its name and kind; `tables` those that may change, if there are any; `letters` how many dead letters
+    there may be, if they are set aside."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        checkpoint: Checkpoint,
+        runs: RunStore,
+        sinks: Sequence[SinkOptions],
+        rim: Rim,
+        states: StateStore | None = None,
+        keyed: Mapping[int, tuple[str, Version]] | None = None,
+        tables: Tables | None = None,
+        letters: DeadLetterLimit | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._checkpoint = checkpoint
+        self._runs = runs
+        self._rim = rim
+        self._states = states
+        self._keyed = keyed or {}
+        self._tables = tables
+        self._letters = letters
+        self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
+        self._epoch: OpenEpoch | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._error: ProcessionError | None = None
+        self._unacknowledged: asyncio.Queue[Round] = asyncio.Queue(maxsize=1)
+
+    def start(self) -> None:
+        """Connect to the sinks, and tell the gateway what is committed: it may have missed it."""
+        log.info("driver.started", fence=self._checkpoint.fence, committed=self._coordinator.committed)
+        for link in self._links.values():
+            self._spawn(link.run())
+        self._spawn(self._acknowledge_all())
+        last = self._coordinator.rounds.get(self._coordinator.committed)
+        if last is not None:
+            self._unacknowledged.put_nowait(last)
+
+    async def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+        """Bring an epoch to all sinks; returns when its round record is on disk."""
+        self._raise_error()
+        await self._idle.wait()  # nothing of an epoch goes out before phase 2 of the one before
+        self._raise_error()
+        for manifest in manifests:
+            if manifest.failure is not None:
+                raise ProcessionError.from_dict(manifest.failure)
+        self._checkpoint.check_fence()
+        if self._coordinator.policy.is_synced:
+            self._checkpoint.log.sync_offsets(epoch)
+        ready = replace(self._ready(epoch, manifests), sides=await self._next_sides(epoch))
+        self._idle.clear()
+        self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
+        self._handle(ready)
+        await self._epoch.finished
+
+    def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
+        last = self._coordinator.rounds.get(epoch - 1)
+        ranges = [manifest for manifest in manifests if manifest.stage == 0]
+        check_joined(epoch, ranges, last.last if last is not None else 0)
+        positions = dict(last.positions) if last is not None else {}
+        for manifest in ranges:
+            positions.update(manifest.positions)
+        runs = {name: self._runs_for(name, manifests) for name in self._links}
+        starts = last.offsets if last is not None else {}
+        return EpochReady(
+            epoch=epoch,
+            lengths={name: sum(run.payload_bytes for run in own) for name, own in runs.items()},
+            first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
+            last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
+            starts=starts,
+            ends=joined(epoch, ranges, starts),
+            positions=positions,
+            counters=self._counted(epoch, manifests, runs),
+            states=self._versions(manifests),
+        )
+
+    def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, list[Run]]) -> dict[str, int]:
+        last, limit = self._coordinator.rounds.get(epoch - 1), self._letters
+        before = last.counters if last is not None else {}
+        counters = counted(before, manifests, runs, self._keyed)
+        if limit is None:
+            return counters
+        letters = [run for own in runs.values() for run in own if run.to == limit.sink]
+        count = sum(run.count for run in letters)
+        return judged(before, counters, limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py())
+
+    def _runs_for(self, name: str, manifests: Sequence[Manifest]) -> list[Run]:
+        options = self._links[name].options
+        return runs_for(options.sink or name, options.bucket, manifests)
+
+    async def _next_sides(self, epoch: int) -> Mapping[str, str]:
+        """The versions of tables that the epoch behind this one is to read."""
+        if self._tables is None:
+            return {}
+        last = self._coordinator.rounds.get(epoch - 1)
+        before = last.sides if last is not None else {}
+        return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
+
+    def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
+        """What the tasks of each keyed stage have left, by partition."""
+        return {
+            name: replace(
+                version, tasks=tuple(one.states for one in manifests if one.stage == chain and one.states is not None)
+            )
+            for chain, (name, version) in self._keyed.items()
+        }
+
+    async def query_ended(self) -> None:
+        """Spark writes no more commits: look the open round up, and tell the sinks."""
+        opened = self._coordinator.open
+        if opened is None or self._error is not None:
+            return  # after a failed sync nothing is decided here: a successor looks it up
+        epoch = opened.ready.epoch
+        if opened.phase is Phase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
+            self._found(epoch)
+        else:
+            self._handle(QueryEnded())
+            self._idle.set()
+
+    def workers_left(self, names: tuple[str, ...]) -> None:
+        for link in self._links.values():
+            link.workers_left(names)
+
+    async def settle(self) -> None:
+        """Returns when no round is open."""
+        await self._idle.wait()
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Let the last acknowledgement out, then close all links."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._unacknowledged.join()
+        for link in self._links.values():
+            link.reconnect(0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Doing
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, SinkConnected):
+            self._check_in_charge()
+        if self._error is None:
+            if isinstance(event, VoteReceived) and event.commit:
+                faults.point("driver:between-votes")
+            self._do(self._coordinator.handle(event))
+
+    def _check_in_charge(self) -> None:
+        """Whoever was replaced must not take the sinks from its successor again and again, to bring them its round."""
+        try:
+            self._checkpoint.check_fence()
+        except ProcessionError as error:
+            self._stop(error)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        try:
+            for action in actions:
+                self._perform(action)
+        except ProcessionError as error:
+            self._stop(error)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Emit():
+                self._spawn(self._emit(action))
+            case Reserve(number):
+                self._checkpoint.reserve(number)
+            case Phase2(sink, txn, commit):
+                if not commit:
+                    log.warning("round.aborted", sink=sink, transaction=txn)
+                self._links[sink].phase2(txn, commit)
+                faults.point("driver:between-phase2")
+            case Reconnect(sink, delay_s):
+                self._links[sink].reconnect(delay_s)
+            case WriteRecord(record):
+                faults.point("driver:before-record")
+                self._checkpoint.check_fence()
+                self._checkpoint.rounds.write(record)
+                faults.point("driver:after-record")
+                self._do(self._coordinator.handle(RecordWritten(record.epoch)))
+            case FinishEpoch(epoch):
+                self._spawn(self._await_commit(epoch))
+                if self._epoch is not None and not self._epoch.finished.done():
+                    self._epoch.finished.set_result(None)
+            case Acknowledge(record):
+                self._committed(record)
+            case Tell(record):
+                self._tell(record)
+            case DropRuns(epoch):
+                self._runs.drop(epoch)
+                self._checkpoint.rounds.drop_before(epoch)
+            case Warn(sentence):
+                self._rim.say(sentence)
+            case Stop(error):
+                raise error
+
+    async def _emit(self, action: Emit) -> None:
+        if self._epoch is None or self._epoch.epoch != action.epoch:
+            return  # the round was ended before its turn came
+        try:
+            runs = self._runs_for(action.sink, self._epoch.manifests)
+            drawn = payloads(self._runs, action.epoch, runs)
+            await self._links[action.sink].emit(action, drawn)
+        except LocalProtocolError as error:
+            self._stop(unsendable(action.sink, error.sentence))
+        except StorageError as error:
+            self._stop(error)
+
+    async def _await_commit(self, epoch: int) -> None:
+        try:
+            await self._checkpoint.log.until_committed(epoch)
+            if self._coordinator.open is not None and self._coordinator.open.ready.epoch == epoch:
+                self._found(epoch)
+        except ProcessionError as error:
+            self._stop(error)
+
+    def _found(self, epoch: int) -> None:
+        self._checkpoint.log.sync_commit(epoch)
+        self._checkpoint.check_fence()
+        faults.point("driver:before-phase2")
+        self._handle(CommitFound(epoch))
+
+    def _committed(self, record: Round) -> None:
+        log.debug("round.committed", epoch=record.epoch, records_in=record.counters.get("records_in"))
+        faults.point("driver:before-ack")
+        self._drop_states(record)
+        self._tell(record)
+        if self._epoch is not None:
+            seconds = time.monotonic() - self._epoch.started
+            self._rim.observe(Outcome(record, self._epoch.manifests, seconds, time.time_ns()))
+        self._epoch = None
+        self._idle.set()
+        faults.point("driver:idle")
+
+    def _drop_states(self, record: Round) -> None:
+        """Forget the files that this epoch was the last to need."""
+        before = self._coordinator.rounds.get(record.epoch - 1)
+        if before is not None and self._states is not None:
+            needed = {name for version in record.states.values() for name in version.names}
+            self._states.drop({name for version in before.states.values() for name in version.names} - needed)
+        if before is not None and self._tables is not None:
+            self._tables.drop(before.sides, record.sides)
+
+    def _tell(self, record: Round) -> None:
+        if self._unacknowledged.full():
+            # The gateway is away; a later epoch's word says all that the earlier one's would have.
+            self._unacknowledged.get_nowait()
+            self._unacknowledged.task_done()
+        self._unacknowledged.put_nowait(record)
+
+    async def _acknowledge_all(self) -> None:
+        while True:
+            record = await self._unacknowledged.get()
+            try:
+                while self._unacknowledged.empty():
+                    try:
+                        self._checkpoint.check_fence()
+                        await self._rim.acknowledge(record)
+                        break
+                    except RoundError:
+                        await asyncio.sleep(RETRY_S)
+            except ProcessionError as error:
+                self._stop(error)
+            finally:
+                self._unacknowledged.task_done()
+
+    def _stop(self, error: ProcessionError) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._checkpoint.check_fence()
+        except ProcessionError as fenced:
+            error = fenced  # whatever went wrong, it went wrong because another driver has taken over
+        self._error = error
+        self._idle.set()
+        if self._epoch is not None and not self._epoch.finished.done():
+            self._epoch.finished.set_exception(error)
+        self._rim.fail(error)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ProcessionError):
+            # A bug of ours: say so and stop rather than hang.
+            error = ProcessionError(f"the conductor failed: {error!r}", story=self._coordinator.story)
+        self._stop(error)

@@ -1,0 +1,130 @@
+"""The round record: what an epoch would commit, on disk before Spark is let to decide.
+
+The one rule: a transaction commits if and only if `commits/N` exists and `rounds/N` names it. So a record is fsynced
+before `foreachBatch` returns, and kept at least until every sink has confirmed the epoch. Before it the votes of
+`commit/coordinator`; after it Spark's commit log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.errors import StorageError
+from procession.storage.durable import fsync_dir, write_durably
+from procession.storage.log_ranges import FIRST_GATEWAY
+from procession.storage.state_store import Version
+
+ROUNDS_KEPT = 100
+"""As many as Spark keeps of its own commits."""
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sink's share of a round: its transaction, and the positions of its output that the transaction covers."""
+
+    txn: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """The record of one epoch's round."""
+
+    epoch: int
+    fence: int
+    fingerprint: str
+    first: int
+    last: int
+    parts: Mapping[str, Part]
+    positions: Mapping[int, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, Version] = field(default_factory=dict)
+    """The version of each keyed stage's states that the epoch commits."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Where the epoch ends in the log of each gateway that had a record for any epoch so far."""
+    sides: Mapping[str, str] = field(default_factory=dict)
+    """The copies of tables that the next epoch reads, by the file that each is of."""
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """The same; of a record that was written before there could be several gateways, too."""
+        return self.ends or {FIRST_GATEWAY: self.last}
+
+    def to_json(self) -> bytes:
+        # The fields in their order, as `asdict` has them, without its copies of everything.
+        parts = {sink: part.__dict__ for sink, part in self.parts.items()}
+        states = {stage: version.__dict__ for stage, version in self.states.items()}
+        return _ENCODER.encode({**self.__dict__, "parts": parts, "states": states}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Round:
+        fields: dict[str, Any] = json.loads(data)
+        fields["parts"] = {sink: Part(**part) for sink, part in fields["parts"].items()}
+        fields["states"] = {stage: Version.from_json(told) for stage, told in fields.get("states", {}).items()}
+        fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
+        return cls(**fields)
+
+
+class Rounds:
+    """The records of a checkpoint, one file an epoch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, record: Round) -> None:
+        """Durable when this returns."""
+        if not self.directory.exists():
+            self.directory.mkdir()
+            fsync_dir(self.directory.parent)
+        write_durably(self._path(record.epoch), record.to_json())
+
+    def read(self, epoch: int) -> Round | None:
+        path = self._path(epoch)
+        try:
+            return Round.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageError(
+                f"round record {path} is damaged: {error}",
+                next_step="restore the checkpoint directory from a copy; without this record epoch"
+                f" {epoch} cannot be decided",
+                path=str(path),
+            ) from error
+
+    def states(self, epoch: int) -> Mapping[str, Version]:
+        """What the epoch has left of the keyed stages' states. Raises StorageError if there is no record of it."""
+        return self._must(epoch).states
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        """The copies of tables that the next epoch reads. Raises StorageError likewise."""
+        return self._must(epoch).sides
+
+    def _must(self, epoch: int) -> Round:
+        record = self.read(epoch)
+        if record is None:
+            raise StorageError(
+                f"there is no round record of epoch {epoch}, which names what the next one begins with",
+                next_step="restore the checkpoint directory from a copy",
+            )
+        return record
+
+    def read_all(self) -> dict[int, Round]:
+        epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
+        return {epoch: record for epoch in epochs if (record := self.read(epoch)) is not None}
+
+    def drop_before(self, epoch: int) -> None:
+        """Forget the records that are older than ROUNDS_KEPT and confirmed."""
+        for path in self.directory.glob("[0-9]*"):
+            if path.name.isdigit() and int(path.name) < epoch - ROUNDS_KEPT:
+                path.unlink(missing_ok=True)
+
+    def _path(self, epoch: int) -> Path:
+        return self.directory / f"{epoch:020d}"

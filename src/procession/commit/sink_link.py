@@ -1,0 +1,398 @@
+"""The link: our connection to one sink, kept up as long as the driver lives.
+
+The one rule: on each connect HELLO, NOTIFY and LIST_UNCOMMITTED go out in one breath, and no data before all three are
+answered and the coordinator has settled what was listed. A link only carries; what is sent when is the coordinator's
+decision. A sink that cannot be reached is waited for; one that can be reached, and ends the session at its greeting or
+before its vote, has refused: after `refusals_max` in a row somebody must act. Before it `commit/performer`, after it a
+sink, anybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import structlog
+
+from procession import faults
+from procession.address import notice_silence
+from procession.commit.coordinator import REFUSALS_MAX
+from procession.commit.round_events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.stop_reasons import not_greeted, not_voted
+from procession.errors import RemoteProtocolError, StorageError
+from procession.tls import ClientTls, complaint, connect
+from procession.wire import two_phase_commit
+from procession.wire.connection import Connection, Violation
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    DATA_STREAM,
+    NOTHING_COMMITTED,
+    Error,
+    Hello,
+    ListUncommitted,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    Restart,
+    WorkersLeft,
+)
+from procession.wire.v3 import SINK_VERSION
+
+log = structlog.get_logger("commit")
+
+CREDITS_MIN = 2
+LIST_TAG = 1
+READ_BYTES = 65_536
+SILENT_BACKOFF_MAX_S = 10.0
+"""The longest wait before a sink is greeted again that closed without a word: a proxy may do that for one that is not
+up yet."""
+WRITE_BYTES_MAX = 4 * 1024 * 1024
+LINGER_S = 5.0
+"""How long a connection that we close may take to carry what is written."""
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """How to reach a sink, over one connection; `name` is what the round calls it. `instance` is stable for the
+    pipeline's life: sinks name their files by it. `sink` and `bucket` say which runs go this way.
+
+    `is_authoritative`: the position in its NOTIFY_ACK can be relied on (our own sinks); with others it is advisory."""
+
+    name: str
+    host: str
+    port: int
+    program: str
+    instance: str
+    cookie: bytes = field(default=b"", repr=False)
+    tls: ClientTls | None = None
+    version: str = SINK_VERSION
+    is_authoritative: bool = True
+    pack_bytes_max: int = 0
+    """Records are packed into messages of at most this many bytes; 0: each record is a message of its own."""
+    answer_timeout_s: float = 30.0
+    backoff_min_s: float = 0.05
+    backoff_max_s: float = 0.5
+    refusals_max: int = REFUSALS_MAX
+    """So many refusals in a row, at the greeting or before the vote, are for a person to see."""
+    sink: str = ""
+    """The sink's name in the pipeline, if the connection has another: one of several."""
+    bucket: int | None = None
+    knows_workers_left: bool = False
+    """Whether the sink understands WORKERS_LEFT; some sinks die of it."""
+
+
+class Link:
+    """Connects, settles, carries; and connects again. `report` takes events, `say` sentences for people."""
+
+    def __init__(self, options: SinkOptions, report: Callable[[Event], None], say: Callable[[str], None]) -> None:
+        self.options = options
+        self._report = report
+        self._say = say
+        self._writer: asyncio.StreamWriter | None = None
+        self._connection: Connection | None = None
+        self._delay_s = 0.0
+        self._failures = 0
+        self._greetings_refused = 0
+        self._votes_refused = 0
+        self._asked: str | None = None
+        """The transaction that is being sent, until the sink has voted on it."""
+        self._phase2_sent: set[str] = set()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._was_greeted = False
+        self._is_hung = False
+        self._is_leaving = False
+        self._departed: tuple[str, ...] = ()
+        self._tags = itertools.count(1)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
+            try:
+                reader, writer = await self._reach()
+            except (OSError, TimeoutError) as error:
+                if complaint(error):
+                    self._refused_greeting(error)
+                else:
+                    self._failed(
+                        "sink.unreachable", f"sink {self._sink} cannot be reached: {_why(error)}; waiting for it"
+                    )
+                continue
+            try:
+                await self._session(reader, writer)
+            except (OSError, RemoteProtocolError, TimeoutError, asyncio.IncompleteReadError) as error:
+                self._refused(error)
+            finally:
+                self._asked = None
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(self.options.answer_timeout_s):
+            return await connect((self.options.host, self.options.port), self.options.tls)
+
+    def _refused(self, error: Exception) -> None:
+        """The session has ended. Was it a refusal?"""
+        if not self._was_greeted:
+            self._refused_greeting(error)
+        elif isinstance(error, RemoteProtocolError) or (self._asked is not None and not self._is_hung):
+            self._votes_refused += 1
+            if self._votes_refused >= self.options.refusals_max:
+                raise not_voted(self._sink, self._asked, self._votes_refused, _why(error)) from error
+            tries = f"{self._votes_refused} of {self.options.refusals_max}"
+            self._failed(
+                "sink.refused",
+                f"sink {self._sink} ended the session before its vote ({tries}): {_why(error)}; trying again",
+            )
+        else:
+            self._failed("sink.lost", f"sink {self._sink}: {_why(error)}; trying again")
+
+    def _refused_greeting(self, error: Exception) -> None:
+        self._greetings_refused += 1
+        has_said_why = isinstance(error, RemoteProtocolError) or bool(complaint(error))
+        if self._greetings_refused >= self.options.refusals_max:
+            raise not_greeted(self._sink, self._greetings_refused, _why(error), has_said_why=has_said_why) from error
+        tries = f"{self._greetings_refused} of {self.options.refusals_max}"
+        self._failed("sink.refused", f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
+        if not has_said_why:
+            waited = self.options.backoff_max_s * 2 ** max(0, self._greetings_refused - 4)
+            self._delay_s = max(self._delay_s, min(SILENT_BACKOFF_MAX_S, waited))
+
+    @property
+    def _sink(self) -> str:
+        return f"{self.options.name!r} at {self.options.host}:{self.options.port}"
+
+    def _failed(self, event: str, sentence: str) -> None:
+        options = self.options
+        if self._failures == 0 or self._failures % 10 == 0:
+            self._say(sentence)
+            log.warning(event, sink=options.name, address=f"{options.host}:{options.port}", failures=self._failures + 1)
+        self._failures += 1
+        ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
+        self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        options = self.options
+        connection = Connection(Side.INITIATOR, Role.SINK)
+        self._was_greeted = False
+        writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        notice_silence(writer.get_extra_info("socket"))
+        try:
+            hello = Hello(options.version, options.cookie, options.program, options.instance)
+            notify = Notify(DATA_STREAM, options.instance, 0)
+            listing = two_phase_commit.wrap(ListUncommitted(LIST_TAG))
+            writer.write(b"".join(connection.send(frame) for frame in (hello, notify, listing)))
+            async with asyncio.timeout(options.answer_timeout_s):
+                listed, position, rest = await self._handshake(connection, reader)
+            self._connection, self._writer = connection, writer
+            self._was_greeted = True
+            self._greetings_refused = 0
+            self._delay_s = 0.0
+            self._is_leaving = self._is_hung = False
+            self._tell_departed()
+            log.info("sink.connected", sink=options.name, listed=len(listed), position=position)
+            self._report(SinkConnected(options.name, listed, position))
+            self._take(rest)
+            while data := await reader.read(READ_BYTES):
+                self._take(connection.receive(data))
+            if not self._is_leaving:
+                raise ConnectionResetError("the sink closed the connection")
+        finally:
+            if self._writer is writer:
+                self._writer = self._connection = None
+                self._disarm()
+                self._phase2_sent.clear()
+                self._report(SinkLost(options.name, self._is_hung))
+            # What is written goes out, unless the sink does not read it.
+            writer.close()
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await writer.wait_closed()
+            writer.transport.abort()
+
+    async def _handshake(
+        self, connection: Connection, reader: asyncio.StreamReader
+    ) -> tuple[tuple[str, ...], int | None, list[object]]:
+        """What the sink lists, where it says its output ends, and whatever came behind the three answers."""
+        granted, position, listed = None, None, None
+        pending: list[object] = []
+        while granted is None or position is None or listed is None:
+            if not pending:
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise ConnectionResetError("the sink closed the connection during the handshake")
+                pending = list(_unpacked(connection.receive(data)))
+                continue
+            match pending.pop(0):
+                case Ok(count) if count >= CREDITS_MIN:
+                    granted = count
+                case Ok(count):
+                    raise RemoteProtocolError(f"the sink grants {count} credits, {CREDITS_MIN} are needed")
+                case NotifyAck(success=True) as answer:
+                    position = answer.point_of_reference
+                case NotifyAck():
+                    raise RemoteProtocolError("the sink refuses the stream; another worker uses it")
+                case ReplyUncommitted() as answer:
+                    listed = answer.txn_ids
+                case Error(reason):
+                    raise RemoteProtocolError(f"the sink says: {reason}")
+                case Violation(reason):
+                    raise RemoteProtocolError(reason)
+        start = 0 if position == NOTHING_COMMITTED else position
+        return listed, start if self.options.is_authoritative else None, pending
+
+    def _take(self, events: Iterable[object]) -> None:
+        name = self.options.name
+        for event in _unpacked(events):
+            match event:
+                case Reply(txn_id, commit) if txn_id in self._phase2_sent:
+                    self._phase2_sent.discard(txn_id)
+                    if commit:
+                        self._report(Phase2Confirmed(name, txn_id))
+                case Reply(txn_id, commit):
+                    self._failures = self._votes_refused = 0  # a greeting proves little; a sink that votes works
+                    self._asked = None
+                    self._disarm()
+                    self._phase2_sent.clear()  # whoever votes has had phase 2 of the round before
+                    self._report(VoteReceived(name, txn_id, commit))
+                case Error(reason):
+                    raise RemoteProtocolError(f"the sink says: {reason}")
+                case Restart():
+                    raise ConnectionResetError("the sink asks us to come again")
+                case Violation(reason):
+                    raise RemoteProtocolError(reason)
+
+    # What the conductor asks for
+
+    async def emit(self, action: Emit, payloads: Iterable[pa.Array]) -> None:
+        """Send the bytes of [start, end), then ask for the vote. Ends quietly if the connection goes meanwhile."""
+        connection, writer = self._connection, self._writer
+        if connection is None or writer is None:
+            return
+        position = action.start
+        self._asked = action.txn
+        try:
+            for payload in payloads:
+                if connection.is_over:
+                    return  # the sink has said ERROR or RESTART; the session is about to end
+                messages, edges = packed(payload, self.options.pack_bytes_max)
+                starts = (position + edges[:-1]).astype(np.uint64)
+                times = np.zeros(len(messages), np.int64)
+                writer.write(memoryview(connection.send_messages(DATA_STREAM, starts, times, None, messages)))
+                position += int(edges[-1])
+                await self._drained(writer)
+            if connection.is_over:
+                return
+            if position != action.end:
+                raise StorageError(
+                    f"the runs of epoch {action.epoch} hold {position - action.start} bytes for sink"
+                    f" {action.sink!r}, their manifests say {action.end - action.start}"
+                )
+            faults.point("driver:before-phase1")
+            where = ((DATA_STREAM, action.start, position),)
+            writer.write(connection.send(two_phase_commit.wrap(Phase1(action.txn, where))))
+            self._arm(writer)
+            await self._drained(writer)
+        except OSError:
+            return
+
+    async def _drained(self, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self.options.answer_timeout_s):
+                await writer.drain()
+        except TimeoutError:
+            self._give_up(writer)
+
+    def phase2(self, txn: str, commit: bool) -> None:
+        if self._writer is None or self._connection is None or self._connection.is_over:
+            return
+        self._phase2_sent.add(txn)
+        self._writer.write(self._connection.send(two_phase_commit.wrap(Phase2(txn, commit))))
+
+    def workers_left(self, names: tuple[str, ...]) -> None:
+        """These gateways, and no others, have left by now. Nothing answers it, so a sink hears it again each time that
+        it is greeted; what it heard before stays true, unless one of them comes back."""
+        news = tuple(name for name in names if name not in self._departed)
+        self._departed = names
+        if news:
+            self._tell_departed()
+
+    def _tell_departed(self) -> None:
+        if not self._departed or not self.options.knows_workers_left:
+            return
+        if self._writer is not None and self._connection is not None and not self._connection.is_over:
+            self._writer.write(
+                self._connection.send(two_phase_commit.wrap(WorkersLeft(next(self._tags), self._departed)))
+            )
+
+    def reconnect(self, delay_s: float) -> None:
+        """Close; `run` connects again. What was written before goes out first."""
+        self._delay_s = delay_s
+        self._is_leaving = True
+        self._asked = None
+        if self._writer is not None:
+            self._writer.close()
+            # A sink that does not read what is left must not hold us for ever.
+            asyncio.get_running_loop().call_later(LINGER_S, self._writer.transport.abort)
+
+    def _arm(self, writer: asyncio.StreamWriter) -> None:
+        self._disarm()
+        self._deadline = asyncio.get_running_loop().call_later(self.options.answer_timeout_s, self._give_up, writer)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self, writer: asyncio.StreamWriter) -> None:
+        self._say(f"sink {self.options.name!r} did not answer within {self.options.answer_timeout_s:g} s; trying again")
+        log.warning("sink.hung", sink=self.options.name, timeout_s=self.options.answer_timeout_s)
+        self._is_hung = True
+        writer.transport.abort()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RemoteProtocolError):
+        return error.sentence
+    if trouble := complaint(error):
+        return trouble
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts the whole address into its own text
+    return str(error) or "no answer"
+
+
+def _unpacked(events: Iterable[object]) -> Iterable[object]:
+    """The events, with 2PC messages taken out of the MESSAGE frames that carry them."""
+    for event in events:
+        if isinstance(event, Messages):
+            for payload in event.bodies():
+                yield two_phase_commit.decode(payload)
+        else:
+            yield event
+
+
+def packed(payload: pa.Array, bytes_max: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """The records as messages of up to `bytes_max` bytes (a larger record stands alone), and the edges between them,
+    counted from the first byte. Nothing is copied: a message is a longer view of the same buffer."""
+    _, offsets_buffer, data = payload.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    cuts = np.arange(len(offsets))
+    if bytes_max:
+        # A record goes into the message that its last byte falls into, if messages were cut every `bytes_max` bytes.
+        last = (offsets[1:] - offsets[0] - 1) // bytes_max
+        cuts = np.concatenate(([0], np.flatnonzero(np.diff(last)) + 1, [len(payload)]))
+    edges = offsets[cuts]
+    messages = pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(edges.copy()), data])
+    return messages, (edges - edges[0]).astype(np.int64)

@@ -1,0 +1,162 @@
+"""Spark's own log of a checkpoint: `offsets/N` before an epoch, `commits/N` after it.
+
+The one rule: Spark does not sync these files, and a sync of a file that somebody else wrote proves nothing: an earlier
+failed sync may have left its pages clean without writing them. So the driver copies each file into a new one, syncs
+that and renames it over Spark's, before anything relies on it: `offsets/N` before phase 1, `commits/N` before phase 2.
+An epoch is decided if and only if `commits/N`, or a later one, is there and whole (`is_committed`); there is no other
+test. Before it `spark/query`, which makes Spark write them; after it `commit/coordinator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from procession.errors import RoundError, StorageError
+from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.log_ranges import Offset, read_offsets
+
+POLL_S = 0.002
+"""How often the directory is looked at while a decision is awaited. The listener of queries lags by 130 ms."""
+DECISION_TIMEOUT_S = 60.0
+"""How long the helper process waits until the driver has put the last commit on disk."""
+DECIDED = "DECIDED"
+"""Names the last epoch whose commit the driver of this copy has put on disk. Not synced: it is for the helper process
+of the same driver, and a successor writes its own."""
+
+
+class SparkLog:
+    """Reads what Spark writes, and puts it on disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def offered(self) -> int:
+        """The last epoch whose range is fixed; -1 if none."""
+        return _newest(self.directory / "offsets")
+
+    @property
+    def committed(self) -> int:
+        """The last epoch that is decided commit; -1 if none."""
+        folder = self.directory / "commits"
+        return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
+
+    @property
+    def offsets(self) -> dict[str, Offset]:
+        """Where the last offered epoch ends, for each gateway; empty if none was offered."""
+        path = self.directory / "offsets" / str(self.offered)
+        try:
+            return read_offsets(json.loads(path.read_text().splitlines()[-1]))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
+            raise StorageError(
+                f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+            ) from error
+
+    def check(self) -> None:
+        """Refuse a log from which Spark would silently skip or repeat an epoch."""
+        offered, committed = self.offered, self.committed
+        if offered - committed not in (0, 1):
+            raise StorageError(
+                f"the checkpoint {self.directory} has offsets up to epoch {offered} but commits up to {committed}",
+                next_step="restore the checkpoint directory from a copy; on this one Spark skips or repeats an epoch",
+            )
+
+    def sync_offsets(self, epoch: int) -> None:
+        self._renew("offsets", epoch)
+
+    def sync_commit(self, epoch: int) -> None:
+        """Put `commits/N` on disk, and tell the helper process."""
+        self._renew("commits", epoch)
+        self.tell_decided(epoch)
+
+    def tell_decided(self, epoch: int) -> None:
+        path = self.directory / DECIDED
+        try:
+            path.write_text(str(epoch))
+        except OSError as error:
+            raise storage_error(path, "write", error) from error
+
+    @property
+    def decided(self) -> int:
+        """The last epoch whose commit the driver has put on disk; -1 if none."""
+        try:
+            return int((self.directory / DECIDED).read_text())
+        except (OSError, ValueError):  # not there, or just being written
+            return -1
+
+    def await_decided(self, check: Callable[[], None], timeout_s: float = DECISION_TIMEOUT_S) -> None:
+        """For the helper process: returns when the driver has put the newest commit on disk. `check` may raise."""
+        newest, deadline = self.committed, time.monotonic() + timeout_s
+        while self.decided < newest:
+            check()
+            if time.monotonic() > deadline:
+                raise RoundError(f"The driver did not put the commit of epoch {newest} on disk within {timeout_s:g} s.")
+            time.sleep(POLL_S)
+
+    def is_committed(self, epoch: int) -> bool:
+        # Old files are purged, so a later one counts too; the usual case costs one look.
+        return is_whole(self.directory / "commits" / str(epoch)) or self.committed >= epoch
+
+    async def until_committed(self, epoch: int) -> None:
+        """Returns when `commits/N` is there. Spark renames it into place, so one that is not whole is damaged; for a
+        successor it does not exist."""
+        path = self.directory / "commits" / str(epoch)
+        while not path.exists():  # noqa: ASYNC110  (Spark tells nobody)
+            await asyncio.sleep(POLL_S)
+        if not self.is_committed(epoch):
+            raise StorageError(f"{path} is there but not whole: epoch {epoch} is not committed.", path=str(path))
+
+    def _renew(self, part: str, epoch: int) -> None:
+        path = self.directory / part / str(epoch)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise storage_error(path, "read", error) from error
+        if not _is_all(data, part):
+            raise StorageError(f"{path} is there but not whole.", path=str(path))
+        write_durably(path, data)
+        if path.parent not in _named:
+            fsync_dir(self.directory)  # the folder itself is made once
+            _named.add(path.parent)
+
+
+_named: set[Path] = set()
+"""The folders whose names this process has put on disk."""
+
+LINES = {"offsets": 3, "commits": 2}
+"""A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of Spark's is all there: it has its lines, and the last one is a JSON object."""
+    try:
+        return _is_all(path.read_bytes(), path.parent.name)
+    except OSError:
+        return False
+
+
+def _is_all(data: bytes, part: str) -> bool:
+    try:
+        lines = data.decode().splitlines()
+        return len(lines) >= LINES.get(part, 1) and isinstance(json.loads(lines[-1]), dict)
+    except (ValueError, IndexError):
+        return False
+
+
+def _epochs(directory: Path) -> list[int]:
+    """The newest first."""
+    try:
+        return sorted((int(name) for name in os.listdir(directory) if name.isdigit()), reverse=True)
+    except FileNotFoundError:
+        return []
+
+
+def _newest(directory: Path) -> int:
+    return next(iter(_epochs(directory)), -1)

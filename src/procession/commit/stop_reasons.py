@@ -1,0 +1,106 @@
+"""The breaches: what stops a pipeline during its rounds, each with its sentence and its next step.
+
+The one rule: whoever reads it knows which sink it is about and what to do. Pure. Before it `commit/coordinator`,
+which finds them; after it the operator.
+"""
+
+from __future__ import annotations
+
+from procession.commit.round_record import Part
+from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
+
+
+def fenced(own: int, later: int) -> FencedError:
+    return FencedError(
+        f"driver {own} was replaced by driver {later} and stops",
+        next_step="nothing to do: the later driver goes on with the work",
+    )
+
+
+def lost_prepared(name: str, part: Part) -> StorageError:
+    return StorageError(
+        f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
+        f" {part.end})",
+        next_step="restore the sink's directory; its disk does not keep what it was told to sync",
+        sink=name,
+    )
+
+
+def set_back(name: str, position: int, expected: int) -> StorageError:
+    return StorageError(
+        f"sink {name!r} has {position} bytes of output, but {expected} were committed to it",
+        next_step="restore the sink's directory from a copy; the missing output cannot be made again",
+        sink=name,
+    )
+
+
+def another_output(name: str, position: int, expected: int) -> ConfigError:
+    return ConfigError(
+        f"sink {name!r} already has {position} bytes of output, but this checkpoint has committed {expected}",
+        next_step="give the sink an empty directory, or the pipeline the checkpoint directory that wrote this output",
+        sink=name,
+    )
+
+
+def unsettled(name: str, listed: tuple[str, ...]) -> StorageError:
+    return StorageError(
+        f"sink {name!r} lists {listed[0]!r} again, however often it is aborted",
+        next_step="look into that sink's transaction log",
+        sink=name,
+    )
+
+
+def record_gone(name: str, txn: str) -> StorageError:
+    return StorageError(
+        f"sink {name!r} lists {txn!r}, an epoch that it had confirmed and whose record is gone",
+        next_step="the sink was set back to an old state: restore it, or begin with a new output",
+        sink=name,
+    )
+
+
+def refused(name: str, why: str, epoch: int, times: int) -> RoundError:
+    return RoundError(
+        f"sink {name!r} {why}; epoch {epoch} was refused {times} times",
+        next_step="look into that sink's log; nothing of the epoch is committed, and it is run again when you start"
+        " again",
+        sink=name,
+        epoch=epoch,
+    )
+
+
+def not_greeted(sink: str, times: int, why: str, *, has_said_why: bool = False) -> ConfigError:
+    likely = "both sides need the same cookie and fitting certificates"
+    if not has_said_why:
+        likely = (
+            "likely it expects another cookie or certificate, holds the output of another pipeline, or a proxy accepts"
+            " connections for a sink that is not running; mend it and start again, nothing is lost"
+            " (`sink_refusals_max` is the number of tries)"
+        )
+    return ConfigError(
+        f"sink {sink} refused its greeting {times} times in a row: {why}", next_step=f"see that sink's log; {likely}"
+    )
+
+
+def not_voted(sink: str, txn: str | None, times: int, why: str) -> ConfigError:
+    return ConfigError(
+        f"sink {sink} ended the session {times} times in a row before its vote on {txn or 'anything'}: {why}",
+        next_step="see that sink's log; likely it holds the output of another pipeline, has a rule that ends it at"
+        " every attempt, or fails while it writes (a full disk); mend it and start again, nothing is lost"
+        " (`sink_refusals_max` is the number of tries)",
+    )
+
+
+def unsendable(name: str, why: str) -> PlanError:
+    return PlanError(
+        f"a record is too large for sink {name!r}: {why}",
+        next_step="let the pipeline make smaller records, flat_map for instance",
+        sink=name,
+    )
+
+
+def taken_out(name: str) -> PlanError:
+    return PlanError(
+        f"sink {name!r} was taken out of the pipeline, but its last transaction may still have to be settled",
+        next_step="put it back (dead letters may be added, not taken away), or begin anew with another --dir",
+        sink=name,
+    )

@@ -1,0 +1,1 @@
+"""The driver process: Spark, the gateways' clients and the commit, put together."""

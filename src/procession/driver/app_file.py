@@ -1,0 +1,78 @@
+"""The app: a user's Python file with one module-level Pipeline in it.
+
+The one rule: whatever is wrong with the file is told as one sentence that names it. Before it the command line; after
+it the driver, which ships the file's functions to Spark's workers inside the plan.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from procession.api.pipeline import Pipeline
+from procession.errors import ConfigError, PlanError, ProcessionError
+from procession.planner.graph import Graph
+from procession.planner.plan import Plan
+from procession.planner.rules import check_runnable, make_plan
+
+MODULE = "procession_app"
+
+
+@dataclass(frozen=True)
+class App:
+    """A loaded file: its module, and the plan of the pipeline in it."""
+
+    module: ModuleType
+    plan: Plan
+
+    @property
+    def graph(self) -> Graph:
+        return self.plan.graph
+
+
+def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int] = frozenset()) -> App:
+    """Run the file and plan the one Pipeline that it defines; refuse it if it is to run and cannot. `input_streams` are
+    those of the inputs that it is run with."""
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
+        )
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file", next_step="give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    # The file may import its neighbours, here and in Spark's workers.
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except ProcessionError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's file may raise anything; it is their error either way
+        # From the user's file on: how we came to load it helps nobody.
+        trace = "".join(traceback.format_exception(error.with_traceback(_in_file(error, path.absolute()))))
+        raise PlanError(
+            f"the app {path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
+        ) from error
+    pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
+    if len(pipelines) != 1:
+        found = "no Pipeline" if not pipelines else f"{len(pipelines)} Pipelines"
+        raise PlanError(
+            f"the app {path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
+        )
+    plan = make_plan(next(iter(pipelines.values())).graph().with_inputs(input_streams))
+    if is_to_run:
+        check_runnable(plan)
+    return App(module, plan)
+
+
+def _in_file(error: BaseException, path: Path) -> TracebackType | None:
+    """The part of a trace that begins in the user's file; None if no frame does, as for an error in its grammar."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return trace

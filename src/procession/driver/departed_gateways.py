@@ -1,0 +1,41 @@
+"""Departures: the driver looks who of the gateways has left, so that sinks can be told.
+
+The one rule: the leader has on disk who left, so it is asked, and nobody remembers: whoever drives next finds the same
+names, and tells them again. Beside the walk. Before it `gateway/leader`, after it `commit/performer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from procession.driver.gateway_clients import PATIENCE_S
+from procession.errors import ProcessionError
+from procession.gateway.control_client import ControlClient
+from procession.tls import ClientTls
+
+LOOK_S = 1.0
+"""Between two looks. A gateway leaves without a record in its log, and a sink has no use for an earlier word."""
+
+
+async def watch(
+    at: str | Path,
+    cookie: bytes,
+    tls: ClientTls | None,
+    tell: Callable[[tuple[str, ...]], None],
+    look_s: float = LOOK_S,
+) -> None:
+    """Until cancelled: tell the names of all that have left, each time that they are others."""
+    known: tuple[str, ...] = ()
+    loop = asyncio.get_running_loop()
+    with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:
+        while True:
+            try:
+                found = await loop.run_in_executor(None, client.departed)
+            except ProcessionError:
+                found = known  # it is away, or refuses us: whoever asks it for records says so
+            if found != known:
+                tell(found)
+                known = found
+            await asyncio.sleep(look_s)

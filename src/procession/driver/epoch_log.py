@@ -1,0 +1,112 @@
+"""The epoch log: a line of JSON for each committed epoch, for people, progress displays and benchmarks.
+
+The one rule: it is a report, not a record; nothing is decided by it, so it is neither synced nor complete after a
+crash. Before it `commit/performer`, which has just committed; after it `supervisor/progress` and `supervisor/demo`,
+which follow it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from procession.commit.performer import Outcome
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+"""When the log is this long it is renamed, and the one renamed before goes."""
+
+BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
+"""Latencies are counted between these; each is one per cent above the one before."""
+
+LATENCY_SHOWN_MAX_S = 3600.0
+"""An older event time is not one of a record that was just made, so its age is no latency."""
+CLOCK_SKEW_MAX_S = 10.0
+"""How far ahead of our clock a producer's may be."""
+
+
+class EpochLog:
+    """Written by the driver, one line an epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, outcome: Outcome) -> None:
+        record = outcome.record
+        line = {
+            "epoch": record.epoch,
+            "fence": record.fence,
+            "first": record.first,
+            "last": record.last,
+            "records": sum(manifest.records for manifest in outcome.manifests),
+            **record.counters,
+            "bytes_out": sum(part.end - part.start for part in record.parts.values()),
+            "seconds": round(outcome.seconds, 6),
+            "committed_ns": outcome.committed_ns,
+            "latency_ms": _latencies(outcome),
+        }
+        with suppress(OSError):  # a disk that is full stops those whose bytes count
+            if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _latencies(outcome: Outcome) -> list[list[float]]:
+    """For each task: how many records had an event time, then evenly spaced quantiles of the time since then. A
+    task whose event times are far from the clock has none: they are those of a history, or no times at all."""
+    return [
+        [manifest.records, *(round((outcome.committed_ns - time) / 1e6, 3) for time in reversed(manifest.times))]
+        for manifest in outcome.manifests
+        if manifest.times and all(_is_near(outcome.committed_ns - time) for time in manifest.times)
+    ]
+
+
+def _is_near(age_ns: int) -> bool:
+    return -CLOCK_SKEW_MAX_S * 1e9 <= age_ns <= LATENCY_SHOWN_MAX_S * 1e9
+
+
+class EpochTail:
+    """Follows an epoch log that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """The lines that have come since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                if self._path.stat().st_size < self._position:
+                    self._position = 0  # it was renamed, and a new one begun
+                file.seek(self._position)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._position += len(line)
+                    yield json.loads(line)
+        except FileNotFoundError:
+            return
+
+
+class Latency:
+    """Quantiles over any number of epochs, from the quantiles of each, in bounded memory: counts in bins that are one
+    per cent wide."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(len(BIN_EDGES_MS) + 1)
+
+    def add(self, line: dict[str, Any]) -> None:
+        for count, *quantiles in line["latency_ms"]:
+            np.add.at(self._counts, np.searchsorted(BIN_EDGES_MS, quantiles), count / len(quantiles))
+
+    def quantile(self, share: float) -> float | None:
+        reached = np.cumsum(self._counts)
+        if not reached[-1]:
+            return None
+        found = int(np.searchsorted(reached, share * reached[-1]))
+        return round(float(BIN_EDGES_MS[min(found, len(BIN_EDGES_MS) - 1)]), 3)

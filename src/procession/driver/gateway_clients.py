@@ -1,0 +1,106 @@
+"""Desks: the gateways of a pipeline as its driver deals with them, each at a desk of its own.
+
+The one rule: a gateway that is away holds up nobody else. Each is asked by a thread of its own, is waited for as long
+as it answers, and is only looked at now and then while it does not. The leader says who there is. Before it: the driver
+and Spark's helper process; after it: `gateway/control_client`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from procession.errors import RoundError
+from procession.gateway.control_client import ControlClient
+from procession.gateway.members import Member
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.tls import ClientTls
+
+PATIENCE_S = 1.0
+"""How long one question waits for a gateway that is away. Whoever asks, asks again."""
+
+Answer = TypeVar("Answer")
+
+
+class Desk(Generic[Answer]):
+    """One gateway, which is asked one thing at a time."""
+
+    def __init__(self, at: str | Path, cookie: bytes, identity: str | None, tls: ClientTls | None = None) -> None:
+        self.at = at
+        self._client = ControlClient(at, cookie, PATIENCE_S, identity, tls)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="desk")
+        self._asked: Future[Answer] | None = None
+        self._is_away = False
+
+    def ask(self, question: Callable[[ControlClient], Answer]) -> None:
+        """Ask, unless the answer to an earlier question is still awaited."""
+        if self._asked is None:
+            self._asked = self._thread.submit(question, self._client)
+
+    def patience_s(self) -> float:
+        """How long it is worth to wait for the answer."""
+        return 0.0 if self._is_away else 2 * PATIENCE_S
+
+    def await_answer(self, timeout_s: float) -> None:
+        if self._asked is not None:
+            self._is_away = not wait([self._asked], timeout_s).done
+
+    def answer(self) -> Answer | None:
+        """The answer, once; None if there is none yet, or the gateway is away. Raises what somebody must act on."""
+        if self._asked is None or not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            found = asked.result()
+        except RoundError:
+            self._is_away = True
+            return None
+        self._is_away = False
+        return found
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class Desks(Generic[Answer]):
+    """By the gateway's name; the first is always there, at the place where it was said to be."""
+
+    def __init__(self, first: str | Path, cookie: bytes, tls: ClientTls | None = None) -> None:
+        self._first = first
+        self._cookie = cookie
+        self._tls = tls
+        self._desks: dict[str, Desk[Answer]] = {FIRST_GATEWAY: Desk(first, cookie, None, tls)}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._desks)
+
+    def meet(self, gateways: Iterable[Member]) -> None:
+        """The leader has said who there is; if it has not, nothing changes."""
+        there = {member.name: member for member in gateways}
+        if not there:
+            return
+        for name, member in there.items():
+            desk = self._desks.get(name)
+            if name != FIRST_GATEWAY and (desk is None or desk.at != member.control):
+                if desk is not None:
+                    desk.close()
+                self._desks[name] = Desk(member.control, self._cookie, member.identity, self._tls)
+        for name in [name for name in self._desks if name not in there and name != FIRST_GATEWAY]:
+            self._desks.pop(name).close()
+
+    def ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]]) -> dict[str, Answer]:
+        """Ask each its question; gives the answers of those that are there, also to what was asked before."""
+        desks = {name: self._desks[name] for name in questions if name in self._desks}
+        for name, desk in desks.items():
+            desk.ask(questions[name])
+        for desk in desks.values():
+            desk.await_answer(desk.patience_s())
+        answers = {name: desk.answer() for name, desk in desks.items()}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def place_of(member: Member) -> Place:
+    return Place(member.directory, member.identity, member.flight, member.machine)

@@ -1,0 +1,98 @@
+"""Scratch: the directory in which Spark's process keeps files of no lasting value, in the pipeline's own directory.
+
+The one rule: each driver has one of its own and holds a lock on it for its life; what is cleared is what nobody holds,
+by a driver whose fence still counts. Before it `driver/driver`; after it Spark, its workers and their sockets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+SOCKET_DIRECTORY_MAX = 60
+"""The path of a Unix socket has 107 bytes, of which Spark's own names for sockets take 43."""
+
+SOCKETS = "sockets"
+TEMPORARY = "procession-sockets-"
+
+
+class Scratch:
+    """One driver's directory, taken when it is made. `directory` has what `root` is for, and goes with `close`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = -1
+        while self._lock < 0:
+            self.directory = root / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+            self._lock = _locked_new(self._lock_path)
+        self.directory.mkdir(mode=0o700)
+        self.sockets = self.directory
+        if len(os.fsencode(self.directory)) > SOCKET_DIRECTORY_MAX:
+            self.sockets = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+            (self.directory / SOCKETS).symlink_to(self.sockets)
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.directory.with_suffix(".lock")
+
+    def clear_others(self, check_fence: Callable[[], None]) -> None:
+        """Remove the directories of drivers that are gone. Raises FencedError if we were replaced meanwhile."""
+        for path in self._root.glob("*.lock"):
+            if path == self._lock_path:
+                continue
+            lock = _lock(path)
+            if lock < 0:
+                continue  # its driver lives: a spare, or one that has not heard yet that it was replaced
+            try:
+                check_fence()
+                _remove(path.with_suffix(""))
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(lock)
+
+    def close(self) -> None:
+        """Remove our own. What a process of Spark's still writes there is left to the next driver."""
+        _remove(self.directory)
+        if not self.directory.exists():
+            self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def _locked_new(path: Path) -> int:
+    """The lock on a new file; -1 if somebody cleared it away before we had it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with suppress(FileNotFoundError):
+        if os.stat(path).st_ino == os.fstat(lock).st_ino:
+            return lock
+    os.close(lock)
+    return -1
+
+
+def _lock(path: Path) -> int:
+    """The lock on a file that is there; -1 if somebody has it, or it is gone."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return -1
+    return lock
+
+
+def _remove(directory: Path) -> None:
+    with suppress(OSError):
+        sockets = (directory / SOCKETS).readlink()
+        if sockets.name.startswith(TEMPORARY) and sockets.stat().st_uid == os.getuid():
+            shutil.rmtree(sockets, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)

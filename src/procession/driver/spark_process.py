@@ -1,0 +1,202 @@
+"""Spark's process: how the driver starts the JVM, and how it notices that it hangs or gets no executors.
+
+The one rule: a JVM that does not answer for `jvm_timeout_s` is killed, and with it the driver ends, as if it had
+crashed; the next one looks up what was decided. Before it `driver/driver`; after it `spark/session`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from procession.driver.scratch_directory import Scratch
+from procession.errors import ProcessionError
+from procession.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from procession.spark.session import Session
+
+SCRATCH = "scratch"
+"""In the pipeline's directory."""
+
+BEAT_S = 1.0
+"""How often the JVM is asked for a sign of life."""
+
+PATIENCE_S = 8.0
+REPEAT_S = 60.0
+"""How long a cluster may take to answer, or to give executors, before that is told; and when it is told again."""
+
+REACH_TIMEOUT_S = 2.0
+
+LOCAL = "local"
+STANDALONE = "spark://"
+
+Say = Callable[[str], None]
+
+
+class Query(Protocol):
+    """Spark's streaming query, as far as we need it."""
+
+    def awaitTermination(self) -> bool | None: ...  # noqa: N802  (Spark's name)
+
+    def stop(self) -> None: ...
+
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802  (Spark's name)
+
+
+def ends(query: Query) -> bool:
+    """Stop the query. Only if Spark itself says that it has ended can no more commits be written."""
+    try:
+        query.stop()
+        return not query.isActive
+    except Exception:  # a time-out of Spark's, or a JVM that does not answer: nothing is known
+        return False
+
+
+class SparkProcess:
+    """Spark, started for the pipeline in this directory; `close` it at the end."""
+
+    def __init__(self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say) -> None:
+        # Imported late, so that the sinks are settled while Python still reads Spark's modules.
+        from procession.spark.session import LOCAL_CLUSTER, open_session
+
+        path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        self._say = say
+        self._master = master or LOCAL
+        self._is_remote = not self._master.startswith(LOCAL)
+        self.scratch = Scratch(directory / SCRATCH)
+        home = directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
+        waiting = self._told_while_waiting()
+        try:
+            self.session: Session = open_session(
+                plan.graph.name,
+                plan.tasks_max,
+                master=master,
+                log_file=directory / "logs" / "spark.log",
+                home=home,
+                scratch=self.scratch.directory,
+                sockets=self.scratch.sockets,
+            )
+        except Exception as error:
+            if not self._is_remote:
+                raise
+            raise ProcessionError(
+                f"Spark could not be started at its master {self._master}: {_first(error)}"
+            ) from error
+        finally:
+            waiting.set()
+
+    def _told_while_waiting(self) -> threading.Event:
+        """Tell that a cluster does not answer, until the event is set."""
+        is_over = threading.Event()
+        if not self._is_remote:
+            return is_over
+        if self._master.startswith(STANDALONE) and (trouble := _unreachable(self._master)):
+            self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
+
+        def tell() -> None:
+            wait_s = PATIENCE_S
+            while not is_over.wait(wait_s):
+                self._say(f"Spark's master {self._master} has not answered yet; waiting for it (see logs/spark.log)")
+                wait_s = REPEAT_S
+
+        threading.Thread(target=tell, name="waiting for the master", daemon=True).start()
+        return is_over
+
+    def watch(self, timeout_s: float, fail: Callable[[ProcessionError], None]) -> None:
+        """From now on see that the JVM answers and, on a cluster, that there are executors."""
+        context = self.session.sparkContext
+        java = context._jsc.sc()
+        clock = self.session._jvm.java.lang.System  # type: ignore[union-attr]
+        pid = context._gateway.proc.pid  # type: ignore[union-attr]
+        beat = Beat(timeout_s, lambda: fail(self._hung(pid, timeout_s)))
+
+        def ask() -> None:
+            due = time.monotonic() + PATIENCE_S
+            while True:
+                clock.nanoTime()
+                beat.heard()
+                now = time.monotonic()
+                if not self._is_remote or java.getExecutorMemoryStatus().size() > 1:
+                    due = now + PATIENCE_S
+                elif now >= due:
+                    due = now + REPEAT_S
+                    self._say(
+                        f"Spark's master {self._master} has given us no executor yet; waiting for one: start a worker,"
+                        " or see whether the workers have cores and memory to spare"
+                    )
+                time.sleep(min(BEAT_S, timeout_s / 4))
+
+        def run() -> None:
+            with suppress(Exception):  # the session was stopped, or the JVM is gone: its query tells
+                ask()
+            beat.stop()
+
+        threading.Thread(target=run, name="heartbeat", daemon=True).start()
+        beat.start()
+
+    def _hung(self, pid: int, timeout_s: float) -> ProcessionError:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return ProcessionError(f"Spark's JVM did not answer for {timeout_s:g} s and was killed")
+
+    def close(self) -> None:
+        with suppress(Exception):  # the JVM goes with us in any case
+            self.session.stop()
+        self.scratch.close()
+
+
+class Beat:
+    """Calls `silent`, once, when nothing was heard for `timeout_s`."""
+
+    def __init__(self, timeout_s: float, silent: Callable[[], None]) -> None:
+        self._timeout_s = timeout_s
+        self._silent = silent
+        self._last = time.monotonic()
+        self._is_over = threading.Event()
+
+    def heard(self) -> None:
+        self._last = time.monotonic()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="silence", daemon=True).start()
+
+    def _run(self) -> None:
+        looked = time.monotonic()
+        while not self._is_over.wait(self._timeout_s / 10):
+            now = time.monotonic()
+            if now - looked > self._timeout_s / 2:
+                self._last = now  # we did not run ourselves: the machine slept, or we were stopped
+            looked = now
+            if now - self._last > self._timeout_s:
+                self._silent()
+                return
+
+
+def _unreachable(master: str) -> str | None:
+    """Why nobody listens at any of the addresses of a standalone master; None if somebody does."""
+    trouble = "it has no address"
+    for address in master.removeprefix(STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
+            return None
+        except (OSError, ValueError) as error:
+            trouble = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    return trouble
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

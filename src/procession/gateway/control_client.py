@@ -1,0 +1,258 @@
+"""The driver's hand on a gateway's side door: blocking calls that outlive a gateway's restart.
+
+The one rule: a call returns the gateway's answer or raises who must act; a gateway that is away is asked again, with
+back-off, until `timeout_s` has passed. Every request may be repeated, so asking again is safe. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from procession.address import Endpoint, SocketFile, connected_file, parse_endpoint
+from procession.errors import ConfigError, ProcessionError, RoundError
+from procession.gateway.control_errors import KINDS, Garbled
+from procession.gateway.listen_address import control_of
+from procession.gateway.members import Member
+from procession.gateway.request_parsing import FORMAT, offset, place, read_clocks, written_clocks
+from procession.merge.event_time import Declared
+from procession.merge.stream_clocks import Clock
+from procession.merge.waiting_rows import Key
+from procession.storage.log_ranges import Offset
+from procession.storage.secret import Secret, find_secret, pipeline_of
+from procession.tls import ClientTls, complaint
+
+DELAY_S_MIN = 0.02
+DELAY_S_MAX = 1.0
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+STREAMS_ASKED = 1000
+CLOSED = "it closed the connection"
+
+_ERRORS = {kind: error for error, kind in KINDS.items()}
+
+
+class Offer(NamedTuple):
+    end: int
+    offset: Offset
+    """The end, and which log that is of."""
+    start_sequence: int
+    gateways: list[Member]
+    """All there are, if the one that was asked leads."""
+
+
+class Reached(NamedTuple):
+    """How far streams have come in event time, as far as a gateway knows."""
+
+    clocks: dict[int, Clock]
+    gateways: list[Member]
+
+
+class Share(NamedTuple):
+    """What one of several gateways offers, in the order of event time."""
+
+    end: int
+    offset: Offset
+    last: Key | None
+    complete: Key | None
+
+
+class Fence(NamedTuple):
+    committed_end: int
+    next_sequence: int
+    identity: str
+    gateways: list[Member]
+    order: str = ""
+    """What the gateway puts its streams in order by; empty: the order is that of arrival."""
+
+
+class ControlClient:
+    """Asks the gateway at an address, or that of a directory: then it is found again if it moves to another port."""
+
+    def __init__(
+        self,
+        at: str | Path,
+        cookie: bytes = b"",
+        timeout_s: float = 30.0,
+        identity: str | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """With an `identity`, no other gateway that may have taken this one's port is asked. Without a `cookie`, the
+        secret of the directory's pipeline is shown, if it has one."""
+        self._tls = tls
+        self._at = at
+        self._whom = {} if identity is None else {"identity": identity}
+        self._cookie = cookie
+        self._shown = cookie
+        self._timeout_s = timeout_s
+        self._socket: socket.socket | None = None
+
+    def offer(self, fence: int, start: int | Offset, records_max: int, bytes_max: int) -> Offer:
+        """How far the driver may read from `start` on; all of it is on disk. With an Offset, the gateway refuses if its
+        log is another one; with a number it does not know, and holds producers back if it was started again."""
+        reply = self._ask("offer", fence=fence, **_start(start), records_max=records_max, bytes_max=bytes_max)
+        return Offer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply))
+
+    def clocks(self, fence: int) -> Reached:
+        """How far streams have come; what came of them is on disk."""
+        reply = self._ask("clocks", fence=fence)
+        return Reached(read_clocks(reply["clocks"]), _members(reply))
+
+    def offer_among(
+        self,
+        fence: int,
+        start: int | Offset,
+        limits: tuple[int, int],
+        clocks: Mapping[int, Clock],
+        upto: Key | None = None,
+    ) -> Share:
+        """How far the driver may read, if streams have come so far at other gateways, and at most up to this place."""
+        records_max, bytes_max = limits
+        reply = self._ask(
+            "offer-among",
+            fence=fence,
+            **_start(start),
+            records_max=records_max,
+            bytes_max=bytes_max,
+            clocks=written_clocks(clocks),
+            upto=upto,
+        )
+        return Share(reply["end"], _offset(reply), place(reply, "last"), place(reply, "complete"))
+
+    def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
+        """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
+        named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
+        self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named)
+
+    def fence(self, fence: int, offered: Offset | None = None) -> Fence:
+        """From now on no driver before this one is heard. With what the driver was offered so far, the gateway refuses
+        if its log is another one, and else lets producers in."""
+        reply = self._ask("fence", fence=fence, **({} if offered is None else {"offered": offered.as_json()}))
+        order = str(reply.get("order", ""))
+        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
+
+    def gateways(self) -> list[dict[str, Any]]:
+        """All gateways, whether they are connected and how many streams each holds. Only the leader is asked."""
+        told: list[dict[str, Any]] = self._ask("gateways")["gateways"]
+        return told
+
+    def departed(self) -> tuple[str, ...]:
+        """The names of those that have left, and have not come back. Only the leader is asked."""
+        return tuple(map(str, self._ask("gateways").get("departed", ())))
+
+    def order(self) -> Declared | None:
+        """What it orders streams by; None: by arrival."""
+        told = self._ask("order")["order"]
+        return None if told is None else Declared(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
+
+    def leave(self, name: str) -> None:
+        """Let this gateway go, when all that it took is committed. Only the leader is asked."""
+        self._ask("leave", name=name)
+
+    def status(self) -> dict[str, Any]:
+        return self._ask("status")
+
+    def streams(self) -> Iterator[dict[str, Any]]:
+        """Every stream that the gateway knows, in the order of their ids; asked for page by page."""
+        first_id: int | None = 0
+        while first_id is not None:
+            page = self._ask("streams", first_id=first_id, streams_max=STREAMS_ASKED)
+            yield from page["streams"]
+            first_id = page["next_id"]
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        request = {"op": op, "format": FORMAT, **self._whom, **fields}
+        deadline = time.monotonic() + self._timeout_s
+        delay_s = DELAY_S_MIN
+        while True:
+            try:
+                return _checked(self._exchange(request, deadline))
+            except (OSError, ValueError, Garbled) as error:
+                self.close()
+                if time.monotonic() + delay_s > deadline:
+                    raise RoundError(
+                        f"The gateway at {self._at} does not answer: {complaint(error) or error}.",
+                        next_step="Start it, or look at its log; what it was asked is asked again.",
+                    ) from error
+            time.sleep(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(2 * delay_s, DELAY_S_MAX)
+
+    def _exchange(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        if self._socket is None:
+            self._socket = self._connected(deadline)
+        self._socket.settimeout(_left(deadline))
+        self._socket.sendall(json.dumps({**request, "cookie": self._shown.hex()}).encode() + b"\n")
+        reply = bytearray()
+        while not reply.endswith(b"\n"):
+            self._socket.settimeout(_left(deadline))
+            part = self._socket.recv(65536)
+            if not part or len(reply) > REPLY_BYTES_MAX:
+                raise ConnectionError(CLOSED)
+            reply += part
+        answer = json.loads(reply)
+        if not isinstance(answer, dict):
+            raise ValueError("its answer is not an object")
+        return answer
+
+    def _connected(self, deadline: float) -> socket.socket:
+        address = self._address()
+        beside = address.path.parent if isinstance(address, SocketFile) else self._at
+        if isinstance(beside, Path) and not self._cookie:
+            self._shown = find_secret(pipeline_of(beside), Secret.CONTROL)
+        if isinstance(address, SocketFile):
+            return connected_file(address.path, _left(deadline))
+        host, port = address
+        plain = socket.create_connection((host, port), timeout=_left(deadline))
+        if self._tls is None:
+            return plain
+        try:
+            # Files are read anew each time: they may have been renewed.
+            return self._tls.context().wrap_socket(plain, server_hostname=self._tls.name or host)
+        except (OSError, ConfigError) as error:
+            plain.close()
+            raise error if isinstance(error, OSError) else ConnectionError(error.sentence) from error
+
+    def _address(self) -> Endpoint:
+        return parse_endpoint(self._at) if isinstance(self._at, str) else control_of(self._at)
+
+
+def _left(deadline: float) -> float:
+    """The seconds left, and never none: a socket takes 0 for "do not wait"."""
+    return max(0.001, deadline - time.monotonic())
+
+
+def _start(start: int | Offset) -> dict[str, Any]:
+    return {"start": start.sequence, "offered": start.as_json()} if isinstance(start, Offset) else {"start": start}
+
+
+def _offset(reply: Mapping[str, Any]) -> Offset:
+    return offset(reply, "offset") or Offset(reply["end"])
+
+
+def _members(reply: Mapping[str, Any]) -> list[Member]:
+    return [Member.from_dict(told) for told in reply.get("gateways", ())]
+
+
+def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+    if not reply.pop("ok"):
+        kind = _ERRORS.get(str(reply.get("kind")), ProcessionError)
+        raise kind(str(reply["error"]), next_step=str(reply.get("next_step", "")))
+    return reply

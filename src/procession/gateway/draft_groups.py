@@ -1,0 +1,181 @@
+"""Groups: what a session of the draft has sent on each stream since the stream's last point of reference. Pure.
+
+The one rule: a group goes into the log as a whole, when the stable message that closes it has come, or not at all. The
+ids of unstable messages may be others when the stream is read again, so nothing can be told of them alone: a group is
+new if the id that closes it is new, and a duplicate if that is one. Until then it is held here; a session that is lost
+loses what it held, and its producer sends it again. Before it `state`, after it the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from procession.errors import RemoteProtocolError
+from procession.gateway.log_rows import Row, eos_row
+from procession.gateway.registry import Registry, Stream
+from procession.storage.segment import KIND_BOUNDARY, KIND_EPHEMERAL, KIND_RECORD, KIND_UNSTABLE
+from procession.wire.draft_messages import DraftMessage
+
+HELD_BYTES = 256
+"""What a message that is held costs beside its own bytes."""
+
+MARKS_MAX = 4096
+"""So many places of one stream are remembered to count by; with more, every second one is forgotten."""
+
+EVENT_TIME_MAX = 2**63 - 1
+"""The log keeps times with a sign, as version 3 does."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One stream of one session."""
+
+    is_ephemeral: bool | None = None
+    """As its first message said; the others must say the same."""
+    ephemeral: int = 0
+    held: list[DraftMessage] = field(default_factory=list)
+    frames: int = 0
+    settled: int = 0
+    reference: int | None = None
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    """Pairs (point of reference, frames up to it) that are not committed yet, both ascending."""
+
+    def mark(self) -> None:
+        """All frames so far are settled when the last point of reference is."""
+        if self.held:
+            return
+        if self.reference is None:
+            self.settled = self.frames
+        elif self.marks and self.marks[-1][0] >= self.reference:
+            self.marks[-1] = self.marks[-1][0], self.frames
+        else:
+            self.marks.append((self.reference, self.frames))
+        if len(self.marks) > MARKS_MAX:
+            self.marks = deque(list(self.marks)[::-2][::-1])
+
+    def settle(self, committed: int | None) -> None:
+        while committed is not None and self.marks and self.marks[0][0] <= committed:
+            _, self.settled = self.marks.popleft()
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a run of messages comes to."""
+
+    rows: list[Row] = field(default_factory=list)
+    records: int = 0
+    ephemeral: int = 0
+    duplicates: int = 0
+    groups_end: int = 0
+    """Beyond this sequence there are no rows of a group."""
+    error: str | None = None
+    """Why the message after these was not taken, and the session ends."""
+
+
+class Groups:
+    """All streams of one session."""
+
+    def __init__(self, held_bytes_max: int, *, is_counting: bool = False) -> None:
+        self.is_counting = is_counting
+        self.held_bytes = 0
+        self.duplicates = 0
+        self._held_bytes_max = held_bytes_max
+        self._groups: dict[int, Group] = {}
+
+    def open(self, stream_id: int) -> None:
+        """A NOTIFY came. Whether the stream is ephemeral is told anew."""
+        self._groups.setdefault(stream_id, Group()).is_ephemeral = None
+
+    def take_all(self, messages: Iterable[DraftMessage], registry: Registry, first_sequence: int) -> Taken:
+        """Take messages in order, up to one that is an error. The first row gets this sequence."""
+        taken = Taken()
+        duplicates_before = self.duplicates
+        try:
+            for message in messages:
+                stream = registry[message.stream_id]
+                taken.rows += self._take(stream, message)
+                if message.is_last:
+                    stream.eos_sequence = first_sequence + len(taken.rows) - 1
+        except RemoteProtocolError as error:
+            taken.error = error.sentence
+        kinds = [row.kind for row in taken.rows]
+        taken.records = kinds.count(KIND_RECORD) + kinds.count(KIND_UNSTABLE)
+        taken.ephemeral = kinds.count(KIND_EPHEMERAL)
+        taken.duplicates = self.duplicates - duplicates_before
+        taken.groups_end = first_sequence + len(kinds) if KIND_UNSTABLE in kinds else 0
+        return taken
+
+    def _take(self, stream: Stream, message: DraftMessage) -> list[Row]:
+        """The rows that this message brings into the log, in order; RemoteProtocolError if it may not come."""
+        group = self._groups[stream.stream_id]
+        is_ephemeral = message.message_id is None
+        if group.is_ephemeral not in (None, is_ephemeral):
+            raise RemoteProtocolError(f"ephemeral and other messages on stream {stream.stream_id}")
+        if (message.event_time or 0) > EVENT_TIME_MAX:
+            raise RemoteProtocolError(f"event time {message.event_time} is over 2^63-1")
+        group.is_ephemeral = is_ephemeral
+        group.frames += 1
+        if is_ephemeral:
+            rows = self._pass(group, message)
+        elif message.is_unstable:
+            rows = self._hold(group, message)
+        else:
+            rows = self._close(stream, group, message)
+        if message.is_last:
+            if group.held:
+                # Nobody could tell a stream that is sent again from one that goes on.
+                raise RemoteProtocolError(f"stream {stream.stream_id} ends without a stable point of reference")
+            rows.append(eos_row(stream.stream_id, stream.seen))
+        if self.is_counting and not is_ephemeral:
+            group.mark()
+        return rows
+
+    def _pass(self, group: Group, message: DraftMessage) -> list[Row]:
+        if message.payload is None:
+            return []
+        group.ephemeral += 1
+        return [_row(KIND_EPHEMERAL, message, group.ephemeral - 1)]
+
+    def _hold(self, group: Group, message: DraftMessage) -> list[Row]:
+        if message.payload is None:
+            return []  # a mark that marks nothing
+        self.held_bytes += _cost(message)
+        if self.held_bytes > self._held_bytes_max:
+            raise RemoteProtocolError(f"more than {self._held_bytes_max} bytes without a stable point of reference")
+        group.held.append(message)
+        return []
+
+    def _close(self, stream: Stream, group: Group, message: DraftMessage) -> list[Row]:
+        assert message.message_id is not None
+        held, group.held = group.held, []
+        self.held_bytes -= sum(map(_cost, held))
+        group.reference = message.message_id
+        if message.payload is None and not held and message.message_id == stream.seen:
+            return []  # a mark at the last message: the same place
+        if not stream.is_fresh(message.message_id):
+            self.duplicates += len(held) + (message.payload is not None)
+            return []
+        stream.seen = message.message_id
+        rows = [_row(KIND_UNSTABLE, unstable, unstable.message_id or 0) for unstable in held]
+        return [*rows, _row(KIND_BOUNDARY if message.payload is None else KIND_RECORD, message, message.message_id)]
+
+    def counted(self, positions: Mapping[int, int], registry: Registry) -> tuple[tuple[int, int, int], ...]:
+        """What an ACK with counts says: of these streams, and of those whose count has grown without other news."""
+        told = []
+        for stream_id, group in self._groups.items():
+            before = group.settled
+            committed = registry[stream_id].committed if stream_id in registry else None
+            group.settle(committed)
+            if committed is not None and (stream_id in positions or group.settled > before):
+                told.append((stream_id, committed, group.settled))
+        return tuple(told)
+
+
+def _cost(message: DraftMessage) -> int:
+    return HELD_BYTES + len(message.payload or b"") + len(message.key or b"")
+
+
+def _row(kind: int, message: DraftMessage, message_id: int) -> Row:
+    return Row(kind, message.stream_id, message_id, message.event_time or 0, message.key or b"", message.payload or b"")

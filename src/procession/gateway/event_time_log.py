@@ -1,0 +1,304 @@
+"""Ordering: arrivals become rows of the ordered log, in the order of event time, as soon as their places are settled.
+
+The one rule: arrivals are on disk before they are heard, and the ordered log is before anything that counts on it; what
+a crash cut off there is taken again, the same rows in the same order. Before it the arrival log, which `core` writes;
+after it the ordered log, which the driver is offered and Spark's tasks read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from procession import faults
+from procession.errors import ConfigError
+from procession.gateway.event_time_state import UNPLACED, Recovered
+from procession.gateway.gateway_options import MIB, GatewayConfig
+from procession.gateway.log_rows import Tail, row_sizes
+from procession.gateway.snapshot import Snapshot
+from procession.gateway.stream_quota import Shares
+from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
+from procession.merge.interleave import Places
+from procession.merge.stream_clocks import Bound, Ids, Numbers, watermark_of
+from procession.merge.waiting_rows import Key, Stack
+from procession.storage.log import IngressLog
+from procession.storage.segment import (
+    KIND_EOS,
+    KIND_GIVEN,
+    KIND_LATE,
+    KIND_MOVED,
+    KIND_RECORD,
+    KIND_TICK,
+    ORDERED,
+    ORDERED_SCHEMA,
+)
+
+HEAR_RECORDS_MAX = 250_000
+"""So many arrivals are heard in one step, and sessions have their turn before the next."""
+
+ENTRY_BYTES_MAX = 4 * MIB
+"""So many bytes of rows are gathered into one entry of the ordered log."""
+
+GAP_ROWS_MIN = 4096
+"""So many arrivals that are not wanted are passed over rather than read."""
+
+
+class Offered(NamedTuple):
+    """How far rows may be read, and up to which place in the order they are then complete."""
+
+    end: int
+    last: Key | None
+    """The place of the last of them, if there are any."""
+    complete: Key | None
+    """No other row up to here will ever be offered; None: nothing is known yet."""
+
+
+class Ordering:
+    def __init__(self, config: GatewayConfig, declared: Declared, found: Snapshot, arrivals: IngressLog) -> None:
+        self.declared = declared
+        self._arrivals = arrivals
+        self.log = IngressLog(
+            config.ordered_directory,
+            segment_bytes_max=config.segment_bytes_max,
+            committed_end=found.end_sequence,
+            use=ORDERED,
+        )
+        rows = list(self.log.read(found.end_sequence, self.log.next_sequence))
+        point = (found.point or Point())._replace(cut=self._last_key() or (found.point.cut if found.point else None))
+        safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
+        self.order = EventOrder(declared, point, safe | _references(rows))
+        self.order.clocks.tell(found.clocks)
+        self._hear_again()
+        self.recovered = self._recover(config, found, rows)
+        self._heard_at: dict[int, float] = {}
+        self._taken_at: float | None = None
+        self._stalled: int | None = None
+
+    # What a restart finds
+
+    def _last_key(self) -> Key | None:
+        """The last row of the ordered log, as the order has it."""
+        end = self.log.next_sequence
+        if end == self.log.start_sequence:
+            return None
+        (row,) = next(self.log.read(end - 1, end)).to_pylist()
+        message_id = NO_REFERENCE if row["kind"] == KIND_EOS else row["message_id"]
+        return Key(row["order_time"], row["stream_id"], message_id)
+
+    def _hear_again(self) -> None:
+        end = self._arrivals.next_sequence
+        for batch in self._arrivals.read(min(self.order.heard_end, end), end):
+            self.order.hear(_heard(batch), is_again=True)
+
+    def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
+        tail, shares = Tail(), Shares(config.limits, len(self.declared.streams))
+        start = found.end_sequence
+        for batch in rows:
+            for row in np.flatnonzero(batch.column("kind").to_numpy() == KIND_EOS).tolist():
+                tail.eos_sequences[batch.column("stream_id")[row].as_py()] = start + row
+            start += batch.num_rows
+        waiting = self.order.waiting.all()
+        for stream_id in waiting.stream_ids[waiting.are_ends].tolist():
+            tail.eos_sequences[stream_id] = UNPLACED
+        uncommitted = _uncommitted(rows, waiting)
+        for stream_id, size_bytes in _sizes(uncommitted).items():
+            seen = self.order.clocks.known[stream_id].seen
+            assert seen is not None, "a record was heard"
+            # One step: it is committed as a whole.
+            shares.receive(stream_id, seen, size_bytes)
+            # Not what was seen elsewhere: some of that may have been given up there, and comes again.
+            came = [at.committed] if (at := found.streams.get(stream_id)) is not None else []
+            came += [last] if (last := self.order.received.get(stream_id)) is not None else []
+            tail.seen[stream_id] = max(came, default=None)
+        clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
+        return Recovered(tail, shares, self.order.point, clocks, end, self.skipped, [one[:2] for one in uncommitted])
+
+    @property
+    def skipped(self) -> int:
+        """Arrivals that are neither in order nor wait."""
+        return self.order.heard_end - len(self.order.waiting) - self.log.next_sequence
+
+    # One step
+
+    def ticks(self, now: float) -> dict[int, int]:
+        """The watermarks of streams for which nobody waits any longer, if anybody waits for them."""
+        if self.declared.idle_timeout_s is None:
+            return {}
+        clocks = self.order.clocks
+        running = [one for one in self.declared.streams if one not in clocks.known or not clocks.known[one].is_ended]
+        idle = frozenset(
+            one for one in running if now - self._heard_at.setdefault(one, now) >= self.declared.idle_timeout_s
+        )
+        if not idle or not len(self.order.waiting) or (time := clocks.tick(idle)) is None:
+            return {}
+        return {one: time for one in idle if (at := clocks.watermark(one)) is None or at < time}
+
+    def hear(self, now: float) -> None:
+        """Take up the arrivals that are on disk, or some of them."""
+        start = self.order.heard_end
+        end = min(self._arrivals.durable_end, start + HEAR_RECORDS_MAX)
+        for batch in self._arrivals.read(start, end) if start < end else ():
+            rows = _heard(batch)
+            self.order.hear(rows)
+            for stream_id in np.unique(rows.stream_ids[~rows.are_ticks]).tolist():
+                self._heard_at[stream_id] = now
+
+    def take(self, now: float) -> dict[int, int]:
+        """Append the rows whose places are settled; gives the sequences of the ends of streams among them."""
+        taken = self.order.take()
+        if self._taken_at is None or len(taken.rows) or not len(self.order.waiting):
+            self._taken_at = now
+        ends: dict[int, int] = {}
+        first = self.log.next_sequence
+        for row in np.flatnonzero(taken.rows.are_ends).tolist():
+            ends[int(taken.rows.stream_ids[row])] = first + row
+        for batch in self._gathered(taken):
+            faults.point("gateway:before-order")
+            self.log.append(batch)
+        return ends
+
+    def _gathered(self, taken: Taken) -> Iterator[pa.RecordBatch]:
+        """The rows themselves, in order, in batches of bounded size."""
+        rows = taken.rows
+        parts = (np.cumsum(rows.sizes) - 1) // ENTRY_BYTES_MAX
+        edges = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
+        for start, end in pairwise([*edges, len(rows)]):
+            part = rows.rows(start, end)
+            batch = self._fetched(part.sequences)
+            kinds = batch.column("kind").to_numpy().copy()
+            kinds[part.are_late] = KIND_LATE
+            columns = [pa.array(kinds), *batch.columns[1:], pa.array(part.order_times)]
+            # With the end of a stream all of it is taken; its row has the last id.
+            ids = batch.column("message_id").to_numpy()
+            columns.append(pa.array(np.where(part.are_ends, ids, taken.references[start:end])))
+            yield pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
+
+    def _fetched(self, sequences: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
+        """The arrivals with these sequences, in this order."""
+        by_sequence = np.argsort(sequences)
+        wanted = sequences[by_sequence]
+        found: list[pa.RecordBatch] = []
+        for stretch in np.split(wanted, np.flatnonzero(np.diff(wanted) > GAP_ROWS_MIN) + 1):
+            first = int(stretch[0])
+            for batch in self._arrivals.read(first, int(stretch[-1]) + 1):
+                low, high = np.searchsorted(stretch, (first, first + batch.num_rows))
+                if low < high:
+                    found.append(batch.take(pa.array(stretch[low:high] - first)))
+                first += batch.num_rows
+        places = np.empty(len(sequences), np.int64)
+        places[by_sequence] = np.arange(len(sequences))
+        return pa.concat_batches(found).take(pa.array(places))
+
+    def waiting_of(self, closing: Iterable[int], *, is_alone: bool) -> dict[int, bool]:
+        """Of these streams, those of which something waits; and whether it can only wait for its own stream, which may
+        go on elsewhere, if there are others."""
+        waiting, known = self.order.waiting, self.order.clocks.known
+        lateness_ns, found = self.declared.lateness_ns, {}
+        for stream_id in (one for one in closing if waiting.has(one)):
+            own = Bound(watermark_of(known[stream_id], lateness_ns), stream_id)
+            found[stream_id] = not is_alone and not waiting.has(stream_id, own)
+        return found
+
+    def offered(self, start: int, end: int, upto: Key | None) -> Offered:
+        """The rows [start, end) as far as they stand up to this place; without one, all of them."""
+        places = Places.of(self.log.read(start, end) if start < end else ())
+        if upto is not None:
+            end = start + places.count_up_to(upto)
+        last = places.key(end - start - 1) if end > start else None
+        if end < self.log.next_sequence:
+            return Offered(end, last, last)
+        complete = self.order.complete
+        return Offered(end, last, None if complete is None else Key(*complete, END_ID))
+
+    # For whom it waits
+
+    @property
+    def waits_for(self) -> int | None:
+        return self.order.clocks.slowest() if len(self.order.waiting) else None
+
+    def stalled(self, now: float, stall_s: float) -> int | None:
+        """The stream that the merge has waited for so long, when that is news."""
+        waits_for = self.waits_for if now - (self._taken_at or now) >= stall_s else None
+        news = waits_for if waits_for != self._stalled else None
+        self._stalled = waits_for
+        return news
+
+    def status(self) -> dict[str, Any]:
+        order, waits_for = self.order, self.waits_for
+        watermark = None if waits_for is None else order.clocks.watermark(waits_for)
+        return {
+            "order_by": "event_time",
+            "ordered_end": self.log.next_sequence,
+            "heard_end": order.heard_end,
+            "waiting_records": len(order.waiting),
+            "waiting_bytes": order.waiting.size_bytes,
+            "late_records": order.late.total(),
+            "waits_for": waits_for,
+            "waits_for_watermark": watermark,
+        }
+
+
+def check_kept(config: GatewayConfig, found: Snapshot) -> None:
+    """Raise ConfigError if the directory was begun with the other order."""
+    if config.declared is None and config.ordered_directory.exists():
+        was, now = "event time", "arrival"
+    elif config.declared is not None and found.end_sequence and found.point is None:
+        was, now = "arrival", "event time"
+    else:
+        return
+    raise ConfigError(
+        f"The gateway's directory {config.directory} was begun in the order of {was}, not of {now}.",
+        next_step="Start the gateway as before, or give the pipeline a new directory.",
+    )
+
+
+def _heard(batch: pa.RecordBatch) -> Heard:
+    kinds = batch.column("kind").to_numpy()
+    streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
+    signs = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
+    return Heard(streams, ids, times, row_sizes(batch), *signs)
+
+
+def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
+    """The last reference of each stream."""
+    found: dict[int, int] = {}
+    for batch in rows:
+        references = batch.column("reference").to_numpy()
+        is_one = references != NO_REFERENCE
+        streams = batch.column("stream_id").to_numpy()[is_one][::-1]
+        names, lasts = np.unique(streams, return_index=True)
+        found.update(zip(names.tolist(), references[is_one][::-1][lasts].tolist(), strict=True))
+    return found
+
+
+class Records(NamedTuple):
+    """Records that are not committed, in columns."""
+
+    stream_ids: Ids
+    message_ids: Ids
+    sizes: Numbers
+
+
+def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[Records]:
+    """Those that are in order already, or wait."""
+    found = []
+    for batch in rows:
+        records = batch.filter(pa.array(np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))))
+        stream_ids, message_ids = (records.column(name).to_numpy() for name in ("stream_id", "message_id"))
+        found.append(Records(stream_ids, message_ids, row_sizes(records)))
+    is_record = ~(waiting.are_ends | waiting.are_ticks)
+    waits = Records(waiting.stream_ids[is_record], waiting.message_ids[is_record], waiting.sizes[is_record])
+    return [*found, waits]
+
+
+def _sizes(uncommitted: list[Records]) -> dict[int, int]:
+    """The bytes of each stream's records that are not committed."""
+    sizes: dict[int, int] = {}
+    for streams, _, own in uncommitted:
+        for stream_id in np.unique(streams).tolist():
+            sizes[stream_id] = sizes.get(stream_id, 0) + int(own[streams == stream_id].sum())
+    return sizes

@@ -1,0 +1,87 @@
+"""The gateway's log, served over Arrow Flight to executors on other machines.
+
+The one rule: it reads the log's files as an executor on this machine would, and gives rows only to who shows the cookie
+and means this directory. In threads of its own, beside the loop; it shares nothing with the gateway but the files.
+Before it `storage/log`; after it `storage/flight_reader`, which asks.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from procession.address import Address, parse_address
+from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.request_parsing import integers
+from procession.storage.log import LogReader
+
+
+class LogService(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(self, config: GatewayConfig, identity: str, location: str) -> None:
+        self._config = config
+        self._identity = identity
+        self._lock = threading.Lock()
+        self.fetched_rows = 0
+        """So many rows were given away since it began."""
+        tls = config.tls
+        security: dict[str, Any] = {}
+        if tls is not None:
+            security["tls_certificates"] = [(tls.cert.read_bytes(), tls.key.read_bytes())]
+            if tls.client_ca is not None:
+                security |= {"verify_client": True, "root_certificates": tls.client_ca.read_bytes()}
+        super().__init__(location, **security)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        try:
+            asked = json.loads(ticket.ticket)
+            expected = self._config.control_cookie.hex().encode()
+            if not hmac.compare_digest(str(asked.get("cookie")).encode(errors="replace"), expected):
+                raise flight.FlightUnauthenticatedError("it was asked with a wrong cookie, or none")
+            if asked.get("identity") != self._identity:
+                raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
+            first, last = integers(asked, "first", "last")
+            batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
+            return flight.GeneratorStream(self._config.offered_use.schema, self._counted(batches))
+        except (ValueError, AttributeError) as error:
+            raise flight.FlightServerError("a ticket that is not JSON") from error
+        except RemoteProtocolError as error:
+            raise flight.FlightServerError(error.sentence) from error
+        except ProcessionError as error:
+            raise flight.FlightUnavailableError(error.sentence) from error
+
+    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            with self._lock:
+                self.fetched_rows += batch.num_rows
+            yield batch
+
+
+def serve_log(config: GatewayConfig, identity: str, previous: Address | None) -> LogService:
+    """Serve where the settings say; a port of 0 takes that of last time, if it is free."""
+    address = parse_address(config.flight)
+    if address.port == 0 and previous is not None:
+        with suppress(OSError, flight.FlightError, ConfigError):
+            return LogService(config, identity, _location(config, Address(address.host, previous.port)))
+    try:
+        return LogService(config, identity, _location(config, address))
+    except (OSError, flight.FlightError) as error:
+        raise ConfigError(
+            f"Cannot serve the log at {address}: {str(error).partition('. Detail')[0]}.",
+            next_step="Choose an address of this machine with a port that is free.",
+        ) from error
+
+
+def _location(config: GatewayConfig, address: Address) -> str:
+    return f"{scheme(config)}://{address}"
+
+
+def scheme(config: GatewayConfig) -> str:
+    return "grpc+tls" if config.tls is not None else "grpc+tcp"

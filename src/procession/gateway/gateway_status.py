@@ -1,0 +1,54 @@
+"""The status: what an operator or a test wants to know of a gateway, as plain values.
+
+The one rule: it only looks. Before it `core`, which is looked at; after it `control`, which tells.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from procession.wire import columns
+
+if TYPE_CHECKING:
+    from procession.gateway.performer import Gateway
+
+STATUS_STREAMS_MAX = 1000
+"""A status names so many streams; of the others it says only how many there are."""
+
+
+def status_of(gateway: Gateway) -> dict[str, Any]:
+    """What an operator or a test wants to know, as plain values."""
+    state = gateway.state
+    streams = [
+        {
+            "id": stream.stream_id,
+            "name": stream.name,
+            "state": stream.state,
+            "committed": stream.committed,
+            "seen": stream.seen,
+        }
+        for stream in itertools.islice(state.registry, STATUS_STREAMS_MAX)
+    ]
+    return {
+        "next_sequence": state.next_sequence,
+        "start_sequence": gateway.offered.start_sequence,
+        "durable_end": gateway.offered.durable_end,
+        "committed_end": state.snapshot.end_sequence,
+        "epoch": state.snapshot.epoch,
+        "fence": state.snapshot.fence,
+        "records_in": state.records_in,
+        "ephemeral_in": state.ephemeral_in,
+        "duplicates": state.duplicates,
+        "is_settled": state.is_settled,
+        "sessions": len(state.sessions),
+        "streams": streams,
+        "streams_total": len(state.registry),
+        "lag_bytes": state.flow.lag.bytes,
+        **state.flow.status(),
+        **(gateway.ordering.status() if gateway.ordering is not None else {}),
+        "fetched_rows": gateway.fetched_rows(),
+        "is_columnar": columns.is_ready(),
+        "credits_owed": sum(session.owed for session in state.sessions.values()),
+        "held_bytes": sum(session.groups.held_bytes for session in state.sessions.values() if session.groups),
+    }

@@ -1,0 +1,155 @@
+"""The global registry: which gateway of a pipeline holds which stream. The leader has it. Pure.
+
+The one rule: a stream has one holder at most, and a holder keeps it until it says itself that all it took of it is
+committed: neither time nor silence takes a stream away. So a leader that begins anew grants nothing before every
+gateway that it knows has said what it holds. Before it: `claims`, of every gateway. After it: `leadership`, which
+brings it the words of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from procession.errors import ConfigError
+from procession.merge.stream_clocks import Clock
+from procession.storage.log_ranges import FIRST_GATEWAY
+
+LEADER = FIRST_GATEWAY
+"""It leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The stream is the asker's. `committed` is the last committed id of it, None if there is none; `clock` says how
+    far it has come in event time, where that is the order."""
+
+    stream_id: int
+    committed: int | None
+    clock: Clock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The stream is not the asker's, or nobody knows yet whose it is: it may ask again."""
+
+    stream_id: int
+
+
+class GlobalRegistry:
+    """`active`: stream id to the gateway that holds it. A *link* is a number that the rim gives to each connection of a
+    gateway; a gateway speaks through its latest link only."""
+
+    def __init__(
+        self,
+        gateways: Iterable[str],
+        committed: Mapping[int, int] | None = None,
+        clocks: Mapping[int, Clock] | None = None,
+    ) -> None:
+        """What a leader knows when it begins: who belongs to it, and the committed ids and clocks of its own
+        checkpoint."""
+        self.active: dict[int, str] = {}
+        self._committed: dict[int, int] = dict(committed or {})
+        self.clocks: dict[int, Clock] = dict(clocks or {})
+        """How far each stream has come, as far as gateways have said. Who gave it up last knew best."""
+        self._links: dict[str, int | None] = dict.fromkeys(gateways)
+        self._unheard = set(self._links)
+
+    @property
+    def inactive(self) -> dict[int, int]:
+        """Streams that nobody holds, and the last committed id of each."""
+        return {stream_id: at for stream_id, at in self._committed.items() if stream_id not in self.active}
+
+    @property
+    def unheard(self) -> list[str]:
+        """Gateways that have not said yet what they hold; while there are any, no stream is granted."""
+        return sorted(self._unheard)
+
+    @property
+    def gateways(self) -> dict[str, bool]:
+        """Each gateway that belongs to us, and whether it is connected."""
+        return {name: link is not None for name, link in self._links.items()}
+
+    def holders(self) -> dict[str, int]:
+        """How many streams each gateway holds."""
+        counts = dict.fromkeys(self._links, 0)
+        for name in self.active.values():
+            counts[name] += 1
+        return counts
+
+    def join(
+        self,
+        name: str,
+        link: int,
+        held: Iterable[int],
+        committed: Mapping[int, int],
+        clocks: Mapping[int, Clock] | None = None,
+    ) -> None:
+        """A gateway is here, or here again, and says what it holds, what it knows to be committed and how far streams
+        have come. What it held and does not name any more it has given up."""
+        held = set(held)
+        for stream_id in held:
+            if (other := self.active.get(stream_id, name)) != name:
+                raise ConfigError(
+                    f"Gateways {name!r} and {other!r} both hold stream {stream_id}.",
+                    next_step="Join a gateway to the pipeline only with a directory of its own, made for it.",
+                )
+        for stream_id in [one for one, holder in self.active.items() if holder == name and one not in held]:
+            del self.active[stream_id]
+        self.active.update(dict.fromkeys(held, name))
+        for stream_id, at in committed.items():
+            self._commit(stream_id, at)
+        for stream_id, clock in (clocks or {}).items():
+            self._hear(stream_id, clock)
+        self._links[name] = link
+        self._unheard.discard(name)
+
+    def lost(self, link: int) -> None:
+        """A connection is gone. What its gateway holds it still holds: it may have taken more than is committed."""
+        for name, its_link in self._links.items():
+            if its_link == link:
+                self._links[name] = None
+
+    def is_superseded(self, link: int) -> bool:
+        """Whether this link is nobody's any more: its gateway has a later one, or is not one of ours."""
+        return self._speaker(link) is None
+
+    def notify(self, link: int, stream_id: int) -> Grant | Refusal:
+        """A gateway asks for a stream on behalf of a session."""
+        name = self._speaker(link)
+        if name is None or self._unheard or self.active.get(stream_id, name) != name:
+            return Refusal(stream_id)
+        self.active[stream_id] = name
+        return Grant(stream_id, self._committed.get(stream_id), self.clocks.get(stream_id))
+
+    def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
+        """A gateway gives a stream up: all that it took of it is committed, up to this id. False if it is not its."""
+        name = self._speaker(link)
+        if name is None or self.active.get(stream_id) != name:
+            return False
+        del self.active[stream_id]
+        if committed is not None:
+            self._commit(stream_id, committed)
+        self._hear(stream_id, clock)
+        return True
+
+    def leave(self, name: str) -> None:
+        """A gateway that holds nothing belongs to us no more."""
+        if held := self.holders().get(name):
+            raise ConfigError(
+                f"Gateway {name!r} still holds {held} streams.",
+                next_step="Wait until what it took of them is committed.",
+            )
+        self._links.pop(name, None)
+        self._unheard.discard(name)
+
+    def _speaker(self, link: int) -> str | None:
+        """Whose link this is, if a later one has not taken its place."""
+        return next((name for name, its_link in self._links.items() if its_link == link), None)
+
+    def _hear(self, stream_id: int, clock: Clock | None) -> None:
+        if clock is not None:
+            self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
+
+    def _commit(self, stream_id: int, at: int) -> None:
+        self._committed[stream_id] = max(at, self._committed.get(stream_id, at))

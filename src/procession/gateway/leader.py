@@ -1,0 +1,213 @@
+"""Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams. Pure, but
+for the members' file.
+
+The one rule: what the leader knows is `cluster`'s and `members`' to say; here their words are only brought together,
+one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`, which
+hears the others' words, and `core`, which asks for the gateway's own sessions. After it: `cluster`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from procession.errors import ConfigError, RemoteProtocolError
+from procession.gateway.gateway_events import Event, Granted, LeaderFound, Refused, Relinquished
+from procession.gateway.global_registry import LEADER, GlobalRegistry, Grant
+from procession.gateway.members import Member, Members, Standing, others_than
+from procession.gateway.request_parsing import written_clocks
+from procession.gateway.state import GatewayState
+from procession.merge.event_time import Declared
+from procession.merge.stream_clocks import Clock
+
+
+class Order(NamedTuple):
+    """What a gateway says about event time: what it orders by, in words, and how far streams have come."""
+
+    words: str = ""
+    clocks: Mapping[int, Clock] = {}
+
+
+NO_ORDER = Order()
+
+
+class Leadership:
+    def __init__(
+        self,
+        members: Members,
+        state: GatewayState,
+        handle: Callable[[Event], None],
+        declared: Declared | None = None,
+    ) -> None:
+        """`handle` brings an event to the gateway that leads, which puts streams in order as is `declared`."""
+        self._declared = declared
+        self._members = members
+        self._state = state
+        self._handle = handle
+        self._numbers = itertools.count(1)
+        self._own_link = 0
+        self._links: dict[int, str] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
+        """Which of its links each gateway began last, by its own count."""
+        self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state), state.clocks)
+        assert state.claims is not None
+        state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
+
+    def begin(self, own: Member) -> None:
+        """The first of all gateways joins itself."""
+        self._members.join(own)
+        assert self._state.claims is not None
+        self._own_link = next(self._numbers)
+        self.registry.join(LEADER, self._own_link, self._state.claims.held, {})
+        self._handle(LeaderFound())
+
+    @property
+    def gateways(self) -> dict[str, Member]:
+        return self._members.present
+
+    @property
+    def departed(self) -> list[str]:
+        """The names of those that have left, and have not come back."""
+        return self._members.left
+
+    # What this gateway itself asks for: it is answered before anything else is heard.
+
+    def ask(self, stream_id: int) -> None:
+        answer = self.registry.notify(self._own_link, stream_id)
+        if isinstance(answer, Grant):
+            self._handle(Granted(stream_id, answer.committed, answer.clock))
+        else:
+            self._handle(Refused(stream_id))
+
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+        self.registry.relinquish(self._own_link, stream_id, committed, clock)
+        self._handle(Relinquished(stream_id))
+
+    # What the others say
+
+    def join(
+        self,
+        told: Member,
+        held: list[int],
+        committed: Mapping[int, int],
+        committed_end: int,
+        turn: tuple[int, int] = (0, 0),
+        order: Order = NO_ORDER,
+    ) -> tuple[int, str]:
+        """A gateway is here. Gives its link and its name. Words that it gave up waiting for, and that come only now
+        because this process stood still, are known by their `turn`: what they say may be long untrue."""
+        if turn < self._turns.get(told.identity, turn):
+            raise RemoteProtocolError("this gateway has begun a later link")
+        if committed_end and not self._members.knows(told.identity):
+            # Another pipeline has committed from it: this one's offsets know nothing of its numbers.
+            raise ConfigError(
+                f"The directory of the gateway at {told.control} was used by another pipeline.",
+                next_step="Join a gateway only with a directory of its own, made for this pipeline.",
+            )
+        self._check_order(told, order.words)
+        member = self._members.join(told)
+        assert self._state.claims is not None
+        self._state.claims.is_alone = False
+        link = next(self._numbers)
+        self.registry.join(member.name, link, held, committed, order.clocks)
+        self._links[link] = member.name
+        self._turns[told.identity] = turn
+        return link, member.name
+
+    def notify(self, link: int, stream_id: int) -> dict[str, Any]:
+        answer = self.registry.notify(link, stream_id)
+        if not isinstance(answer, Grant):
+            return {"granted": False, "committed": None}
+        clocks = {} if answer.clock is None else {stream_id: answer.clock}
+        return {"granted": True, "committed": answer.committed, "clocks": written_clocks(clocks)}
+
+    def given_up(
+        self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None, name: str = ""
+    ) -> dict[str, Any]:
+        """A gateway may leave after it has given its streams up: what they are called is known here from then on."""
+        was_held = self.registry.relinquish(link, stream_id, committed, clock)
+        if was_held and committed is not None:
+            self._state.registry.get_or_add(stream_id).call(name)
+        return {"was_held": was_held}
+
+    def _check_order(self, told: Member, words: str) -> None:
+        declared = self._declared
+        own = "" if declared is None else str(declared)
+        if words != own:
+            raise ConfigError(
+                f"The gateway at {told.control} orders by {words or 'arrival'}, not by {own or 'arrival'}.",
+                next_step="Start it with --event-time-streams and --lateness-s as the first one, or let `procession"
+                " gateways join` do it.",
+            )
+        if declared is not None and declared.idle_timeout_s is not None:
+            raise ConfigError(
+                "A pipeline with idle_timeout_s takes one gateway: no other can say that a stream is silent.",
+                next_step="Leave idle_timeout_s away, or the other gateways.",
+            )
+
+    def beat(self, link: int) -> dict[str, Any]:
+        """A gateway shows that it is there. It hears whether it should go, and where its producers can go then."""
+        name = self._links[link]
+        if self.registry.is_superseded(link):
+            # Whatever it asks on this one is refused: it must begin anew, or it would be refused for ever.
+            raise RemoteProtocolError("a later link of this gateway has taken this one's place")
+        others = others_than(name, self._members.present)
+        return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
+
+    def lost(self, link: int) -> str | None:
+        """A link has ended. Gives whose it was."""
+        self.registry.lost(link)
+        return self._links.pop(link, None)
+
+    # Growing smaller
+
+    def leave(self, name: str) -> None:
+        """The operator wants this gateway to go. It hears so with its next beat, and goes when it can."""
+        if name == LEADER or name not in self._members.present:
+            why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
+            there_are = ", ".join(one for one in self._members.present if one != LEADER) or "none"
+            raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another one; there are: {there_are}.")
+        if len(self._members.present) > 1:
+            self._members.stand(name, Standing.LEAVING)
+
+    def left(self, link: int, epochs: int) -> bool:
+        """A gateway has given up all, and knows of so many committed epochs. It may go when the leader's own snapshot
+        has them, too: else the last ids of its streams would be known to nobody, if the leader died now."""
+        name = self._links[link]
+        kept = self._state.snapshot.clocks
+        # How far its streams have come must be on disk here, too; the next commit brings it there.
+        are_kept = all(clock.later(kept.get(one)) == kept.get(one) for one, clock in self.registry.clocks.items())
+        if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
+            return False
+        self.registry.leave(name)
+        self._members.stand(name, Standing.LEFT)
+        return True
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each gateway, whether it is connected, and how many streams it holds."""
+        connected, holders = self.registry.gateways, self.registry.holders()
+        return [
+            {**one.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
+            for name, one in self._members.present.items()
+        ]
+
+
+def greeting(state: GatewayState, own: Member, starts: int, turn: int, order: str = "") -> dict[str, Any]:
+    """What a gateway says first on a new link: who it is, and what it holds."""
+    assert state.claims is not None
+    return {
+        "op": "join",
+        "starts": starts,
+        "turn": turn,
+        "gateway": own.as_dict(),
+        "held": state.claims.held,
+        "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
+        "committed_end": state.snapshot.end_sequence,
+        "order": order,
+        "clocks": written_clocks(state.clocks),
+    }
+
+
+def committed_of(state: GatewayState) -> dict[int, int]:
+    return {stream.stream_id: stream.committed for stream in state.registry if stream.committed is not None}

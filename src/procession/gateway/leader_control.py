@@ -1,0 +1,99 @@
+"""The leader's doorway: what the side door of the first gateway answers to other gateways and about them.
+
+The one rule: a gateway's words count only on the connection on which it joined; when that ends, its link is lost. At a
+gateway that does not lead the door is shut, and says where the leader is. Before it: `control`. After it: `leadership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from procession.errors import ConfigError, RemoteProtocolError
+from procession.gateway.leader import Leadership, Order
+from procession.gateway.members import Member
+from procession.gateway.request_parsing import clocks, integers, is_u64, positions
+
+Talk = asyncio.Task[Any]
+ON_A_LINK = ("notify", "relinquish", "beat", "left")
+OPS = ("gateways", "leave", "join", *ON_A_LINK)
+
+log = structlog.get_logger("gateway")
+
+
+class Doorway:
+    def __init__(self, leadership: Leadership | None, leader_at: str = "") -> None:
+        self._leadership = leadership
+        self._leader_at = leader_at
+        self._links: dict[Talk, int] = {}
+
+    def is_linked(self, talk: Talk) -> bool:
+        return talk in self._links
+
+    def lost(self, talk: Talk) -> None:
+        """A connection has ended."""
+        link = self._links.pop(talk, None)
+        if link is not None and self._leadership is not None:
+            log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)
+
+    def gateways(self) -> dict[str, Any]:
+        """What the driver is told of all gateways; nothing by one that does not lead."""
+        if self._leadership is None:
+            return {}
+        return {"gateways": [member.as_dict() for member in self._leadership.gateways.values()]}
+
+    def answer(self, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer; None if this is not asked of a leader."""
+        op = request.get("op")
+        if op not in OPS:
+            return None
+        if self._leadership is None:
+            raise ConfigError(
+                "This gateway does not lead.", next_step=f"Ask the first gateway, at {self._leader_at}, instead."
+            )
+        leadership = self._leadership
+        match op:
+            case "gateways":
+                return {"gateways": leadership.status(), "departed": leadership.departed}
+            case "leave":
+                leadership.leave(str(request.get("name")))
+                return {}
+            case "join":
+                return self._join(leadership, talk, request)
+        if talk not in self._links:
+            raise RemoteProtocolError(f"{op} before join")
+        link = self._links[talk]
+        match op:
+            case "notify":
+                return leadership.notify(link, *integers(request, "stream"))
+            case "relinquish":
+                committed = request.get("committed")
+                if committed is not None and not is_u64(committed):
+                    raise RemoteProtocolError("committed must be a whole number below 2^64, or null")
+                (stream_id,) = integers(request, "stream")
+                clock, name = clocks(request).get(stream_id), str(request.get("name", ""))
+                return leadership.given_up(link, stream_id, committed, clock, name)
+            case "beat":
+                return leadership.beat(link)
+            case _:
+                is_left = leadership.left(link, *integers(request, "epochs"))
+                if is_left:
+                    log.info("gateway.member_left", link=link)
+                return {"is_left": is_left}
+
+    def _join(self, leadership: Leadership, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any]:
+        told, held = request.get("gateway"), request.get("held")
+        if not isinstance(told, dict) or not isinstance(held, list) or not all(map(is_u64, held)):
+            raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
+        self.lost(talk)
+        committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
+        member, order = Member.from_dict(told), Order(str(request.get("order", "")), clocks(request))
+        self._links[talk], name = leadership.join(
+            member, held, positions(request), committed_end, (starts, turn), order
+        )
+        waits_for = leadership.registry.unheard
+        log.info("gateway.member_joined", gateway=name, control=member.control, holds=len(held), waits_for=waits_for)
+        return {"name": name}

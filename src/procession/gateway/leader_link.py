@@ -1,0 +1,184 @@
+"""The link: a gateway's connection to the leader, over the leader's side door.
+
+The one rule: no wait without a bound, and an answer counts only on the connection on which it was asked. A word goes
+to the leader every `link_interval_s`, so one comes back as often; when none does for `link_timeout_s` the link is lost,
+all that waits for an answer is told so, and the next link begins with what this gateway holds. Before it: `core`, which
+asks. After it: `control` and `leadership`, at the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from procession.address import SocketFile, connected_file, notice_silence, parse_endpoint
+from procession.errors import ConfigError
+from procession.gateway.gateway_events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
+from procession.gateway.leader import greeting
+from procession.gateway.listen_address import control_of
+from procession.gateway.members import Member
+from procession.gateway.performer import Gateway
+from procession.gateway.request_parsing import FORMAT, clocks, written_clocks
+from procession.merge.stream_clocks import Clock
+from procession.tls import complaint, connect
+
+DELAY_S_MIN = 0.05
+DELAY_S_MAX = 1.0
+REPLY_BYTES_MAX = 1024 * 1024
+
+Request = dict[str, Any]
+
+log = structlog.get_logger("gateway")
+
+
+class LeaderLink:
+    """`depart` is called, with the addresses of others, each time the leader says that this gateway is to leave."""
+
+    def __init__(
+        self, gateway: Gateway, at: str | Path, own: Member, depart: Callable[[list[str]], None], starts: int = 0
+    ) -> None:
+        """`starts` says how often this gateway was started before: its links are told apart by that, and counted."""
+        self.name = own.name
+        self.has_left = asyncio.get_running_loop().create_future()
+        """Done when the leader has let this gateway go."""
+        self._gateway = gateway
+        self._config = gateway.config
+        self._at = at
+        self._own = own
+        self._starts = starts
+        self._turn = 0
+        self._depart = depart
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: deque[Request] = deque()
+        """What the leader has not answered yet, in the order in which it will."""
+        self._is_leaving = False
+
+    # What the gateway asks for. It does so only between LeaderFound and LeaderLost.
+
+    def ask(self, stream_id: int) -> None:
+        self._say({"op": "notify", "stream": stream_id})
+
+    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+        clocks = {} if clock is None else {stream_id: clock}
+        registry = self._gateway.state.registry
+        name = registry[stream_id].name if stream_id in registry else ""
+        told = {"stream": stream_id, "name": name, "committed": committed, "clocks": written_clocks(clocks)}
+        self._say({"op": "relinquish", **told})
+
+    def _say(self, request: Request) -> None:
+        if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
+            return
+        self._asked.append(request)
+        line = json.dumps(
+            {**request, "format": FORMAT, "cookie": self._config.control_cookie.hex()}, separators=(",", ":")
+        )
+        self._writer.write(line.encode() + b"\n")
+
+    # The life of links
+
+    async def run(self) -> None:
+        """One link after the other, until cancelled, or until the leader has no place for us: then the gateway ends."""
+        delay_s = DELAY_S_MIN
+        is_told = False
+        while not self.has_left.done():
+            try:
+                await self._link()
+                delay_s, is_told = DELAY_S_MIN, False
+            except ConfigError as error:
+                if not self._gateway.failure.done():
+                    self._gateway.failure.set_exception(error)
+                return
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                if not is_told:
+                    log.warning(
+                        "gateway.leader_lost", leader=str(self._at), reason=f"not found: {complaint(error) or error}"
+                    )
+                is_told = True
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, DELAY_S_MAX)
+
+    async def _link(self) -> None:
+        """One link. Returns when it is lost; raises if it never came about."""
+        async with asyncio.timeout(self._config.link_timeout_s):
+            reader, writer = await self._connect()
+        beats: asyncio.Task[None] | None = None
+        try:
+            notice_silence(writer.get_extra_info("socket"), self._config.silence_s)
+            self._writer = writer
+            self._say(self._greeting())
+            joined = await self._reply(reader)
+            self._asked.clear()
+            self.name = self._gateway.name = str(joined["name"])
+            log.info("gateway.leader_found", leader=str(self._at), name=self.name)
+            self._gateway.handle(LeaderFound())
+            beats = asyncio.get_running_loop().create_task(self._beat())
+            with suppress(OSError, ValueError):  # a lost link is nothing to tell: the next one is begun
+                while not self.has_left.done():
+                    self._heard(await self._reply(reader))
+        finally:
+            if beats is not None:
+                beats.cancel()
+            self._writer = None
+            self._asked.clear()
+            writer.close()
+            self._gateway.handle(LeaderLost())
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address = parse_endpoint(self._at) if isinstance(self._at, str) else control_of(self._at)
+        if isinstance(address, SocketFile):
+            peer = connected_file(address.path, self._config.link_timeout_s)
+            return await asyncio.open_unix_connection(sock=peer, limit=REPLY_BYTES_MAX)
+        return await connect(address, self._config.link_tls, REPLY_BYTES_MAX)
+
+    def _greeting(self) -> Request:
+        self._turn += 1
+        own = replace(self._own, name=self.name)
+        return greeting(self._gateway.state, own, self._starts, self._turn, self._gateway.order)
+
+    async def _reply(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        async with asyncio.timeout(self._config.link_timeout_s):
+            line = await reader.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("the leader closed the connection")
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
+            raise ValueError("its answer is not an object")
+        if not reply.get("ok"):
+            if reply.get("kind") == "config":
+                raise ConfigError(str(reply.get("error")), next_step=str(reply.get("next_step", "")))
+            raise ConnectionError(str(reply.get("error")))
+        return reply
+
+    def _heard(self, reply: dict[str, Any]) -> None:
+        if not self._asked:
+            raise ValueError("it answers what it was not asked")
+        request = self._asked.popleft()
+        match request["op"]:
+            case "notify" if reply["granted"]:
+                stream_id = request["stream"]
+                self._gateway.handle(Granted(stream_id, reply["committed"], clocks(reply).get(stream_id)))
+            case "notify":
+                self._gateway.handle(Refused(request["stream"]))
+            case "relinquish":
+                self._gateway.handle(Relinquished(request["stream"]))
+            case "beat" if reply["is_leaving"]:
+                self._is_leaving = True
+                self._depart([str(one) for one in reply["others"]])
+            case "left" if reply["is_left"] and not self.has_left.done():
+                self.has_left.set_result(None)
+
+    async def _beat(self) -> None:
+        while True:
+            if self._is_leaving and self._gateway.is_settled:
+                self._say({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
+            else:
+                self._say({"op": "beat"})
+            await asyncio.sleep(self._config.link_interval_s)

@@ -1,0 +1,400 @@
+"""The gateway's hands: it performs what `state` decides, on the log, the snapshot file and the sessions.
+
+The one rule: actions are performed in the order in which they were decided; rows are in the log before anything that
+counts on them, and a snapshot is on disk before its ACKs, which go out before the trim. Before it: `server` and
+`control` bring events. After it: `storage.log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from procession import faults
+from procession.errors import ConfigError, StorageError
+from procession.gateway import snapshot as snapshots
+from procession.gateway.directory_identity import has_identity, identity
+from procession.gateway.event_time_log import Offered, Ordering, check_kept
+from procession.gateway.event_time_state import OrderedState
+from procession.gateway.fences import check_claimed
+from procession.gateway.gateway_events import (
+    Action,
+    Append,
+    Appended,
+    Ask,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Idled,
+    LeaderFound,
+    LeaderLost,
+    OfOrder,
+    Ordered,
+    Received,
+    Relinquish,
+    Send,
+    SnapshotWritten,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.gateway_status import status_of
+from procession.gateway.global_registry import LEADER
+from procession.gateway.log_rows import whole_groups
+from procession.gateway.plausibility import check_end, check_start
+from procession.gateway.sessions import Peer
+from procession.gateway.state import GatewayState
+from procession.gateway.stream_counters import Tally
+from procession.gateway.stream_leases import Leader
+from procession.merge.event_time import Point
+from procession.merge.stream_clocks import Clock
+from procession.merge.waiting_rows import Key
+from procession.storage.durable import disk_free_bytes
+from procession.storage.log import IngressLog
+
+log = structlog.get_logger("gateway")
+
+
+class Gateway:
+    """One gateway, recovered from its directory. Lives in one event loop; only fsyncs leave it."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.is_confirmed = not has_identity(config.directory)
+        """Whether producers may open streams: nothing was ever offered from a directory that is made now; of any other
+        one a driver must have said, in this life, that it knows its log."""
+        found = snapshots.recover(config.directory)
+        check_kept(config, found)
+        start = found.end_sequence if config.declared is None else (found.point or Point()).floor
+        self.log = IngressLog(config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start)
+        self.identity = identity(config.directory)
+        self.name = LEADER if config.join is None else config.name
+        """Among the gateways of the pipeline; one that joins may get it from the leader."""
+        self.tally = Tally(config.limits.streams_max, is_by_id=config.declared is not None)
+        self.ordering: Ordering | None = None
+        self.state: GatewayState
+        is_leading = config.join is None
+        if config.declared is None:
+            tail = self.tally.recovered(start, self.log.read(start, self.log.next_sequence))
+            lag_bytes = self.log.lag_bytes(start)
+            self.state = GatewayState(
+                config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=is_leading
+            )
+        else:
+            self.ordering = Ordering(config, config.declared, found, self.log)
+            for stream_ids, message_ids in self.ordering.recovered.uncommitted:
+                self.tally.found(stream_ids, message_ids)
+            self.state = OrderedState(
+                config.limits,
+                config.declared,
+                found,
+                self.log.next_sequence,
+                self.ordering.recovered,
+                is_leading=is_leading,
+            )
+        self.offered = self.log if self.ordering is None else self.ordering.log
+        """The log that the driver reads."""
+        self.leader: Leader | None = None
+        """Set before anybody can connect; nobody is asked before it is found."""
+        self._has_leader = False
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the gateway cannot go on: a disk that is full, or broken."""
+        # Whoever closes the gateway meanwhile raises the same, and nobody asks again.
+        self.failure.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.fetched_rows: Callable[[], int] = lambda: 0
+        """How many rows executors elsewhere have fetched."""
+        self._offered_end = self.offered.next_sequence
+        """Nothing behind it was ever offered; what an earlier life offered is in the log."""
+        self._peers: dict[int, Peer] = {}
+        self._is_holding = False
+        self._numbers = itertools.count(1)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._commit_lock = asyncio.Lock()
+        self._order_lock = asyncio.Lock()
+
+    @property
+    def order(self) -> str:
+        """What streams are put in order by, in words; empty: by arrival."""
+        return "" if self.config.declared is None else str(self.config.declared)
+
+    # Sessions
+
+    def join(self, peer: Peer) -> int:
+        """Give a new peer its session number; numbers are never used again."""
+        session = next(self._numbers)
+        self._peers[session] = peer
+        return session
+
+    def leave(self, session: int) -> None:
+        self._peers.pop(session, None)
+
+    def handle(self, event: Event | OfOrder) -> None:
+        if isinstance(event, LeaderFound | LeaderLost):
+            self._has_leader = isinstance(event, LeaderFound)
+            if self._has_leader and not self.is_confirmed:
+                return  # streams are refused until it is
+        for action in self._decided(event):
+            self._perform(action)
+        if self.state.flow.is_over or self._is_holding:
+            self._hold([event.session] if isinstance(event, Received) else None)
+
+    def _hold(self, only: list[int] | None) -> None:
+        """Do not read those who must wait, and read those again who must not; all, unless nothing changed but one."""
+        is_over, was_over = self.state.flow.is_over, self._is_holding
+        self._is_holding = is_over
+        if is_over is not was_over:
+            if is_over:
+                log.warning("gateway.producers_paused")
+            else:
+                log.info("gateway.producers_resumed")
+        for session in only if only is not None and is_over is was_over else list(self._peers):
+            if session in self._peers and session in self.state.sessions:
+                self._peers[session].hold(self.state.holds(session))
+
+    def _decided(self, event: Event | OfOrder) -> list[Action]:
+        now = time.monotonic()
+        actions = self.state.handle(event, now)  # type: ignore[arg-type]  # only where there is an order
+        self.tally.watch(event, actions, now, self.state.registry)
+        return actions
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Append(batch=batch, size_bytes=size_bytes):
+                self._append(batch, size_bytes)
+            case Send(session, frame):
+                if session in self._peers:
+                    self._peers[session].send(frame)
+            case Close(session, reason):
+                if session in self._peers:
+                    self._peers[session].close(reason)
+            case Trim(before_sequence):
+                self.offered.trim(before_sequence)
+                if self.state.snapshot.point is not None:
+                    self.log.trim(self.state.snapshot.point.floor)
+            case Ask(stream_id):
+                assert self.leader is not None
+                self.leader.ask(stream_id)
+            case Relinquish(stream_id, committed, clock):
+                assert self.leader is not None
+                self.leader.relinquish(stream_id, committed, clock)
+            case WriteSnapshot():
+                raise AssertionError("only a commit writes a snapshot, and it waits for it")
+
+    # The log
+
+    def _append(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+        """Rows wait for others, so that many are one entry of the log; never long, and never many bytes."""
+        self._waiting.append(batch)
+        self._waiting_bytes += size_bytes
+        if self._waiting_bytes >= self.config.append_bytes_max:
+            self.flush()
+        elif self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(self.config.append_delay_s, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits. A disk that does not take it ends the gateway: nothing of it was acknowledged."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if not self._waiting or self.failure.done():
+            return
+        batch = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        faults.point("gateway:before-append")
+        try:
+            self.log.append(batch)
+        except StorageError as error:
+            self.failure.set_exception(error)
+            return
+        faults.point("gateway:after-append")
+        self.look_at_disk()
+        self.handle(Appended(self.log.next_sequence))
+
+    def look_at_disk(self) -> None:
+        """Hold producers while there is little room: what they have not sent, they still have."""
+        free_bytes = disk_free_bytes(self.log.directory)
+        is_short = free_bytes < self.config.disk_free_bytes_min
+        if is_short is not self.state.flow.is_disk_short:
+            room = {"free_bytes": free_bytes, "disk_free_bytes_min": self.config.disk_free_bytes_min}
+            if is_short:
+                log.warning("gateway.disk_low", path=str(self.log.directory), producers="wait", **room)
+            else:
+                log.info("gateway.disk_has_room", path=str(self.log.directory), producers="go on", **room)
+        self.state.flow.is_disk_short = is_short
+        self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
+
+    async def _durably(self, *call: Any) -> None:
+        """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
+        with self._ending():
+            await asyncio.get_running_loop().run_in_executor(None, *call)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """A disk that fails meanwhile ends the gateway."""
+        try:
+            yield
+        except StorageError as error:
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            raise
+
+    # What the driver asks for
+
+    def confirm(self) -> None:
+        """A driver of the present fence knows the log: producers may open streams."""
+        if not self.is_confirmed:
+            self.is_confirmed = True
+            log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
+            if self._has_leader:
+                self.handle(LeaderFound())
+
+    async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
+        """The end of what the driver may read from `start` on: on disk, and within its limits."""
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        self.flush()
+        await self._durably(self.log.sync)
+        if self.ordering is not None:
+            async with self._order_lock:
+                await self._hear(self.ordering)
+                await self._order(self.ordering)
+        check_start(start, self.offered.next_sequence)
+        return self._offer(self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max)))
+
+    def _offer(self, end: int) -> int:
+        self._offered_end = max(self._offered_end, end)
+        return end
+
+    async def clocks(self, fence: int) -> Mapping[int, Clock]:
+        """How far each stream has come, as far as this gateway knows and arrivals are on disk. With several gateways
+        the driver asks all of them, before it tells each what the others know."""
+        ordering = self._has_order()
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        self.flush()
+        await self._durably(self.log.sync)
+        async with self._order_lock:
+            await self._hear(ordering)
+            return ordering.order.clocks.all_reached()
+
+    async def offer_among(
+        self, fence: int, start: int, limits: tuple[int, int], told: Mapping[int, Clock], upto: Key | None
+    ) -> Offered:
+        """As one of several gateways: what the driver may read from `start` on, if streams are so far elsewhere; and
+        no more than up to this place in the order, which is as far as all of them can give."""
+        ordering = self._has_order()
+        async with self._commit_lock:
+            await self._raise_to(fence)
+        async with self._order_lock:
+            ordering.order.clocks.tell(told)
+            await self._order(ordering, is_alone=False)
+            check_start(start, self.offered.next_sequence)
+            share = ordering.offered(start, self.offered.end_for(start, *limits), upto)
+            self._offer(share.end)
+            return share
+
+    def _has_order(self) -> Ordering:
+        if self.ordering is None:
+            raise ConfigError(
+                "The gateway orders by arrival, but was asked about event time.",
+                next_step="Start it with --event-time-streams and --lateness-s as in the app.",
+            )
+        return self.ordering
+
+    async def _hear(self, ordering: Ordering) -> None:
+        """Take up what came, or some of it."""
+        now = time.monotonic()
+        if ticks := ordering.ticks(now):
+            log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
+            self.handle(Idled(ticks))
+            self.flush()
+            await self._durably(self.log.sync)
+        with self._ending():
+            ordering.hear(now)
+
+    async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
+        """Put in order what may be; it is on disk when this returns."""
+        now = time.monotonic()
+        with self._ending():
+            ends = ordering.take(now)
+        point, end, heard_end = ordering.order.point, ordering.log.next_sequence, ordering.order.heard_end
+        clocks = ordering.order.clocks.all_reached()
+        await self._durably(ordering.log.sync)
+        faults.point("gateway:after-order")
+        closing = () if self.state.claims is None else self.state.claims.closing
+        waiting = ordering.waiting_of(closing, is_alone=is_alone)
+        skipped = ordering.skipped
+        self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
+        if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
+            log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
+
+    def _named(self, stream_id: int) -> dict[str, Any]:
+        """A stream as people know it."""
+        if stream_id not in self.state.registry:
+            return {"stream": stream_id, "name": "", "state": "never opened"}
+        stream = self.state.registry[stream_id]
+        return {"stream": stream_id, "name": stream.name, "state": stream.state}
+
+    def _whole_groups(self, start: int, end: int) -> int:
+        """No epoch cuts a group: then what it commits of a stream always ends at a point of reference."""
+        if not start < end < self.state.groups_end:
+            return end
+        return whole_groups(start, end, self.log.read(start, end), self.log.read(end, self.log.durable_end))
+
+    async def fence(self, fence: int) -> None:
+        """From now on, also after a restart, no driver before this one is heard."""
+        async with self._commit_lock:
+            await self._raise_to(fence)
+
+    async def commit(self, commit: Committed) -> None:
+        """Make it durable, acknowledge it, let go of its rows; in this order."""
+        check_end(commit.epoch, commit.end_sequence, self._offered_end)
+        async with self._commit_lock:
+            await self._raise_to(commit.fence)
+            await self._write_snapshot(self._decided(commit))
+
+    async def _raise_to(self, fence: int) -> None:
+        self.state.snapshot.check_fence(fence)
+        if fence > self.state.snapshot.fence:
+            check_claimed(fence, self.config.checkpoint)
+            await self._write_snapshot(self._decided(FenceRaised(fence)))
+
+    async def _write_snapshot(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert isinstance(action, WriteSnapshot)
+            faults.point("gateway:before-snapshot")
+            await self._durably(snapshots.save, self.config.directory, action.snapshot)
+            faults.point("gateway:before-ack")
+            for follower in self._decided(SnapshotWritten(action.snapshot)):
+                if isinstance(follower, Trim):
+                    faults.point("gateway:after-ack-before-trim")
+                self._perform(follower)
+        if self._is_holding:
+            self._hold(None)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.state.is_settled
+
+    def status(self) -> dict[str, Any]:
+        return status_of(self)
+
+    async def close(self) -> None:
+        """Put on disk what is here, and let go of the files."""
+        try:
+            self.flush()
+            await self._durably(self.log.sync)
+        finally:
+            self.log.close()
+            if self.ordering is not None:
+                self.ordering.log.close()

@@ -1,0 +1,94 @@
+"""What a request at the side door may say: numbers, positions and clocks of streams. Pure.
+
+The one rule: what is not as it must be is the peer's error, in one short sentence. `control` and `doorway` ask it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from procession.errors import ConfigError, RemoteProtocolError
+from procession.merge.stream_clocks import Clock
+from procession.merge.waiting_rows import Key
+from procession.storage.log_ranges import Offset
+
+U64_DIGITS = 20
+
+FORMAT = 2
+"""Of requests at the side door. One without a number is of format 1, which cannot say of which log records were
+offered; so it never confirms a gateway's log. What else it says means the same."""
+
+
+def check_format(request: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a request is of a later version."""
+    told = request.get("format", 1)
+    if not isinstance(told, int) or not 1 <= told <= FORMAT:
+        raise ConfigError(
+            f"A request has format {str(told)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
+            next_step="Start gateways, driver and commands in the same version.",
+        )
+
+
+def integers(request: Mapping[str, Any], *names: str) -> list[int]:
+    for name in names:
+        if not is_u64(request.get(name)):
+            raise RemoteProtocolError(f"{name} must be a whole number below 2^64")
+    return [request[name] for name in names]
+
+
+def positions(request: Mapping[str, Any]) -> dict[int, int]:
+    told = request.get("positions")
+    if not isinstance(told, dict):
+        raise RemoteProtocolError("positions must be an object")
+    for stream_id, message_id in told.items():
+        if not (stream_id.isdecimal() and len(stream_id) <= U64_DIGITS and is_u64(int(stream_id))):
+            raise RemoteProtocolError("positions must map stream ids to message ids")
+        if not is_u64(message_id):
+            raise RemoteProtocolError("positions must map stream ids to message ids")
+    return {int(stream_id): message_id for stream_id, message_id in told.items()}
+
+
+def clocks(request: Mapping[str, Any], name: str = "clocks") -> dict[int, Clock]:
+    try:
+        return read_clocks(request.get(name) or {})
+    except (ValueError, TypeError, AttributeError):
+        raise RemoteProtocolError(f"{name} must map stream ids to [time, whether it has ended, last id]") from None
+
+
+def written_clocks(clocks: Mapping[int, Clock]) -> dict[str, list[int | bool | None]]:
+    return {str(stream_id): [clock.time, clock.is_ended, clock.seen] for stream_id, clock in clocks.items()}
+
+
+def read_clocks(told: Mapping[str, Any]) -> dict[int, Clock]:
+    """Raises ValueError, TypeError or AttributeError if these are none."""
+    return {int(stream_id): _clock(*clock) for stream_id, clock in told.items()}
+
+
+def _clock(time: int, is_ended: bool, seen: int | None = None) -> Clock:
+    return Clock(int(time), bool(is_ended), None if seen is None else int(seen))
+
+
+def place(told: Mapping[str, Any], name: str) -> Key | None:
+    """A place in the order of event time: order time, stream id, message id."""
+    value = told.get(name)
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == len(Key._fields) and all(isinstance(one, int) for one in value)):
+        raise RemoteProtocolError(f"{name} must be an order time, a stream id and a message id, or null")
+    return Key(*value)
+
+
+def offset(request: Mapping[str, Any], name: str) -> Offset | None:
+    """How far records were offered, and of which log; None if nothing is said about it."""
+    value = request.get(name)
+    if value is None:
+        return None
+    told = value if isinstance(value, list) else [value, "", ""]
+    if not (len(told) == len(Offset._fields) and is_u64(told[0]) and all(isinstance(one, str) for one in told[1:])):
+        raise RemoteProtocolError(f"{name} must be a sequence, an incarnation and a checksum, or a sequence")
+    return Offset(*told)
+
+
+def is_u64(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**64

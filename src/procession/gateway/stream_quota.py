@@ -1,0 +1,92 @@
+"""Shares: how many bytes of each stream are received and not committed, and who may send more for all that. Pure.
+
+The one rule: whoever has the stream that a merge waits for is never held up by what others have sent. It gets a few
+credits at a time from a reserve, on an account of that stream, and what was taken on other accounts does not count; the
+others wait while all together, or one of their own streams, are over their limit. Before it: `ordered`, which counts;
+beside it `lag`, where there is no merge.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Set
+from typing import NamedTuple
+
+from procession.gateway.gateway_options import Limits
+from procession.gateway.lag import STEP_BYTES, Lag
+
+NOBODY = -1
+"""The account of those who may go on because nobody has the stream that the merge waits for."""
+
+
+class Step(NamedTuple):
+    """Records of one stream that came together, up to this message id."""
+
+    last_id: int
+    size_bytes: int
+    account: int | None
+    """They were taken from the reserve, on the account of this stream."""
+
+
+class Shares(Lag):
+    """A lag that is counted for each stream: `bytes` is their sum."""
+
+    def __init__(self, limits: Limits, streams: int) -> None:
+        super().__init__()
+        self._limits = limits
+        self.share_bytes = limits.stream_bytes_max or max(1, limits.lag_bytes_max // max(1, streams))
+        self.of: dict[int, int] = {}
+        """Stream id to its bytes."""
+        self.over: set[int] = set()
+        """The streams that are over their share."""
+        self.reserve_bytes = limits.reserve_bytes_max
+        self.waits_for: int | None = None
+        """The stream that the merge waits for."""
+        self.reserved: dict[int, int] = {}
+        """Account to the bytes that were taken on it from the reserve, if there are any."""
+        self._received: dict[int, deque[Step]] = {}
+
+    def add(self, end_sequence: int, size_bytes: int) -> None:
+        """What is counted here is counted when it is received."""
+
+    def commit(self, end_sequence: int) -> None:
+        """A sequence says nothing here: streams are committed by their message ids."""
+
+    def receive(self, stream_id: int, last_id: int, size_bytes: int, account: int | None = None) -> None:
+        """Records came; on this account, if they are more than may come of all streams."""
+        account = account if self.bytes > self._limits.lag_bytes_max else None
+        self._count(stream_id, size_bytes, account)
+        steps = self._received.setdefault(stream_id, deque())
+        if steps and steps[-1].size_bytes < STEP_BYTES // 16 and steps[-1].account == account:
+            size_bytes += steps.pop().size_bytes
+        steps.append(Step(last_id, size_bytes, account))
+
+    def settle(self, positions: Iterable[tuple[int, int]]) -> None:
+        """Of each stream, all up to this message id is committed."""
+        for stream_id, committed in positions:
+            steps = self._received.get(stream_id)
+            while steps and steps[0].last_id <= committed:
+                step = steps.popleft()
+                self._count(stream_id, -step.size_bytes, step.account)
+
+    def _count(self, stream_id: int, size_bytes: int, account: int | None) -> None:
+        self.bytes += size_bytes
+        self.of[stream_id] = self.of.get(stream_id, 0) + size_bytes
+        if self.of[stream_id] > self.share_bytes:
+            self.over.add(stream_id)
+        else:
+            self.over.discard(stream_id)
+        if account is not None:
+            self.reserved[account] = self.reserved.get(account, 0) + size_bytes
+            if not self.reserved[account]:
+                del self.reserved[account]
+
+    def allowed(self, streams: Set[int], granted: int) -> int:
+        """So many credits a session with these streams may hold, if it were granted so many without a merge."""
+        if granted and not (self.over and not self.over.isdisjoint(streams)):
+            return granted
+        limits = self._limits
+        if self.waits_for is None or self.waits_for not in streams:
+            return 0
+        is_within = self.bytes <= limits.lag_bytes_max or self.reserved.get(self.waits_for, 0) < self.reserve_bytes
+        return min(limits.credits_min, limits.credits_max) if is_within else 0

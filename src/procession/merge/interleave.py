@@ -1,0 +1,69 @@
+"""The weave: ordered logs of several gateways, each sorted, as one sequence. Pure.
+
+The one rule: rows stand by (order time, stream id, message id), wherever they came through, so that the sequence is the
+one that a single gateway would have made. A stream is at one gateway at a time, so of two rows one is always before the
+other. Before it the ordered logs; after it `spark/log_source`, which deals them, and `spark/tasks`, which reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from procession.merge.stream_clocks import Ids, Numbers
+from procession.merge.waiting_rows import Key
+
+
+class Places(NamedTuple):
+    """Where rows of an ordered log stand, in columns."""
+
+    order_times: Numbers
+    stream_ids: Ids
+    message_ids: Ids
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> Places:
+        parts = list(batches)
+        times = [np.empty(0, np.int64), *(part.column("order_time").to_numpy() for part in parts)]
+        streams = [np.empty(0, np.uint64), *(part.column("stream_id").to_numpy() for part in parts)]
+        ids = [np.empty(0, np.uint64), *(part.column("message_id").to_numpy() for part in parts)]
+        return cls(np.concatenate(times), np.concatenate(streams), np.concatenate(ids))
+
+    def key(self, row: int) -> Key:
+        return Key(int(self.order_times[row]), int(self.stream_ids[row]), int(self.message_ids[row]))
+
+    def count_up_to(self, key: Key) -> int:
+        """How many rows, from the first on, stand up to this place."""
+        low, high = 0, len(self.order_times)
+        for column, value in zip(self, key, strict=True):
+            stretch, bound = column[low:high], column.dtype.type(value)
+            low, high = low + int(stretch.searchsorted(bound)), low + int(stretch.searchsorted(bound, "right"))
+        return high
+
+
+def order_of(paths: Sequence[Places]) -> Numbers:
+    """The rows of all paths, numbered one path behind the other, in order. The end of a stream has the id of its last
+    record, and stays behind it, because the sort is stable."""
+    times, streams, ids = (np.concatenate(column) for column in zip(*paths, strict=True))
+    return np.lexsort((ids, streams, times))
+
+
+def dealt(paths: Sequence[Places], edges: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """The woven sequence, cut at these places: for each piece, the rows [first, last) of every path that are in it."""
+    starts = np.cumsum([0, *(len(path.order_times) for path in paths)])
+    owners = np.searchsorted(starts[1:], order_of(paths), "right")
+    at = np.bincount(owners[: edges[0]], minlength=len(paths))
+    for first, last in pairwise(edges):
+        reach = at + np.bincount(owners[first:last], minlength=len(paths))
+        yield list(zip(at.tolist(), reach.tolist(), strict=True))
+        at = reach
+
+
+def woven(paths: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
+    """The rows of these paths, each of which has some, as one batch in order."""
+    order = order_of([Places.of(path) for path in paths])
+    return pa.concat_batches([batch for path in paths for batch in path]).take(pa.array(order))

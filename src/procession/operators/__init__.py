@@ -1,0 +1,1 @@
+"""Operators: what runs inside a task, between two exchanges. Pure."""

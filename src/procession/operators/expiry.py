@@ -1,0 +1,189 @@
+"""Expiry: states of keys that are forgotten when no record of the key has come for a while, in event time.
+
+The one rule: a state lasts for its time to live behind the latest record of its key, by the watermark, which is a
+function of the sequence and of which every task learns; so keys that are quiet expire too, and what is made of a state
+that expires has the place of the record that moved the watermark, then the moment of expiry, then its key. Before it
+`operators/chain`; beside it `operators/watermark_timers` and whoever keeps the states. Pure.
+
+What is kept: under `k` and the key, the moment of expiry and the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from procession.errors import PlanError
+from procession.operators.keyed import Refuse, States, is_open
+from procession.operators.stage_rows import Numbers
+from procession.operators.watermark_timers import Alarms, Reach, greatest
+from procession.planner.keyed_spec import Gives, Step
+from procession.planner.keys import PLAIN_KEYS, KeyCodec
+from procession.planner.order_key import AFTER, Result, rank_of
+from procession.planner.ownership import own, separate
+from procession.times import in_unit
+
+STEPS = 8
+"""The watermark moves in steps of the time to live divided by this: so much longer a state may last."""
+
+OnEvict = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Expiring:
+    """What a keyed stage does whose states expire; `run` takes the rows that came over the exchange, in order."""
+
+    gives: Gives
+    step: Step | None
+    initial: Callable[[], Any]
+    ttl: int
+    on_evict: OnEvict | None = None
+    keys: KeyCodec = PLAIN_KEYS
+
+    @property
+    def shape(self) -> str:
+        """What its states are made for: they are of no use where states last for another time."""
+        return f"states that last {in_unit(self.ttl)} s"
+
+    @property
+    def step_ns(self) -> int:
+        return max(1, self.ttl // STEPS)
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
+        return np.floor_divide(times, self.step_ns)
+
+    @property
+    def sets_late_aside(self) -> bool:
+        """No record comes too late for a state."""
+        return False
+
+    def run(
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+        run = _Run(self, states)
+        for start, end, step, rung in run.alarms.stretches(self.steps(times), reach):
+            run.evict(start, step, rung)
+            run.take(
+                [row for row in range(start, end) if not is_tick[row]], keys, values, times, step * self.step_ns, refuse
+            )
+        return run.results
+
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """Nothing will come any more: all states expire, in order, and a bounded number at a time."""
+        run = _Run(self, states)
+        return run.evict_at(run.alarms.run_out())
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """The states that expire because the watermark goes on to this step, with no record."""
+        run = _Run(self, states)
+        return run.evict_at(run.alarms.run_to(step))
+
+
+class _Run:
+    """Rows on their way through the stage."""
+
+    def __init__(self, stage: Expiring, states: States) -> None:
+        self.stage = stage
+        self.states = states
+        self.alarms = Alarms(states)
+        self.results: list[Result] = []
+
+    def take(
+        self,
+        rows: Iterable[int],
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        watermark: int,
+        refuse: Refuse,
+    ) -> None:
+        names = {row: b"k" + keys[row] for row in rows}
+        known = self.states.take(list(names.values()))
+        for row, name in names.items():
+            held = known.get(name)
+            try:
+                state, results = self._stepped(held, values[row])
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+                continue
+            if state is None:
+                known.pop(name, None)
+            else:
+                expires = max(int(times[row]), watermark) + self.stage.ttl
+                known[name] = [expires if held is None else max(expires, held[0]), state]
+                if held is None:
+                    self.alarms.set(self._due(expires), keys[row])
+            for number, result in enumerate(results):
+                self.results.append((row, (AFTER, b"", number), keys[row], result))
+        self.states.touch(names.values())
+        self.alarms.keep()
+
+    def _stepped(self, held: list[Any] | None, value: Any) -> tuple[Any, list[Any]]:
+        """The next state, and what comes out."""
+        stage = self.stage
+        if stage.gives is Gives.FIRST:
+            return True, [value] if held is None else []
+        assert stage.step is not None
+        state, result = stage.step(stage.initial() if held is None else held[1], value)
+        if stage.gives is Gives.MANY:
+            return state, separate(result, is_held=is_open(state))
+        if stage.gives is Gives.KEPT and not result:
+            return state, []
+        given = value if stage.gives is Gives.KEPT else result
+        return state, [own(given) if is_open(state) else given]
+
+    def evict_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
+        """With no record: (step, the keys whose alarms ring there)."""
+        for step, rung in ringing:
+            self.evict(0, step, rung)
+            results, self.results = self.results, []
+            yield results
+
+    def evict(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+        """The watermark has come to this step, at this row: of these keys, the states whose time is over go."""
+        if not keys:
+            return
+        names = [b"k" + key for key in keys]
+        known = self.states.take(names)
+        gone = []
+        for key, name in zip(keys, names, strict=True):
+            held = known.get(name)
+            if held is None:
+                continue  # it was forgotten before
+            if (due := self._due(held[0])) > step:
+                self.alarms.set(due, key)  # there were records since
+            else:
+                gone.append((held[0], key, known.pop(name)[1]))
+        self.states.touch(names)
+        self.alarms.keep()
+        if self.stage.on_evict is None:
+            return
+        for expired, key, state in sorted(gone, key=lambda one: (one[0], rank_of(one[1]))):
+            result = self._evicted(self.stage.on_evict, key, state)
+            if result is not None:
+                self.results.append((row, (expired, key, 0), key, result))
+
+    def _evicted(self, on_evict: OnEvict, encoded: bytes, state: Any) -> Any:
+        key = self.stage.keys.decode(encoded)
+        try:
+            return on_evict(key, state)
+        except Exception as error:
+            raise PlanError(
+                f"the `on_evict` of key {key!r} raised {type(error).__name__}: {error}",
+                next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
+            ) from error
+
+    def _due(self, expires: int) -> int:
+        return -(-expires // self.stage.step_ns)

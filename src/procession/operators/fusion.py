@@ -1,0 +1,129 @@
+"""The fusion: functions of one record that stand in a row, called in one `for` loop.
+
+The one rule: each function is called once for a record, and for no record that a function before it has dropped or
+raised on. The loop is made of our own words, a line for each stage, for nothing that Python has calls functions as
+quickly; the user's functions are its arguments, or stand in it themselves (`operators/inlining`). Nothing is counted as
+long as nothing goes wrong: where a function raises, the line tells the stage, and what was made and dropped before
+tells the row. Before it and after it `operators/chain`. Pure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+
+from procession.operators.inlining import OURS, LinesOf, body_of
+from procession.operators.stage_rows import Numbers
+from procession.planner.graph import Kind
+from procession.planner.ownership import own
+
+LINES = {
+    Kind.MAP: "our_value = {call}",
+    Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
+    Kind.PEEK: "{call}",
+}
+OWNED = "our_value = our_own({call})"
+"""A map whose function may still hold what it gave."""
+"""The kinds of stages that a loop can be made of: they give at most one value for one."""
+
+VALUE = f"{OURS}value"
+
+_HEAD = (
+    "def loop(our_values, our_results, our_dropped, our_count, our_own, {functions}):",
+    "    for our_value in our_values:",
+)
+_END = "our_results.append(our_value)"
+
+Failed = Callable[[int, int, Exception], None]
+"""Hears which function raised, on which row, and what."""
+
+
+def fused(
+    kinds: tuple[Kind, ...],
+    functions: Sequence[Callable[[Any], Any]],
+    values: Sequence[Any],
+    failed: Failed,
+    lines_of: LinesOf | None = None,
+    are_owned: tuple[bool, ...] = (),
+) -> tuple[list[Any], Numbers | None]:
+    """What the functions make of these values, one after the other, and of which rows (None: of all of them). With
+    `lines_of`, functions that are one expression are not called, but done in the loop itself. `are_owned` says which
+    maps give what must be copied before the next stage has it."""
+    bodies, names = _bodies(functions, lines_of)
+    loop = FunctionType(_loop(kinds, bodies, are_owned or (False,) * len(kinds)), names)
+    results: list[Any] = []
+    dropped: list[int] = []
+    """Of each row that gave nothing, how many results there were before it."""
+    left = iter(values)
+    while True:
+        try:
+            loop(left, results, dropped, len, own, *functions)
+            break
+        except Exception as error:  # the user's code may raise anything; the record decides who acts
+            place = _line(error) - len(_HEAD)
+            if not 0 <= place < len(kinds):
+                raise
+            if bodies[place] is not None:
+                _note(error, functions[place].__code__)
+            failed(place, len(results) + len(dropped), error)
+            dropped.append(len(results))
+    return results, _kept(len(results), dropped) if dropped else None
+
+
+def _note(error: Exception, code: CodeType) -> None:
+    """Say where the function stands: the trace does not show it. An exception may refuse that, or know it already."""
+    note = f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}'
+    with suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _bodies(
+    functions: Sequence[Callable[[Any], Any]], lines_of: LinesOf | None
+) -> tuple[tuple[str | None, ...], dict[str, Any]]:
+    """The expressions to put into the loop, None for a function to be called; and the module's names that they use,
+    those themselves and not what they mean now: they may come to mean something else."""
+    # Whoever debugs, measures or profiles wants to see the functions called.
+    if lines_of is None or sys.gettrace() is not None or sys.getprofile() is not None:
+        return (None,) * len(functions), {}
+    found = [body_of(function, VALUE, lines_of) for function in functions]
+    open_ones = (function for function, body in zip(functions, found, strict=True) if body and not body.is_closed)
+    names: dict[str, Any] = getattr(next(open_ones, None), "__globals__", {})
+    return tuple(
+        body.text if body and (body.is_closed or getattr(function, "__globals__", None) is names) else None
+        for function, body in zip(functions, found, strict=True)
+    ), names
+
+
+def _kept(count: int, dropped: Sequence[int]) -> Numbers:
+    """The rows of so many results: each stands behind those before it, and behind what was dropped until then."""
+    drops = np.bincount(np.fromiter(dropped, np.int64, len(dropped)), minlength=count)[:count]
+    rows: Numbers = np.arange(count, dtype=np.int64) + np.cumsum(drops)
+    return rows
+
+
+@cache
+def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tuple[bool, ...]) -> CodeType:
+    """The loop through stages of these kinds: a line for each, behind those of the head."""
+    names = [f"our_function{place}" for place in range(len(kinds))]
+    head = (line.format(functions=", ".join(names)) for line in _HEAD)
+    calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
+    lines = (
+        OWNED if is_owned and kind is Kind.MAP else LINES[kind] for kind, is_owned in zip(kinds, are_owned, strict=True)
+    )
+    stages = (line.format(call=call) for line, call in zip(lines, calls, strict=True))
+    whole = compile("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), "loop", "exec")
+    return next(one for one in whole.co_consts if isinstance(one, CodeType))
+
+
+def _line(error: Exception) -> int:
+    """The line of the loop in which this was raised, counted from 0; -1 if it was not in the loop."""
+    trace = error.__traceback__
+    inside = trace.tb_next if trace is not None else None
+    return -1 if inside is None else inside.tb_lineno - 1

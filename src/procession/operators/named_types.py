@@ -1,0 +1,68 @@
+"""Named types: the dataclasses, named tuples and enums whose values may be stored.
+
+The one rule: a stored value names its type, and the name is looked up in what the app has listed, never imported. So
+a file cannot choose which code runs. Before it `Pipeline(types=[…])`; after it `operators/value_codec`, which stores
+values, and `planner/keys`, which stores keys. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from typing import Any
+
+from procession.errors import PlanError
+
+
+@dataclass(frozen=True)
+class NamedTypes:
+    """The types that an app has listed. A type is known by its `__name__`."""
+
+    classes: tuple[type[Any], ...] = ()
+
+    @classmethod
+    def of(cls, classes: Iterable[type[Any]]) -> NamedTypes:
+        """These types. Raises PlanError if one cannot be stored, or two have one name."""
+        listed: dict[str, type[Any]] = {}
+        for one in classes:
+            if not is_storable(one):
+                raise PlanError(
+                    f"types= has {one!r}, which is not a dataclass, a named tuple or an enum",
+                    next_step="list classes of these three kinds only; plain values need not be listed",
+                )
+            if listed.setdefault(one.__name__, one) is not one:
+                raise PlanError(
+                    f"types= has two classes with the name {one.__name__!r}",
+                    next_step="rename one of them: stored values know their type by this name",
+                )
+        return cls(tuple(listed.values()))
+
+    def name_of(self, kind: type[Any]) -> str:
+        """The name that values of this type are stored with. Raises TypeError if the app does not list it."""
+        if kind not in self.classes:
+            raise TypeError(f"{kind.__name__} is not listed: write Pipeline(…, types=[{kind.__name__}])")
+        return kind.__name__
+
+    def named(self, name: str) -> type[Any]:
+        """The type that stored values call so. Raises PlanError if the app does not list it."""
+        for kind in self.classes:
+            if kind.__name__ == name:
+                return kind
+        raise PlanError(
+            f"a stored value is of type {name!r}, which the pipeline does not list",
+            next_step=f"write Pipeline(…, types=[{name}]), or give the class its old name back; nothing of this epoch"
+            " was committed",
+        )
+
+
+NO_TYPES = NamedTypes()
+
+
+def is_storable(kind: Any) -> bool:
+    """Whether values of this type can be stored, if the app lists it."""
+    return isinstance(kind, type) and (is_dataclass(kind) or is_named_tuple(kind) or issubclass(kind, Enum))
+
+
+def is_named_tuple(kind: type[Any]) -> bool:
+    return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)

@@ -1,0 +1,390 @@
+"""Timed stages: windows by key over a sequence of records, fired by a watermark that is a function of that sequence.
+
+The one rule: the watermark is the greatest event time among all records that have come to the stage, of whatever key,
+less the lateness, in whole steps; of a stage with several inputs it is the minimum over these (`operators/watermark`).
+It moves before the record that moves it is looked at. Every task learns of every step (`with_ticks`), so keys that are
+quiet fire too; and what fires has the place of the record that moved the watermark, then its end, then its key. So
+neither the cut of epochs nor the number of tasks can be seen. Before it `operators/chain`; beside it whoever keeps the
+states. Pure.
+
+What is kept: under `k` and the key its open windows; the rest is `operators/watermark_timers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import PlanError
+from procession.operators.aggregates import Aggregate
+from procession.operators.chain_rows import Rows
+from procession.operators.keyed import Refuse, States
+from procession.operators.stage_rows import Flow, Numbers
+from procession.operators.value_codec import ValueCodec
+from procession.operators.watermark import Watermark
+from procession.operators.watermark_timers import LOWEST, Alarms, Reach, greatest
+from procession.operators.windows import Late, Windows, late_record
+from procession.planner.keys import PLAIN_KEYS, KeyCodec
+from procession.planner.order_key import AFTER, Result, flow_of, rank_of, taken_in_order
+from procession.planner.ownership import own
+from procession.times import Unit, in_unit
+
+TICK = 3
+"""The form of a row that brings nothing but its time: beside those of `operators/value_codec`."""
+
+
+class Timed(Protocol):
+    """What a stage does that a watermark moves: windows, or the pairs of `operators/stream_join`."""
+
+    @property
+    def shape(self) -> str:
+        """What its states are cut by: they are of no use to a stage of another shape."""
+
+    @property
+    def sets_late_aside(self) -> bool:
+        """Whether late records are dead letters."""
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
+
+    def run(
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time; a late
+        record is refused with `LateRecord`."""
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """What comes out because the watermark goes on to this step, with no record."""
+
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What a window stage does; `run` takes the rows that came over the exchange, in order."""
+
+    windows: Windows
+    aggregate: Aggregate
+    is_keyed: bool
+    lateness: int = 0
+    late: Late = Late.DROP
+    early_records: int = 0
+    keys: KeyCodec = PLAIN_KEYS
+    unit: Unit = "s"
+    """What the starts and ends of windows are told in."""
+
+    @property
+    def shape(self) -> str:
+        """What its states are cut by: they are of no use to windows of another shape."""
+        return self.windows.shape
+
+    @property
+    def sets_late_aside(self) -> bool:
+        return self.late is Late.DEAD_LETTER
+
+    def steps(self, times: Numbers) -> Numbers:
+        """The step of the watermark that each time alone would lead to."""
+        if self.windows.count:
+            return np.full(len(times), LOWEST, np.int64)  # no time moves it
+        return np.floor_divide(times - self.lateness, self.windows.step)
+
+    def run(
+        self,
+        states: States,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach = greatest,
+    ) -> list[Result]:
+        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
+        if self.windows.count:
+            return _Counting(self, states).run(keys, values, refuse)
+        return _Run(self, states).run(keys, values, times, is_tick, refuse, reach)
+
+    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
+        """The windows that fire because the watermark goes on to this step, with no record."""
+        return iter(()) if self.windows.count else _Run(self, states).go_on(step)
+
+    def end(self, states: States) -> Iterator[list[Result]]:
+        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
+        return (_Counting if self.windows.count else _Run)(self, states).end()
+
+
+class _Results:
+    """What both ways of filling windows have in common."""
+
+    def __init__(self, stage: Windowing, states: States) -> None:
+        self.stage = stage
+        self.windows = stage.windows
+        self.states = states
+        self.alarms = Alarms(states)
+        self.results: list[Result] = []
+
+    def _add(self, window: list[Any], value: Any) -> None:
+        window[3] = self.stage.aggregate.add(window[3], value)
+        window[2] += 1
+
+    def _own(self, value: Any, number: int) -> Any:
+        """The record for this window: every window but the first that holds records has a copy of its own."""
+        return own(value) if number and self.stage.aggregate.is_holding else value
+
+    def _early(self, row: int, key: bytes, window: list[Any], number: int) -> None:
+        if self.stage.early_records and window[2] % self.stage.early_records == 0:
+            self._let_out(row, key, window, "early", number)
+
+    def _let_out(self, row: int, key: bytes, window: list[Any], why: str, number: int) -> None:
+        self.results.append((row, (AFTER, b"", number), key, self._result(key, window, why)))
+
+    def _result(self, key: bytes, window: list[Any], why: str) -> dict[str, Any]:
+        start, end, count, held = window
+        try:
+            value = own(self.stage.aggregate.finish(held))
+        except Exception as error:
+            raise PlanError(
+                f"the `finish` of the aggregate of a window raised {type(error).__name__}: {error}",
+                next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
+            ) from error
+        unit = self.stage.unit
+        told = {"key": self.stage.keys.decode(key)} if self.stage.is_keyed else {}
+        return told | {
+            "start": in_unit(start, unit),
+            "end": in_unit(end, unit),
+            "count": count,
+            "value": value,
+            "fired": why,
+        }
+
+
+class _Counting(_Results):
+    """Windows of so many records."""
+
+    def run(self, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> list[Result]:
+        names = [b"k" + key for key in keys]
+        known = self.states.take(names)
+        for row, (key, name, value) in enumerate(zip(keys, names, values, strict=True)):
+            window = known.get(name) or [0, 0, 0, self.stage.aggregate.create()]
+            try:
+                self._add(window, value)
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+                continue
+            if window[2] == self.windows.count:
+                known.pop(name, None)
+                self._let_out(row, key, window, "end", 0)
+            else:
+                known[name] = window
+                self._early(row, key, window, 0)
+        self.states.touch(names)
+        return self.results
+
+    def end(self) -> Iterator[list[Result]]:
+        for held in taken_in_order(self.states):
+            yield [(0, (int(window[1]), key, 0), key, self._result(key, window, "end")) for key, window in held]
+
+
+class _Run(_Results):
+    """Windows of time."""
+
+    def run(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        refuse: Refuse,
+        reach: Reach,
+    ) -> list[Result]:
+        for start, end, step, rung in self.alarms.stretches(self.stage.steps(times), reach):
+            self._fire(start, step, rung)
+            self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
+        return self.results
+
+    def go_on(self, step: int) -> Iterator[list[Result]]:
+        return self._fired_at(self.alarms.run_to(step))
+
+    def end(self) -> Iterator[list[Result]]:
+        return self._fired_at(self.alarms.run_out())
+
+    def _fired_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
+        for step, rung in ringing:
+            self._fire(0, step, rung)
+            results, self.results = self.results, []
+            yield results
+
+    # Filling
+
+    def _fill(
+        self,
+        rows: Iterable[int],
+        keys: Sequence[bytes],
+        values: Sequence[Any],
+        times: Numbers,
+        is_tick: Any,
+        watermark: int,
+        refuse: Refuse,
+    ) -> None:
+        rows = [row for row in rows if not is_tick[row]]
+        names = {row: b"k" + keys[row] for row in rows}
+        known = self.states.take(list(names.values()))
+        for row in rows:
+            opened = known.get(names[row]) or []
+            try:
+                is_late = self._put(row, keys[row], values[row], int(times[row]), watermark, opened)
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+                is_late = False
+            if is_late:
+                refuse(row, late_record(int(times[row]), watermark))
+            if opened:
+                known[names[row]] = opened
+        self.states.touch(names.values())
+        self.alarms.keep()
+
+    def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> bool:
+        """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first. Says
+        whether it is late."""
+        ends = [end for end in self.windows.ends(time) if end > watermark]
+        if not ends and self.windows.is_session:
+            ends = [window[1] for window in self._near(time, opened)]
+        is_late = not ends
+        if is_late and self.stage.late is Late.FIRE:
+            for number, end in enumerate(self.windows.ends(time)):
+                window = [end - self.windows.size, end, 0, self.stage.aggregate.create()]
+                self._add(window, self._own(value, number))
+                self._let_out(row, key, window, "late", number)
+        if is_late and self.stage.late is not Late.OLDEST:
+            return True
+        if is_late:
+            time = watermark
+        if self.windows.is_session:
+            self._put_in_session(row, key, value, time, opened)
+            return is_late
+        by_end = {window[1]: window for window in opened}
+        for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
+            window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
+            self._add(window, self._own(value, number))
+            if end not in by_end:
+                opened.append(window)
+                self.alarms.set(self._due(end), key)
+            self._early(row, key, window, number)
+        opened.sort(key=lambda window: window[1])
+        return is_late
+
+    def _near(self, time: int, opened: list[Any]) -> list[Any]:
+        """The sessions that a record of this time belongs to."""
+        return [window for window in opened if time < window[1] and time + self.windows.size > window[0]]
+
+    def _put_in_session(self, row: int, key: bytes, value: Any, time: int, opened: list[Any]) -> None:
+        gap = self.windows.size
+        near = self._near(time, opened)
+        if not near:
+            window = [time, time + gap, 0, self.stage.aggregate.create()]
+            self._add(window, value)
+            self.alarms.set(self._due(window[1]), key)
+        else:
+            window = near[0]
+            combine = self.stage.aggregate.combine
+            for other in near[1:]:
+                assert combine is not None
+                window[3] = combine(window[3], other[3])
+                window[1], window[2] = other[1], window[2] + other[2]
+            window[0], window[1] = min(window[0], time), max(window[1], time + gap)
+            self._add(window, value)
+        ends = {other[1] for other in near}
+        opened[:] = sorted([*(one for one in opened if one[1] not in ends), window], key=lambda one: int(one[1]))
+        self._early(row, key, window, 0)
+
+    # Firing
+
+    def _due(self, end: int) -> int:
+        return -(-end // self.windows.step)
+
+    def _fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+        """The watermark has come to this step, at this row, and these keys may have windows to fire."""
+        if not keys:
+            return
+        known = self.states.take([b"k" + key for key in keys])
+        watermark = step * self.windows.step
+        fired = []
+        for key in keys:
+            opened = known.get(b"k" + key, [])
+            fired += [(key, window) for window in opened if window[1] <= watermark]
+            kept = [window for window in opened if window[1] > watermark]
+            if kept:
+                known[b"k" + key] = kept
+                if self.windows.is_session:
+                    # It has grown since it was armed.
+                    for window in kept:
+                        self.alarms.set(self._due(window[1]), key)
+            else:
+                known.pop(b"k" + key, None)
+        self.states.touch([b"k" + key for key in keys])
+        for key, window in sorted(fired, key=lambda one: (one[1][1], rank_of(one[0]))):
+            self.results.append((row, (int(window[1]), key, 0), key, self._result(key, window, "end")))
+        self.alarms.keep()
+
+
+def timed_flow(
+    rows: Rows,
+    windowing: Timed,
+    states: States,
+    refuse: Callable[[Flow, int, Exception], None],
+    watermark: Watermark | None,
+    codec: ValueCodec,
+) -> Flow:
+    """What comes out of a stage that a watermark moves, of rows that came over its exchange. `watermark` is that of a
+    stage with several inputs."""
+    reach = greatest
+    if watermark is not None:
+        assert rows.inputs is not None
+        reach = partial(watermark.reached, rows.inputs, rows.order[0])
+    assert rows.forms is not None
+    assert rows.keys is not None
+    assert rows.times is not None
+    forms = rows.forms.tolist()
+    payload = rows.payload.to_pylist()
+    read = codec.read
+    values = [None if form == TICK else read[form](data) for form, data in zip(forms, payload, strict=True)]
+    before = Flow(values, keys=rows.keys)
+    keys = rows.keys.to_pylist()
+    results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before), reach)
+    return flow_of(results)
+
+
+def with_ticks(
+    rows: pa.RecordBatch, parts: Iterator[tuple[int, Numbers]], ticks: Numbers, buckets: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each bucket, and among them, in order, those of other buckets that move the watermark, as ticks."""
+    own_rows = dict(parts)
+    for bucket in range(buckets):
+        mine = own_rows.get(bucket, np.empty(0, np.int64))
+        others = np.setdiff1d(ticks, mine, assume_unique=True)
+        if not len(others):
+            if len(mine):
+                yield bucket, rows.take(pa.array(mine))
+            continue
+        both = np.sort(np.concatenate((mine, others)))
+        is_tick = pa.array(np.isin(both, others))
+        taken = rows.take(pa.array(both))
+        blank = {"payload": pa.scalar(b"", pa.binary()), "form": pa.scalar(TICK, pa.uint8())}
+        columns = [
+            pc.if_else(is_tick, blank[name], column) if name in blank else column
+            for name, column in zip(taken.schema.names, taken.columns, strict=True)
+        ]
+        yield bucket, pa.record_batch(columns, names=taken.schema.names)

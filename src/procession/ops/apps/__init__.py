@@ -1,1 +1,0 @@
-"""Apps that ship with the command: what `procession demo` runs."""

@@ -1,0 +1,1 @@
+"""The planner: a graph in, a plan out. Pure."""

@@ -1,0 +1,220 @@
+"""Effects: what can be said of a user's function by reading its code, without calling it.
+
+The one rule: both answers are "yes" only if nothing in the code speaks against it; whatever is not understood counts
+against it. So a wrong guess costs a copy and never a wrong result. Methods are judged by name: a method of a user's own
+class that is named like one of the plain types and changes its object is not seen. Before it the functions of a graph;
+after it `planner/sharing`, which leaves out copies that nobody can need. Pure.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import operator
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from procession.planner.ownership import IMMUTABLE
+
+UNKNOWN = object()
+"""A name whose value cannot be found before the function runs."""
+
+HARMLESS_CODES = re.compile(
+    "LOAD_|STORE_FAST|STORE_DEREF|BINARY_OP|BINARY_SUBSCR|BINARY_SLICE|COMPARE_OP|IS_OP|CONTAINS_OP|UNARY_|BUILD_|POP_"
+    "|JUMP|RETURN_|RESUME|PUSH_NULL|PRECALL|CALL|KW_NAMES|COPY|SWAP|NOP|UNPACK_|FORMAT_|CONVERT_VALUE|GET_ITER|GET_LEN"
+    "|FOR_ITER|END_FOR|LIST_|SET_ADD|SET_UPDATE|SET_FUNCTION_ATTRIBUTE|MAP_ADD|DICT_|MAKE_|YIELD_VALUE|TO_BOOL"
+    "|EXTENDED_ARG|MATCH_|NOT_TAKEN|RERAISE|CHECK_EXC_MATCH|PUSH_EXC_INFO"
+)
+"""The operations that change nothing that existed before the function was called. The ones that fill a list, set or
+dict fill the literal that is being built."""
+
+CHANGING_METHODS = frozenset().union(
+    *(
+        set(dir(kind)) - set(dir(fixed))
+        for kind, fixed in ((list, tuple), (dict, tuple), (set, frozenset), (bytearray, bytes), (deque, tuple))
+    )
+) - {"copy", "get", "items", "keys", "values"}
+FIXED = (str, bytes, int, float, tuple, frozenset, date, datetime, timedelta, Decimal, re.Match, re.Pattern)
+HARMLESS_METHODS = {"copy", "get", "items", "keys", "values"}.union(
+    name for kind in FIXED for name in dir(kind) if not name.startswith("_") and name not in CHANGING_METHODS
+)
+"""Methods of the plain types, by name, that leave their object as it is."""
+
+HARMLESS_BUILTINS: frozenset[Any] = frozenset(
+    {abs, all, any, ascii, bin, bool, bytearray, bytes, callable, chr, complex, dict, divmod, enumerate, filter, float}
+    | {format, frozenset, hash, hex, id, int, isinstance, issubclass, iter, len, list, map, max, memoryview, min, oct}
+    | {ord, pow, print, range, repr, reversed, round, set, slice, sorted, str, sum, tuple, type, zip}
+)
+HARMLESS_MODULES = frozenset(
+    {"base64", "binascii", "calendar", "datetime", "decimal", "fractions", "hashlib", "html", "ipaddress", "json"}
+    | {"math", "re", "statistics", "string", "textwrap", "time", "unicodedata", "urllib.parse", "uuid", "zlib"}
+    | {"_decimal", "_hashlib", "_json", "json.decoder", "json.encoder"}
+)
+"""Modules of the standard library whose functions leave their arguments as they are."""
+
+SEEING_ALL = frozenset(
+    {builtins.eval, builtins.exec, builtins.globals, builtins.vars, builtins.locals, builtins.getattr}
+)
+"""They may give what their caller does not name."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operation of a function, and what it loads by a name from outside, if it does."""
+
+    name: str
+    argument: Any
+    text: str
+    loaded: Any = None
+    is_loading: bool = False
+
+
+def changes_nothing(function: Any) -> bool:
+    """Whether a call leaves everything that it is given, or can reach, as it was."""
+    return _is_harmless(function, set())
+
+
+def gives_its_own(function: Any) -> bool:
+    """Whether what a call gives can only hold, of what can be changed, what the call was given or has made."""
+    return _is_closed(function, set())
+
+
+def loaded_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function uses of its module and of what it closes over, each with the name that it has there."""
+    return ((use.name, use.loaded) for use in _uses(function) if use.is_loading)
+
+
+def _is_harmless(value: Any, seen: set[int]) -> bool:
+    if _is_fixed(value) or id(value) in seen or isinstance(value, ModuleType):
+        return True
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        return value.__module__ in HARMLESS_MODULES or all(_is_harmless_use(use, seen) for use in _uses(value))
+    if isinstance(value, functools.partial):
+        return all(_is_harmless(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
+    if type(value) in (operator.itemgetter, operator.attrgetter):
+        return True
+    if isinstance(value, MethodDescriptorType):
+        return value.__name__ in HARMLESS_METHODS
+    if isinstance(value, type):
+        return value in HARMLESS_BUILTINS or value.__module__ in HARMLESS_MODULES
+    if isinstance(value, BuiltinFunctionType):
+        holder = value.__self__
+        if isinstance(holder, ModuleType | type):
+            name = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
+            return value in HARMLESS_BUILTINS or name in HARMLESS_MODULES
+        return _is_fixed(holder) and value.__name__ in HARMLESS_METHODS
+    if type(value) in (dict, list, set):
+        parts = value.values() if type(value) is dict else value
+        return all(map(_is_fixed, parts))
+    return False
+
+
+def _is_harmless_use(use: Use, seen: set[int]) -> bool:
+    if use.is_loading:
+        return _is_harmless(use.loaded, seen)
+    if use.name in ("LOAD_ATTR", "LOAD_METHOD"):
+        return use.argument in HARMLESS_METHODS
+    if use.name == "BINARY_OP" and use.text.endswith("="):
+        return False  # a list or dict may be extended in place
+    return HARMLESS_CODES.match(use.name) is not None
+
+
+def _is_closed(value: Any, seen: set[int]) -> bool:
+    if _is_fixed(value) or id(value) in seen or isinstance(value, ModuleType):
+        return True
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        if _is_of_library(value):
+            return True
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return all(_is_closed(one, seen) for one in defaults) and all(_is_closed_use(use, seen) for use in _uses(value))
+    if isinstance(value, functools.partial):
+        return all(_is_closed(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, type):
+        makers = (value.__dict__.get(name) for name in ("__init__", "__new__", "__post_init__"))
+        return _is_of_library(value) or all(_is_closed(one, seen) for one in makers if isinstance(one, FunctionType))
+    if isinstance(value, BuiltinFunctionType):
+        holder = getattr(value, "__self__", None)
+        return value not in SEEING_ALL and (
+            holder is None or isinstance(holder, ModuleType | type) or _is_fixed(holder)
+        )
+    is_plain = isinstance(value, MethodDescriptorType | WrapperDescriptorType)
+    # What stands in a dataclass for a field that is made anew is of its module.
+    is_plain |= type(value).__module__ == "dataclasses"
+    return is_plain or type(value) in (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+
+
+def _is_closed_use(use: Use, seen: set[int]) -> bool:
+    if use.is_loading:
+        return _is_closed(use.loaded, seen)
+    if use.name == "IMPORT_NAME":
+        return str(use.argument).partition(".")[0] in sys.stdlib_module_names
+    return True
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether nothing in this value can be changed."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_fixed, value))
+    return type(value) in IMMUTABLE or isinstance(value, Enum)
+
+
+def _is_of_library(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
+
+
+def _uses(function: FunctionType) -> Iterator[Use]:
+    """The operations of a function and of those that are written in it."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return _uses_of(function.__code__, function.__globals__, {name: _content(cell) for name, cell in cells})
+
+
+def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Iterator[Use]:
+    loaded: Any = None
+    is_loading, name = False, ""
+    for one in dis.get_instructions(code):
+        if is_loading and one.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(loaded, ModuleType | type):
+            loaded, name = getattr(loaded, one.argval, UNKNOWN), f"{name}.{one.argval}"
+            continue
+        if is_loading:
+            yield Use(name, None, "", loaded, is_loading=True)
+        name = str(one.argval)
+        loaded, is_loading = _loaded(one, names, free)
+        if not is_loading:
+            yield Use(one.opname, one.argval, one.argrepr)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _uses_of(constant, names, free)
+
+
+def _loaded(one: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -> tuple[Any, bool]:
+    """What an operation loads from outside of the function, and whether it does."""
+    if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return names.get(one.argval, getattr(builtins, one.argval, UNKNOWN)), True
+    if one.opname == "LOAD_DEREF" and one.argval in free:
+        return free[one.argval], True
+    return None, False
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return UNKNOWN

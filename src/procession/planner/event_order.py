@@ -1,0 +1,84 @@
+"""Event time: what a pipeline says about the order of its streams, and what becomes of records that are late.
+
+The one rule: the order is defined by the streams that are declared, and by nothing that depends on timing; whatever
+gives that up must be asked for. Before it `api/pipeline`, which checks the words here; after it the gateway, which
+puts the records in order, and `operators/dead_letters`, which says what becomes of the late ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from procession.errors import PlanError
+from procession.planner.validation import checked_choice, checked_seconds
+
+
+class OrderBy(StrEnum):
+    """What puts records of several streams in order."""
+
+    ARRIVAL = "arrival"
+    EVENT_TIME = "event_time"
+
+
+class Late(StrEnum):
+    """What becomes of a record that comes behind the watermark of its own stream."""
+
+    FAIL = "fail"
+    DROP = "drop"
+    DEAD_LETTER = "dead-letter"
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """Streams are merged by (event time, stream id, message id)."""
+
+    lateness_s: float = 0.0
+    """How far a record may be behind the latest of its stream."""
+    late: Late = Late.FAIL
+    idle_timeout_s: float | None = None
+    """So long a silent stream holds the others up; None: for ever, and two runs give the same bytes."""
+
+
+class LateRecord(Exception):
+    """Said of a record in its dead letter."""
+
+
+def event_time(
+    order_by: str, lateness_s: float | None, late: str | None, idle_timeout_s: float | None, owner: str
+) -> EventTime | None:
+    """What was asked for, checked; None: the order of arrival."""
+    if checked_choice(OrderBy, order_by, "order_by") is OrderBy.ARRIVAL:
+        asked = {"lateness_s": lateness_s, "late": late, "idle_timeout_s": idle_timeout_s}
+        for word, value in asked.items():
+            if value is not None:
+                raise PlanError(
+                    f"{owner} says {word}={value!r}, but its records are in the order of their arrival",
+                    next_step=f'leave {word} away, or say order_by="event_time"',
+                )
+        return None
+    if idle_timeout_s is not None and not checked_seconds(idle_timeout_s, "idle_timeout_s", owner):
+        raise PlanError(
+            f"idle_timeout_s={idle_timeout_s!r} of {owner} lets no stream be heard",
+            next_step="give it the seconds for which a stream may be silent, or leave it away",
+        )
+    return EventTime(
+        checked_seconds(lateness_s or 0.0, "lateness_s", owner),
+        checked_choice(Late, late or Late.FAIL, "late"),
+        idle_timeout_s,
+    )
+
+
+def check_declared(name: str, undeclared: list[str], asked: EventTime, *, has_letters: bool) -> None:
+    """Raise PlanError unless all streams are known, and late records have somewhere to go."""
+    if undeclared:
+        raise PlanError(
+            f"pipeline {name!r} is ordered by event time, but source {undeclared[0]!r} does not say which streams it"
+            " has: nobody could tell whom to wait for",
+            next_step="name them by their ids: source(…, streams=[…])",
+        )
+    if asked.late is Late.DEAD_LETTER and not has_letters:
+        raise PlanError(
+            f"pipeline {name!r} makes dead letters of late records, but has nowhere to put them",
+            next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',
+        )

@@ -1,0 +1,205 @@
+"""Explain: a plan as a text, as JSON and as a Graphviz file.
+
+The one rule: it shows what was decided and decides nothing; the same plan gives the same text, to the byte. Before it
+`planner/plan`; after it whoever reads it: `Pipeline.explain()`, `procession explain`, `planner/drawing`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from procession.planner.graph import Exchange, Kind, Node
+from procession.planner.inputs import Inputs, number_of
+from procession.planner.plan import Edge, Plan, PlannedChain
+from procession.planner.strategies import TABLE
+
+
+def explain(plan: Plan) -> str:
+    """The plan, for people: its chains, its edges with their strategies and reasons, its exchanges."""
+    graph = plan.graph
+    lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
+    lines += _event_time(plan) if graph.event_time is not None else []
+    lines += ["", "chains (each is one function)"]
+    lines += [f"  {_chain(plan, chain)}" for chain in plan.chains]
+    lines += ["", "edges"]
+    names = [(_name(plan, edge.before), _name(plan, edge.after), edge) for edge in plan.edges]
+    before = max(len(name) for name, _, _ in names)
+    after = max(len(name) for _, name, _ in names)
+    lines += [f"  {one:{before}} → {two:{after}}  {edge.strategy.value:9}  {edge.why}" for one, two, edge in names]
+    lines += ["", "exchanges"]
+    lines += [f"  {_exchange(plan, edge)}" for edge in plan.edges if edge.is_exchange] or ["  none"]
+    lines += ["", _shuffled(plan)]
+    if plan.endings:
+        waits = [f"{_name(plan, index)}: {' and '.join(one.sources)}" for index, one in plan.endings.items()]
+        lines += ["", "fires what it holds when all streams of these have ended", *(f"  {line}" for line in waits)]
+    if plan.inputs:
+        waits = [
+            f"{_name(plan, index)}: {' and '.join(_held_back_by(plan, one))}" for index, one in plan.inputs.items()
+        ]
+        lines += ["", "the watermark is the minimum over inputs that have not ended", *(f"  {line}" for line in waits)]
+    lines += _copies(plan)
+    if plan.notes:
+        lines += ["", "asked for, but not so", *(f"  {note}" for note in plan.notes)]
+    if later := not_yet(plan):
+        lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _held_back_by(plan: Plan, inputs: Inputs) -> list[str]:
+    return [
+        *(f"each stream of {_name(plan, number_of(one))}" for one in inputs.sources),
+        *(_name(plan, number_of(one)) for one in inputs.wholes),
+    ]
+
+
+def _event_time(plan: Plan) -> list[str]:
+    asked, streams = plan.graph.event_time, plan.graph.streams
+    assert asked is not None
+    lines = [f"by event time: {len(streams)} streams, {asked.lateness_s:g} s late at most; late records: {asked.late}"]
+    if asked.idle_timeout_s is not None:
+        lines.append(f"a stream that is silent for {asked.idle_timeout_s:g} s is not waited for: two runs may differ")
+    return lines
+
+
+def _copies(plan: Plan) -> list[str]:
+    """Where values that can be changed are copied."""
+    edges = [f"{_name(plan, one)} → {_name(plan, two)}" for one, two in sorted(plan.sharing.copied)]
+    lines = [f"  {edge}: another stage has the value too, and one of them may change it" for edge in edges]
+    lines += [
+        f"  what {_name(plan, index)} gives: its function may still hold it, and a stage behind may change it"
+        for index in sorted(plan.sharing.borrowing)
+    ]
+    return ["", "copies of lists, dicts and other values that can be changed", *lines] if lines else []
+
+
+def not_yet(plan: Plan) -> dict[str, str]:
+    """The stages that can be planned but not run, with what they come with."""
+    return {node.name: what for node in plan.graph.nodes if (what := TABLE[node.kind].comes_with)}
+
+
+def _name(plan: Plan, index: int) -> str:
+    return plan.node(index).name
+
+
+def _chain(plan: Plan, chain: PlannedChain) -> str:
+    tasks = f"{chain.tasks} task{'s' * (chain.tasks > 1)}"
+    stages = ", ".join(_name(plan, index) for index in chain.stages)
+    sinks = ", ".join(_sink(plan.node(index)) for index in chain.sinks)
+    capped = "" if chain.capped_by is None else f" (capped by {_name(plan, chain.capped_by)})"
+    return f"{chain.number}  {tasks:>8}: {stages}" + (f" → {sinks}" if sinks else "") + capped
+
+
+def _sink(node: Node) -> str:
+    return node.name if node.connections == 1 else f"{node.name} × {node.connections}"
+
+
+def _exchange(plan: Plan, edge: Edge) -> str:
+    producers = " and ".join(f"chain {chain.number} × {chain.tasks}" for chain in plan.fed_by(edge.after))
+    consumer = next(chain for chain in plan.chains if chain.root == edge.after)
+    key = ", ".join(plan.keys[edge.before])
+    carried = f"order key ({key})" if edge.is_merged else "no order key"
+    paths = f"{edge.paths} path{'s' * (edge.paths > 1)}"
+    return (
+        f"{_name(plan, edge.after)}: {producers} → chain {consumer.number} × {consumer.tasks}; {paths} into each task;"
+        f" {carried}; Spark shuffles {edge.rows} {_moved(plan)}"
+    )
+
+
+def _moved(plan: Plan) -> str:
+    return "manifests" if plan.graph.exchange is Exchange.RUNS else "runs, as cells"
+
+
+def _shuffled(plan: Plan) -> str:
+    rows = sum(edge.rows for edge in plan.edges)
+    if not rows:
+        return "Spark shuffles nothing."
+    if plan.graph.exchange is Exchange.SPARK:
+        return f"Spark shuffles {rows:,} runs in each epoch, with all their records in them."
+    if any(TABLE[node.kind].way.name == "ROWS" for node in plan.graph.nodes):
+        return f"Spark shuffles {rows:,} manifests in each epoch, and the records that go through Spark SQL."
+    return f"Spark shuffles {rows:,} manifests in each epoch, and no record."
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan, for programs."""
+    graph = plan.graph
+    return {
+        "pipeline": graph.name,
+        "order": graph.order.value,
+        "guarantee": graph.guarantee.value,
+        "exchange": graph.exchange.value,
+        "order_by": "arrival" if graph.event_time is None else "event_time",
+        "stages": [
+            {
+                "id": node.name,
+                "kind": node.kind.value,
+                "chains": sorted(plan.chains_of[index]),
+                "asked": node.parallelism,
+                **({"connections": node.connections} if node.kind is Kind.SINK else {}),
+                "needs": plan.needs[index].value,
+                "key": list(plan.keys[index]),
+                "is_traced": index in plan.traced,
+                "ends_with": list(plan.endings[index].sources) if index in plan.endings else [],
+                "held_back_by": _held_back_by(plan, plan.inputs[index]) if index in plan.inputs else [],
+            }
+            for index, node in enumerate(graph.nodes)
+        ],
+        "chains": [
+            {
+                "number": chain.number,
+                "behind": None if chain.root is None else _name(plan, chain.root),
+                "stages": [_name(plan, index) for index in chain.stages],
+                "sinks": [_name(plan, index) for index in chain.sinks],
+                "tasks": chain.tasks,
+                "capped_by": None if chain.capped_by is None else _name(plan, chain.capped_by),
+                "level": chain.level,
+            }
+            for chain in plan.chains
+        ],
+        "edges": [
+            {
+                "before": _name(plan, edge.before),
+                "after": _name(plan, edge.after),
+                "strategy": edge.strategy.value,
+                "why": edge.why,
+                "paths": edge.paths,
+                "is_exchange": edge.is_exchange,
+                "is_merged": edge.is_merged,
+                "shuffled": edge.rows,
+            }
+            for edge in plan.edges
+        ],
+        "notes": list(plan.notes),
+        "not_yet": not_yet(plan),
+    }
+
+
+def as_json(plan: Plan) -> str:
+    return json.dumps(as_dict(plan), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_dot(plan: Plan) -> str:
+    """The plan for Graphviz: a box for each chain, an exchange as a bold arrow."""
+    lines = [f"digraph {_quoted(plan.graph.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
+    for chain in plan.chains:
+        # A stage that two chains run stands in the first of them.
+        own = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
+        names = " ".join(f"{_quoted(_name(plan, index))};" for index in own)
+        label = _quoted(f"chain {chain.number} × {chain.tasks}")
+        lines.append(f"  subgraph cluster_{chain.number} {{ label={label}; {names} }}")
+    lines += [
+        f"  {_quoted(sink.name)} [shape=cylinder"
+        + (f" label={_quoted(_sink(sink))}" if sink.connections > 1 else "")
+        + "];"
+        for sink in plan.graph.sinks
+    ]
+    for edge in plan.edges:
+        style = ' style="bold"' if edge.is_exchange else ""
+        ends = f"{_quoted(_name(plan, edge.before))} -> {_quoted(_name(plan, edge.after))}"
+        lines.append(f"  {ends} [label={_quoted(edge.strategy.value)} tooltip={_quoted(edge.why)}{style}];")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

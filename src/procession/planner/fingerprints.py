@@ -1,0 +1,192 @@
+"""Fingerprints: a short text for what a function does, to know the same one again in a later run.
+
+The one rule: how a function is written does not count, what it computes does: comments, names of arguments, types,
+docstrings and its own name may change; its expressions, the constants and functions that it uses by name, and what it
+closes over may not. There are two forms, of the source and of the code, because the source may be missing and the code
+differs between versions of Python; two fingerprints are the same if they agree in one form that both have. Before it
+the functions of a graph; after it `planner/compatibility`. Pure: whoever asks hands in the lines of files.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from procession.operators.inlining import LinesOf, is_same_code
+from procession.planner.effects import loaded_by
+from procession.planner.ownership import IMMUTABLE
+
+PARTS_MAX = 1000
+"""A larger table is known by its size."""
+
+GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+DIGEST_LETTERS = 12
+SOURCE = "source"
+CODE = f"code-{sys.version_info.major}.{sys.version_info.minor}"
+
+Told = Callable[[FunctionType], str]
+"""One form of what stands in a function itself. Raises `Missing` if it cannot be had."""
+
+
+class Missing(Exception):
+    """There is no source of a function."""
+
+
+def no_lines(name: str) -> Sequence[str]:
+    return ()
+
+
+def fingerprint(function: Any, lines_of: LinesOf = no_lines) -> str:
+    """What this function does, in each form that can be had."""
+    forms = {}
+    for name, told in ((SOURCE, functools.partial(_source, lines_of=lines_of)), (CODE, _code)):
+        try:
+            text = repr(_described(function, told, set()))
+        except Missing:
+            continue
+        forms[name] = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:DIGEST_LETTERS]
+    return " ".join(f"{name}:{digest}" for name, digest in forms.items())
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether these fingerprints may be of one function: nothing that both tell differs in every form."""
+    forms, others = _forms(one), _forms(other)
+    both = forms.keys() & others.keys()
+    return not both or any(forms[form] == others[form] for form in both)
+
+
+def is_known_same(one: str, other: str) -> bool:
+    """Whether these fingerprints are of one function, and tell it."""
+    return bool(_forms(one).items() & _forms(other).items())
+
+
+def _forms(text: str) -> Mapping[str, str]:
+    return dict(part.partition(":")[::2] for part in text.split())
+
+
+def _described(value: Any, told: Told, seen: set[int]) -> Any:
+    """This value as one whose `repr` is the same in every process."""
+    if isinstance(value, Enum):
+        return type(value).__qualname__, value.name
+    if isinstance(value, re.Pattern):
+        return "pattern", value.pattern, value.flags
+    if type(value) in IMMUTABLE:
+        return repr(value)
+    if isinstance(value, ModuleType):
+        return "module", value.__name__
+    if id(value) in seen:
+        return "again"
+    seen = seen | {id(value)}
+    if isinstance(value, FunctionType):
+        return _described_function(value, told, seen)
+    if isinstance(value, MethodType):
+        return "method", _described(value.__self__, told, seen), _described(value.__func__, told, seen)
+    if isinstance(value, functools.partial):
+        given = (value.func, *value.args, *sorted(value.keywords.items()))
+        return "partial", [_described(part, told, seen) for part in given]
+    if type(value) in GETTERS:
+        return type(value).__qualname__, _described(value.__reduce__()[1], told, seen)
+    if isinstance(value, BuiltinFunctionType | MethodDescriptorType | type):
+        return getattr(value, "__module__", "") if _is_library(value) else "", value.__qualname__
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return _described_parts(value, told, seen)
+    if is_dataclass(value):
+        named = (getattr(value, one.name) for one in fields(value))
+        return type(value).__qualname__, [_described(part, told, seen) for part in named]
+    # Of an object, what it calls and its plain attributes; others, such as a logger's, change by themselves.
+    functions = [getattr(value, "__wrapped__", None), getattr(type(value), "__call__", None)]  # noqa: B004
+    plain = sorted((name, one) for name, one in getattr(value, "__dict__", {}).items() if type(one) in IMMUTABLE)
+    parts = [*(one for one in functions if isinstance(one, FunctionType)), *([] if _is_library(type(value)) else plain)]
+    return type(value).__qualname__, [_described(part, told, seen) for part in parts]
+
+
+def _described_parts(value: Any, told: Told, seen: set[int]) -> Any:
+    if len(value) > PARTS_MAX:
+        return type(value).__qualname__, len(value)
+    parts = [_described(part, told, seen) for part in (value.items() if isinstance(value, dict) else value)]
+    return type(value).__qualname__, sorted(map(repr, parts)) if isinstance(value, set | frozenset) else parts
+
+
+def _described_function(function: FunctionType, told: Told, seen: set[int]) -> Any:
+    if _is_library(function):
+        return function.__module__, function.__qualname__
+    used = {name: repr(_described(value, told, seen)) for name, value in loaded_by(function)}
+    defaults = [_described(one, told, seen) for one in function.__defaults__ or ()]
+    return told(function), sorted(used.items()), defaults
+
+
+def _is_library(value: Any) -> bool:
+    top = str(getattr(value, "__module__", None) or "builtins").partition(".")[0]
+    return top in sys.stdlib_module_names or top in ("builtins", "procession")
+
+
+# The source
+
+
+def _source(function: FunctionType, lines_of: LinesOf) -> str:
+    found = {_normal(node) for node in _found(function.__code__, lines_of)}
+    if len(found) != 1:
+        raise Missing
+    return found.pop()
+
+
+def _found(code: CodeType, lines_of: LinesOf) -> list[ast.Lambda | ast.FunctionDef]:
+    """What stands in the file where this code was made; of several lambdas on one line, those with this very code."""
+    try:
+        tree = ast.parse("".join(lines_of(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return []
+    nodes = [node for node in _functions(tree) if _first_line(node) == code.co_firstlineno]
+    if len(nodes) < 2:
+        return nodes
+    return [node for node in nodes if is_same_code(ast.unparse(node), code)]
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.Lambda | ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Lambda | ast.FunctionDef))
+
+
+def _first_line(node: ast.Lambda | ast.FunctionDef) -> int:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return min([node.lineno, *(one.lineno for one in decorators)])
+
+
+def _normal(node: ast.Lambda | ast.FunctionDef) -> str:
+    """The body alone, with numbered arguments."""
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    numbers = {one.arg: f"argument{number}" for number, one in enumerate(arguments)}
+    if isinstance(node, ast.Lambda):
+        body: list[ast.stmt] = [ast.Return(node.body)]
+    else:
+        has_docstring = ast.get_docstring(node, clean=False) is not None
+        body = [*node.body[has_docstring:]]
+    for part in (inner for statement in body for inner in ast.walk(statement)):
+        if isinstance(part, ast.Name):
+            part.id = numbers.get(part.id, part.id)
+    return "\n".join(map(ast.unparse, body))
+
+
+# The code
+
+
+def _code(function: FunctionType) -> str:
+    return repr(_plain(function.__code__))
+
+
+def _plain(code: CodeType) -> Any:
+    constants = [_plain(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
+    return code.co_code.hex(), constants, code.co_names, code.co_argcount
+
+
+def _constant(value: Any) -> str:
+    # The order of a set is another one in every process.
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

@@ -1,0 +1,149 @@
+"""Inputs: whose event times the watermark of a stage is the minimum of.
+
+The one rule: of a source that ends, each stream is an input until it has ended; any other source is one input, and so
+is a stage before that fires results of its own. Which inputs there are follows from the graph and from what the log
+tells of streams (`Change`), so it is a function of the sequence. Before it `planner/rules`, which finds the inputs of
+each stage; after it `operators/watermark`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from procession.operators.end_of_input import NO_STREAM, NO_TIME, Change, Ending, ending_of, new_mark, sources_before
+from procession.planner.graph import Graph, Kind
+
+Ids = npt.NDArray[np.uint64]
+
+
+def number_of(index: int) -> int:
+    """What a source or a stage is called that is one input, and back: streams have their ids."""
+    return 2**64 - 1 - index
+
+
+class Turn(NamedTuple):
+    """A change of a stage's inputs at this place of the sequence: these begin, and those end. `stream` is the one that
+    caused it, `time` the greatest event time before."""
+
+    sequence: int
+    stream: int
+    time: int
+    is_end: bool
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of one stage. `sources` are those each of whose streams is an input, by number; `wholes` are one input
+    each, with what must have ended before they have (None: they never end)."""
+
+    sources: Mapping[int, Ending]
+    wholes: Mapping[int, Ending | None]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is never more than one."""
+        if not self.sources:
+            return len(self.wholes) < 2
+        (first, *others) = self.sources.values()
+        return not others and not self.wholes and first.only is not None and len(first.only) == 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sources that are waited for, for people."""
+        return tuple(name for ending in self.sources.values() for name in ending.sources)
+
+    def held(self, mark: Mapping[str, Any]) -> set[int]:
+        """The inputs that have not ended. A source of which no stream has begun is one, for as long."""
+        found = {number for number in self.wholes if not mark["wholes"].get(number, {}).get("is_over")}
+        for number, ending in self.sources.items():
+            open_now = {stream for stream in mark["open"] if ending.takes(stream)}
+            awaited = ending.awaited - mark["ended"].keys()
+            found |= open_now | awaited
+            if not ending.awaited and number not in mark["begun"]:
+                found.add(number)
+        return found
+
+    def follow(self, mark: dict[str, Any], changes: Iterable[Change]) -> list[Turn]:
+        """What these changes do to the inputs. `mark` is what was known before them, and is brought up to date."""
+        turns = []
+        for change in changes:
+            mark["time"] = max(mark["time"], change.time)
+            if change.stream == NO_STREAM:
+                continue
+            begins, ends = self._of_streams(mark, change)
+            for number, ending in self.wholes.items():
+                if ending is None:
+                    continue
+                own = mark["wholes"].setdefault(number, new_mark())
+                was_over = own["is_over"]
+                ends += [number] * len(ending.follow(own, [change]))
+                begins += [number] * (was_over and not own["is_over"])
+            if begins or ends:
+                time = max(0, mark["time"])
+                turns.append(Turn(change.sequence, change.stream, time, change.is_end, tuple(begins), tuple(ends)))
+        return turns
+
+    def _of_streams(self, mark: dict[str, Any], change: Change) -> tuple[list[int], list[int]]:
+        stream = change.stream
+        for number, ending in self.sources.items():
+            if not ending.takes(stream):
+                continue
+            mark["begun"][number] = True
+            if change.is_end:
+                mark["open"].pop(stream, None)
+                if stream in ending.awaited:
+                    mark["ended"][stream] = True
+                return [], [stream, number]
+            if stream in mark["open"]:
+                return [], []
+            mark["open"][stream] = True
+            mark["ended"].pop(stream, None)
+            return [stream], [number]
+        return [], []
+
+
+def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> Inputs:
+    """The inputs of a stage. `origins` has the exchanges, each with the one input that records behind it are of, if it
+    is one."""
+    sources: dict[int, Ending] = {}
+    wholes: dict[int, Ending | None] = {}
+    open_ends = [index]
+    while open_ends:
+        for parent in graph.nodes[open_ends.pop()].parents:
+            node = graph.nodes[parent]
+            origin = number_of(parent) if node.kind is Kind.SOURCE else origins.get(parent)
+            if origin is None:
+                open_ends.append(parent)
+                continue
+            before = sources_before(graph, number_of(origin))
+            ending = ending_of(graph, before) if all(source.ends for source in before) else None
+            if node.kind is Kind.SOURCE and ending is not None:
+                sources[origin] = ending
+            else:
+                wholes[origin] = ending
+    return Inputs(sources, wholes)
+
+
+def unknown() -> dict[str, Any]:
+    """Of no stream anything is known."""
+    return {"open": {}, "ended": {}, "begun": {}, "wholes": {}, "time": NO_TIME, "steps": {}}
+
+
+def input_ids(graph: Graph, streams: Ids) -> Ids:
+    """The inputs that records of these streams are of, as they come from the sources."""
+    ids = streams
+    named = sorted(graph.streams)
+    for index, source in enumerate(graph.nodes):
+        if source.kind is not Kind.SOURCE or source.ends:
+            continue
+        own = sorted(named if source.streams is None else source.streams)
+        is_own = np.isin(streams, np.array(own, np.uint64), invert=source.streams is None)
+        ids = np.where(is_own, np.uint64(number_of(index)), ids)
+    return ids

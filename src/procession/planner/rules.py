@@ -1,0 +1,394 @@
+"""The planner: a graph in, a plan out, by rules that are applied one after the other.
+
+The one rule: order is protected only between a stage that creates it and one that needs it, and there by the cheapest
+strategy; whatever is decided has a reason that `explain()` shows. Pure. Before it `planner/graph`, as the user wrote
+it; after it `planner/plan`, the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import combinations
+
+from procession.errors import PlanError
+from procession.operators.end_of_input import find_endings
+from procession.planner.graph import Graph, Kind, Node, Order
+from procession.planner.inputs import inputs_of, number_of
+from procession.planner.plan import Edge, Plan, PlannedChain
+from procession.planner.sharing import find_sharing
+from procession.planner.strategies import TABLE, Strategy, Way, is_timed, numbers_of, way_of
+
+RUNS_MAX = 65_536
+"""How many runs one exchange may write in an epoch: a file for each of its tasks before and behind."""
+
+SEQUENCE = "sequence"
+# They keep the number of records that their tasks have: behind them, ranges of one size are still of one size.
+EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS})
+
+
+def make_plan(graph: Graph) -> Plan:
+    """Decide how the order of this graph is kept. Raises PlanError where it cannot be."""
+    plan = Plan(graph)
+    for rule in RULES:
+        plan = rule(plan)
+    return plan
+
+
+def check_runnable(plan: Plan) -> None:
+    """Raise PlanError for a stage that can be planned, but not be run yet."""
+    for node in plan.graph.nodes:
+        if later := TABLE[node.kind].comes_with:
+            raise PlanError(
+                f"stage {node.name!r} is a {node.kind.value}, which this version cannot run: it comes with {later}",
+                next_step="leave it out, or write it with map, flat_map and map_batches",
+                stage=node.name,
+            )
+
+
+# Needs: what is asked of the order, from the sinks backwards
+
+
+def find_needs(plan: Plan) -> Plan:
+    """What each stage's output must be in order for: the strongest that anybody behind it asks for. Behind every stage
+    stand the dead letters, if there are any."""
+    nodes = plan.graph.nodes
+    needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.letters_order for node in nodes]
+    for index in reversed(range(len(nodes))):
+        asked = _asked_of_input(nodes[index], needs[index], plan.graph.order)
+        for parent in nodes[index].parents:
+            needs[parent] = _stronger(needs[parent], asked)
+    return replace(plan, needs=tuple(needs))
+
+
+def _asked_of_input(node: Node, need: Order, order: Order) -> Order:
+    row = TABLE[node.kind]
+    if node.kind is Kind.SINK:
+        return node.order or order
+    asked = Order.NONE if row.is_creating else need
+    if row.is_sensitive:
+        asked = _stronger(asked, Order.KEY if row.way is Way.BY_KEY else Order.TOTAL)
+    if asked is Order.KEY and (node.kind is Kind.KEY_BY or way_of(node) is Way.BY_KEY):
+        # Whose key it will be is not known before this stage, so the order of all records must be kept up to here.
+        return Order.TOTAL
+    return asked
+
+
+def _stronger(one: Order, other: Order) -> Order:
+    asked = {one, other} - {Order.NONE}
+    return Order.NONE if not asked else asked.pop() if len(asked) == 1 else Order.TOTAL
+
+
+# Exchanges and chains
+
+
+def find_exchanges(plan: Plan) -> Plan:
+    """Where records change their task. A rebalance of what is even already is none."""
+    nodes = plan.graph.nodes
+    exchanges = {index for index, node in enumerate(nodes) if way_of(node) is not Way.NARROW}
+    idle = {index for index in exchanges if way_of(nodes[index]) is Way.DEALT and _is_idle(plan, index, exchanges)}
+    return replace(plan, exchanges=frozenset(exchanges - idle))
+
+
+def _is_idle(plan: Plan, index: int, exchanges: Iterable[int]) -> bool:
+    """Whether the records come evenly dealt from the source, and nobody asks for another number of tasks."""
+    nodes = plan.graph.nodes
+    if nodes[index].parallelism is not None or any(
+        nodes[other].parallelism is not None for other in _reached(plan, index, set(exchanges) - {index})
+    ):
+        return False
+    (parent,) = nodes[index].parents
+    while nodes[parent].kind in EVEN and nodes[parent].parents:
+        (parent,) = nodes[parent].parents
+    return nodes[parent].kind is Kind.SOURCE and len(plan.graph.sources) == 1
+
+
+def _reached(plan: Plan, index: int, closed: Iterable[int] = ()) -> set[int]:
+    """This stage and all behind it, but for the closed ones and what is behind them."""
+    found = {index}
+    for other, node in enumerate(plan.graph.nodes):
+        if other not in closed and found & set(node.parents):
+            found.add(other)
+    return found
+
+
+def fuse_chains(plan: Plan) -> Plan:
+    """Everything between two exchanges is one chain; behind a merge of two chains, both go on on their own."""
+    nodes = plan.graph.nodes
+    roots: list[int | None] = [None, *sorted(plan.exchanges)]
+    chains_of: list[frozenset[int]] = []
+    for index, node in enumerate(nodes):
+        if index in plan.exchanges:
+            chains_of.append(frozenset({roots.index(index)}))
+        elif node.parents:
+            chains_of.append(frozenset().union(*(chains_of[parent] for parent in node.parents)))
+        else:
+            # The sources are read by the first chain; dead letters may come from any.
+            chains_of.append(frozenset({0} if node.kind is Kind.SOURCE else range(len(roots))))
+    chains: list[PlannedChain] = []
+    for number, root in enumerate(roots):
+        stages = tuple(i for i, node in enumerate(nodes) if number in chains_of[i] and node.kind is not Kind.SINK)
+        parents = () if root is None else nodes[root].parents
+        levels = [chains[before].level for parent in parents for before in chains_of[parent]]
+        chains.append(
+            PlannedChain(
+                number,
+                root,
+                stages,
+                tasks=0,
+                level=1 + max(levels, default=-1),
+                feeds=tuple(index for index in sorted(plan.exchanges) if set(nodes[index].parents) & set(stages)),
+                sinks=tuple(i for i, node in enumerate(nodes) if node.kind is Kind.SINK and number in chains_of[i]),
+            )
+        )
+    return replace(plan, chains_of=tuple(chains_of), chains=tuple(chains))
+
+
+def count_tasks(plan: Plan) -> Plan:
+    """How many tasks each chain has. Where order is kept the number never rises behind the chain's root: one task that
+    feeds two cannot say which of them comes first."""
+    notes: list[str] = []
+    chains = []
+    for chain in plan.chains:
+        asked = {index: tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None}
+        is_kept = any(plan.needs[index] is not Order.NONE for index in chain.stages)
+        if chain.root is not None and way_of(plan.node(chain.root)) is Way.TO_ONE:
+            tasks, asked[chain.root] = 1, 1
+        else:
+            tasks = (min if is_kept else max)(asked.values(), default=plan.graph.parallelism)
+        cap = next((index for index, number in asked.items() if number == tasks), None)
+        notes += [
+            f"{plan.node(index).name} asked for {_tasks(number)} and runs with {tasks}: it is one function with the"
+            f" other stages of its chain, which {plan.node(cap).name} caps at {tasks}, and more tasks than the stage"
+            " before would break the order"
+            for index, number in asked.items()
+            if number != tasks and is_kept and cap is not None
+        ]
+        chains.append(replace(chain, tasks=tasks, capped_by=cap if tasks < plan.graph.parallelism else None))
+    return replace(plan, chains=tuple(chains), notes=tuple(dict.fromkeys(notes)))
+
+
+def _tasks(number: int) -> str:
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
+# Keys
+
+
+def shape_keys(plan: Plan) -> Plan:
+    """The order key of what leaves each stage. One edge has one shape; behind a merge the longest counts, because two
+    records that came different ways differ before either way ends."""
+    nodes = plan.graph.nodes
+    behind = [_reached(plan, index) for index in range(len(nodes))]
+    branching = {
+        index
+        for index in range(len(nodes))
+        if any(behind[one] & behind[other] for one, other in combinations(plan.graph.children(index), 2))
+    }
+    keys: list[tuple[str, ...]] = []
+    for node in nodes:
+        came = [keys[parent] + ((f"{nodes[parent].name}?",) if parent in branching else ()) for parent in node.parents]
+        shape = max(came, key=len, default=(SEQUENCE,))
+        numbers = numbers_of(node)
+        keys.append((*shape, *([node.name] if numbers == 1 else (f"{node.name}.{one}" for one in range(numbers)))))
+    return replace(plan, branching=frozenset(branching), keys=tuple(keys))
+
+
+def find_traced(plan: Plan) -> Plan:
+    """The stages whose records carry their key: there is a merge behind them, if only one of their dead letters."""
+    traced: set[int] = set()
+    if plan.are_letters_merged:
+        traced = {index for index, node in enumerate(plan.graph.nodes) if node.kind is not Kind.SINK}
+    for index, node in reversed(list(enumerate(plan.graph.nodes))):
+        if node.kind is Kind.SINK:
+            asks = _sink_strategy(plan, index)[0] is Strategy.MERGE
+        else:
+            asks = (index in plan.exchanges or node.kind is Kind.MERGE) and _kept_before(plan, index)
+        if asks or index in traced:
+            traced |= set(node.parents)
+    carrying = {index for index in plan.exchanges if plan.shown & _reached(plan, index)}
+    return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying))
+
+
+def _kept_before(plan: Plan, index: int) -> bool:
+    node = plan.node(index)
+    return _asked_of_input(node, plan.needs[index], plan.graph.order) is not Order.NONE
+
+
+def follow_ends(plan: Plan) -> Plan:
+    """Which stages fire when their input has ended, and what that waits for."""
+    return replace(plan, endings=find_endings(plan.graph))
+
+
+def find_copies(plan: Plan) -> Plan:
+    """Where values are copied, so that each stage has its own."""
+    return replace(plan, sharing=find_sharing(plan.graph, plan.exchanges))
+
+
+# Watermarks
+
+
+def find_inputs(plan: Plan) -> Plan:
+    """What each watermark is the minimum over. In the order of event time nothing has to be waited for: the greatest
+    time is that of all streams."""
+    nodes = plan.graph.nodes
+    origins: dict[int, int | None] = {}
+    for chain in sorted(plan.chains, key=lambda chain: chain.level):
+        if chain.root is None:
+            origins[chain.number] = None
+            continue
+        feeding = {origins[other.number] for other in plan.fed_by(chain.root)}
+        is_passing = len(feeding) == 1 and not TABLE[nodes[chain.root].kind].is_firing
+        origins[chain.number] = feeding.pop() if is_passing else number_of(chain.root)
+    behind = {chain.root: origins[chain.number] for chain in plan.chains if chain.root is not None}
+    inputs = {}
+    for index in sorted(plan.exchanges):
+        if plan.graph.event_time is None and is_timed(nodes[index]):
+            found = inputs_of(plan.graph, index, behind)
+            if not found.is_one:
+                inputs[index] = found
+    # Where records pass an exchange on their way to such a stage, they take their stream along.
+    passing = {root for root, origin in behind.items() if origin is None}
+    carrying = {index for index in passing if inputs.keys() & _reached(plan, index) - {index}}
+    return replace(
+        plan,
+        origins=tuple(origins[chain.number] for chain in plan.chains),
+        inputs=inputs,
+        carrying=plan.carrying | carrying,
+    )
+
+
+# Edges
+
+
+def choose_strategies(plan: Plan) -> Plan:
+    edges = []
+    for index, node in enumerate(plan.graph.nodes):
+        for parent in node.parents:
+            if node.kind is Kind.SINK:
+                paths = sum(plan.chains[number].tasks for number in plan.chains_of[parent])
+                strategy, why = _sink_strategy(plan, index, paths)
+                is_merged = strategy is Strategy.MERGE
+                edges.append(Edge(parent, index, strategy, why, paths if is_merged else 1, is_merged=is_merged))
+            elif index in plan.exchanges:
+                edges.append(_exchange(plan, parent, index))
+            else:
+                edges.append(Edge(parent, index, *_narrow(plan, parent, index)))
+    return replace(plan, edges=tuple(edges))
+
+
+def _sink_strategy(plan: Plan, index: int, paths: int = 0) -> tuple[Strategy, str]:
+    strategy, why = _way_to_sink(plan, index, paths)
+    node = plan.node(index)
+    if node.connections == 1:
+        return strategy, why
+    share = {Order.KEY: "every key in one of them", Order.STREAM: "every stream in one of them"}
+    shared = share.get(plan.graph.order_at(node), "dealt out evenly")
+    return strategy, f"{why}; for each of {node.connections} connections apart, {shared}"
+
+
+def _way_to_sink(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
+    order = plan.graph.order_at(plan.node(index))
+    chains = plan.chains_of[index]
+    if order is Order.NONE:
+        return Strategy.FREE, "no order is promised at this sink: it gets the tasks' records as they come"
+    if chains == {0}:
+        return Strategy.RANGES, "no exchange since the source: the tasks' outputs one after the other are in order"
+    (parent, *_) = plan.node(index).parents or (None,)
+    if order is Order.KEY and parent is not None and len(chains) == 1 and _is_keyed_by(plan, parent, *chains):
+        return Strategy.PARTITION, "all records of a key are in one task, in order, and more is not promised"
+    return Strategy.MERGE, f"the {paths} tasks' outputs are sorted paths, merged by the order key on their way out"
+
+
+def _is_keyed_by(plan: Plan, index: int, chain: int) -> bool:
+    """Whether the chain's tasks are told apart by the very key that records have when they leave this stage."""
+    root = plan.chains[chain].root
+    if root is None or way_of(plan.node(root)) is not Way.BY_KEY:
+        return False
+    return all(
+        plan.node(stage).kind is not Kind.KEY_BY
+        for stage in plan.chains[chain].stages
+        if index in _reached(plan, stage)
+    )
+
+
+def _exchange(plan: Plan, parent: int, index: int) -> Edge:
+    node = plan.node(index)
+    producers = [plan.chains[number] for number in sorted(plan.chains_of[parent])]
+    paths = sum(chain.tasks for chain in producers)
+    (consumer,) = (chain for chain in plan.chains if chain.root == index)
+    rows = paths * consumer.tasks
+    if rows > RUNS_MAX:
+        raise PlanError(
+            f"the exchange before stage {node.name!r} would write {rows:,} runs in each epoch, from {paths:,} tasks to"
+            f" {consumer.tasks:,}; {RUNS_MAX:,} are allowed",
+            next_step="ask for a smaller parallelism before or behind it",
+            stage=node.name,
+        )
+    strategy, why = _exchange_strategy(plan, index, paths)
+    if strategy is Strategy.MERGE and way_of(node) is Way.DEALT and plan.graph.is_strict:
+        raise _strict(plan, parent, index)
+    return Edge(parent, index, strategy, why, paths, rows, is_merged=_kept_before(plan, index))
+
+
+def _exchange_strategy(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
+    is_kept = _kept_before(plan, index)
+    merged = f"each task merges {paths} sorted path{'s' * (paths > 1)}"
+    match way_of(plan.node(index)):
+        case Way.BY_KEY:
+            restored = f"{merged}, so each key's are in order" if is_kept else "no order is asked for"
+            return Strategy.PARTITION, f"all records of a key go to one task; {restored}"
+        case Way.ROWS if is_kept:
+            return Strategy.SORT, "Spark SQL may bring rows back in any order: they carry their key, and are sorted"
+        case Way.DEALT | Way.TO_ONE if is_kept:
+            return Strategy.MERGE, f"records change their task, and the order is asked for behind: {merged}"
+        case _:
+            return Strategy.FREE, "records change their task, and nobody behind asks for an order"
+
+
+def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:
+    node = plan.node(index)
+    chains = plan.chains_of[index]
+    tasks = [plan.chains[number].tasks for number in sorted(chains)]
+    if plan.needs[parent] is Order.NONE:
+        return Strategy.FREE, "no order is asked for behind this edge"
+    if node.kind is Kind.REBALANCE:
+        return Strategy.ISOLATE, "the source's ranges are of one size already: there is nothing to deal out"
+    if node.parallelism is not None and node.parallelism not in tasks:
+        asked = f"{node.parallelism} asked for, {' and '.join(map(str, tasks))} carried over"
+        return Strategy.ISOLATE, f"{asked}: the number of tasks does not change on an ordered narrow edge"
+    if node.kind is Kind.MERGE and len(chains) > 1:
+        return Strategy.ISOLATE, "the inputs are of different chains: each goes on in its own, with its key"
+    if node.kind is Kind.MERGE:
+        return Strategy.RANGES if chains == {0} else Strategy.ISOLATE, "branches of one task, put together by their key"
+    if chains == {0}:
+        return Strategy.RANGES, "no exchange since the source"
+    return Strategy.ISOLATE, "no exchange since the last merge: the task's records stay in it, in order"
+
+
+def _strict(plan: Plan, parent: int, index: int) -> PlanError:
+    node, before = plan.node(index), plan.node(parent)
+    behind = [plan.node(other) for other in sorted(_reached(plan, index))]
+    who = next((other for other in behind if TABLE[other.kind].is_sensitive), behind[-1])
+    return PlanError(
+        f"stage {node.name!r} deals out the records of {before.name!r} to other tasks, where they would overtake one"
+        f" another, but {who.name!r} needs them in order",
+        next_step="give it a key, as rebalance(key), and each key's records stay in one task; or leave strict=True"
+        " away, and the order is restored by a merge",
+        stage=node.name,
+    )
+
+
+Rule = Callable[[Plan], Plan]
+RULES: tuple[Rule, ...] = (
+    find_needs,
+    find_exchanges,
+    fuse_chains,
+    count_tasks,
+    shape_keys,
+    find_traced,
+    follow_ends,
+    find_copies,
+    find_inputs,
+    choose_strategies,
+)

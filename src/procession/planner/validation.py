@@ -1,0 +1,97 @@
+"""Words: what a user may write for a name, a target, a number or one of several, and what a mistake is told as.
+
+The one rule: a check gives back what it was given, or raises a `PlanError` that says what to write instead. Before it
+`api/pipeline` and `api/stage`; after it `planner/graph`, which holds nothing unchecked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from procession.errors import PlanError
+from procession.times import UNITS, Unit
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
+
+
+def checked_name(name: str, what: str) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise PlanError(
+            f"{name!r} cannot name {what}", next_step="use 1 to 64 letters, digits, '-' and '_', not beginning with '-'"
+        )
+    return name
+
+
+def checked_target(to: str, name: str) -> str:
+    if not isinstance(to, str) or not TARGET.fullmatch(to):
+        raise PlanError(
+            f"sink {name!r} goes to {to!r}, which is neither a file sink nor an address",
+            next_step='write to="file:DIR" or to="HOST:PORT"',
+        )
+    return to
+
+
+def checked_choice(kind: type[Any], value: str, what: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(member.value) for member in kind)
+        raise PlanError(f"{what}={value!r} is not known", next_step=f"choose one of {known}") from None
+
+
+def checked_function(function: Any, word: str, what: str = "") -> None:
+    if not callable(function):
+        given = f"{what}={function!r}" if what else repr(function)
+        raise PlanError(f".{word}() was given {given}", next_step="give it a function")
+    if inspect.iscoroutinefunction(function):
+        raise PlanError(
+            f".{word}() was given {function!r}, a coroutine function, and nobody would await what it gives",
+            next_step="write it without `async`, or use map_async",
+        )
+
+
+def checked_of_one(function: Any, word: str) -> None:
+    """A function that can be called with one record, as far as can be seen without calling it."""
+    checked_function(function, word)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some of Python's own have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise PlanError(
+            f".{word}() was given {function!r}, which cannot be called with one argument: it is {signature}",
+            next_step="give it a function of one argument",
+        ) from None
+
+
+def checked_seconds(value: float, what: str, owner: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
+        raise PlanError(f"{what}={value!r} of {owner} is no time", next_step="give seconds, 0 or more")
+    return value
+
+
+def checked_unit(unit: Unit) -> Unit:
+    if unit not in UNITS:
+        known = ", ".join(map(repr, UNITS))
+        raise PlanError(f"unit={unit!r} is not known", next_step=f"choose one of {known}")
+    return unit
+
+
+def checked_count(value: int, what: str, owner: str, largest: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise PlanError(
+            f"{what}={value!r} of {owner} is out of range", next_step=f"choose a number from 1 to {largest}"
+        )
+    return value
+
+
+def checked_flag(value: bool, what: str, owner: str) -> bool:
+    # "no" and 0 would count as something that nobody meant.
+    if not isinstance(value, bool):
+        raise PlanError(f"{what}={value!r} of {owner} is neither True nor False", next_step="write True or False")
+    return value

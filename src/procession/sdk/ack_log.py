@@ -1,0 +1,66 @@
+"""The acknowledgement log: what a producer was told is safe, and when.
+
+    {"stream": stream id, "id": the last acknowledged message id, "time": seconds since 1970}
+
+The one rule: it only says what was heard; nothing is decided by it, so it is not synced. The verifier holds the output
+against it: a record that was acknowledged and is not there is the worst that can happen. Before it on the walk:
+sdk/source_session. After it: storage/journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from procession.errors import StorageError
+from procession.storage.journal import Entry, Journal, read_journal_from
+
+
+class AckLog:
+    """Small and append-only; goes on where an earlier life of the source ended."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+        self._journal.open()
+
+    def heard(self, stream_id: int, message_id: int, now: float) -> None:
+        self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, is_synced=False)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+class AckTail:
+    """Reads logs that sources write: the highest acknowledged message id of each stream, over all of them."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._positions = dict.fromkeys(paths, 0)
+        self._highest: dict[int, int] = {}
+
+    def follow(self, path: Path) -> None:
+        """One log more, from its beginning."""
+        self._positions.setdefault(path, 0)
+
+    def look(self) -> dict[int, int]:
+        """What is known now; only what is new is read."""
+        for path in self._positions:
+            for entry, end in read_journal_from(path, self._positions[path]):
+                self._positions[path] = end
+                self._take(entry, path)
+        return dict(self._highest)
+
+    def _take(self, entry: Entry, path: Path) -> None:
+        match entry:
+            case {"stream": int(stream_id), "id": int(message_id)}:
+                self._highest[stream_id] = max(message_id, self._highest.get(stream_id, 0))
+            case _:
+                raise StorageError(
+                    f"{path} is not a log of acknowledgements.",
+                    next_step="Name the file that the source was given with --acks.",
+                    path=str(path),
+                )
+
+
+def acknowledged(paths: Iterable[Path]) -> dict[int, int]:
+    """The highest acknowledged message id of each stream, over all these logs."""
+    return AckTail(paths).look()

@@ -1,0 +1,106 @@
+"""A gather: what an author's iterator yields, made into batches worth sending. Pure.
+
+The one rule: a batch holds at most so many records and bytes, and records that cannot be sent are the author's error,
+told with the stream's name; the order never changes. Before it on the walk: the author's Source. After it:
+sdk/stream_reader, which asks for a batch when one is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from procession.errors import RecordError
+from procession.sdk.source_records import Batch, Item, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class GatherLimits:
+    """How far records are gathered before they are sent."""
+
+    records_max: int = 8192
+    bytes_max: int = 1024 * 1024
+    delay_s: float = 0.005
+    """A record waits no longer than this for others."""
+
+
+class Gather:
+    """Batches of one stream. Holds one that is whole and one that is being filled, at most; see `has_room`."""
+
+    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
+        self._stream = stream
+        self._after = after
+        self._limits = limits
+        self._whole: deque[Batch] = deque()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._message_ids: list[int] = []
+        self._event_times: list[int] = []
+        self._keys: list[bytes] = []
+        self._payloads: list[bytes] = []
+        self._size_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._whole and not self._payloads
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be added before some is taken."""
+        return not self._whole
+
+    @property
+    def is_due(self) -> bool:
+        """There is a batch that need not wait."""
+        return bool(self._whole)
+
+    def add(self, item: Item) -> None:
+        if not isinstance(item, tuple):
+            self._seal()
+            batch = item if isinstance(item, Batch) else self._of_arrow(item)
+            self._take_over(batch)
+            return
+        try:
+            message_id, event_time, key, payload = item
+            self._size_bytes += len(payload) + len(key)
+        except (TypeError, ValueError):
+            raise self._misfit(item) from None
+        self._message_ids.append(message_id)
+        self._event_times.append(event_time)
+        self._keys.append(key)
+        self._payloads.append(payload)
+        if len(self._payloads) >= self._limits.records_max or self._size_bytes >= self._limits.bytes_max:
+            self._seal()
+
+    def take(self) -> Batch | None:
+        """The next batch, whole or not."""
+        if not self._whole:
+            self._seal()
+        return self._whole.popleft() if self._whole else None
+
+    def _seal(self) -> None:
+        if not self._payloads:
+            return
+        columns = self._message_ids, self._event_times, self._keys, self._payloads
+        self._clear()
+        self._take_over(Batch.gathered(*columns))
+
+    def _take_over(self, batch: Batch) -> None:
+        batch.check(self._stream, self._after)
+        if len(batch):
+            self._after = int(batch.message_ids[-1])
+            self._whole.append(batch)
+
+    def _of_arrow(self, item: object) -> Batch:
+        if not isinstance(item, pa.RecordBatch):
+            raise self._misfit(item)
+        return Batch.of(item)
+
+    def _misfit(self, item: object) -> RecordError:
+        return RecordError(
+            f"The source yielded {type(item).__name__} on stream {self._stream.name!r}, which is no record.",
+            next_step="Yield tuples (message id, event time, key, payload), or Arrow batches with such columns.",
+        )

@@ -1,0 +1,105 @@
+"""A connector as a program: one coroutine on a fast loop, stopped cleanly by SIGTERM or SIGINT.
+
+The one rule: a signal cancels the coroutine, so that its `finally` blocks run; nothing is left half closed. Before it
+on the walk: the command line. After it: sdk/source_client and sdk/sink_server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
+
+from procession.allocation import keep_memory
+from procession.sdk.source_client import SourceClient
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import Source
+from procession.sdk.source_report import Teller
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger()
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_source(
+    source: Source,
+    to: str,
+    options: SourceOptions,
+    *,
+    is_json: bool = False,
+    on_stop: Callable[[], object] | None = None,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> bool:
+    """Send all that a source has, and say on the standard error stream how far it is.
+
+    True when all of it is committed, False if a signal came first. With `on_stop`, the first signal only calls that,
+    so that the source can come to its end; the second one, or the end of `stop_wait_s`, stops it. `beside` runs on the
+    same loop, as long as that.
+    """
+    teller = Teller(is_json=is_json, beside=options.report)
+    client = SourceClient(source, to, replace(options, report=teller))
+    try:
+        return run_program(_all_of(client, beside), on_stop, options.stop_wait_s) is True
+    finally:
+        teller.close()
+
+
+async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> bool:
+    helper = asyncio.get_running_loop().create_task(beside()) if beside else None
+    try:
+        await client.run()
+    finally:
+        if helper:
+            helper.cancel()
+            await asyncio.wait([helper])
+    return True
+
+
+def run_program(
+    main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None, stop_wait_s: float = math.inf
+) -> Result | None:
+    """What the coroutine returns, or None if a signal stopped it first."""
+    keep_memory()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_until_stopped(main, on_stop, stop_wait_s))
+
+
+async def _until_stopped(
+    main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None, stop_wait_s: float
+) -> Result | None:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(main)
+    gentle = [on_stop] if on_stop else []
+
+    def stop() -> None:
+        if not gentle:
+            task.cancel()
+            return
+        detail = "taking no more; what was taken is still sent and waited for, until the next signal"
+        log.warning("program.stopping", wait_s=stop_wait_s, detail=detail)
+        gentle.pop()()
+        if math.isfinite(stop_wait_s):
+            loop.call_later(stop_wait_s, give_up)
+
+    def give_up() -> None:
+        if not task.done():
+            log.warning("program.wait_expired", waited_s=stop_wait_s, detail="what is not acknowledged is given up")
+            task.cancel()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,145 @@
+"""An inlet: a source that is pushed into, for media that cannot be read twice.
+
+The one rule: what was put in is sent again until it is committed, and no more is taken in than `bytes_max` that is
+not, and one batch. Before it on the walk: whoever has the records (a pipe, a socket, sdk/send). After it:
+sdk/source_session, as from any Source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from procession.errors import UsageError
+from procession.sdk.backlog import Backlog
+from procession.sdk.source_records import Batch, Stream
+
+BYTES_MAX = 64 * 1024 * 1024
+
+
+class Inlet:
+    """One stream. All of it belongs to the loop's thread."""
+
+    def __init__(self, stream: Stream, backlog: Backlog, *, bytes_max: int = BYTES_MAX) -> None:
+        if bytes_max < 1:
+            raise UsageError(f"{bytes_max} bytes hold nothing.", next_step="Give a number above 0.")
+        self.stream = stream
+        self._backlog = backlog
+        self._bytes_max = bytes_max
+        self._order = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._appended = self._synced = 0
+        """Batches that were put in, and those of them that may be sent."""
+        self._syncing: asyncio.Task[None] | None = None
+        self._is_ended = self._is_opened = False
+        self._failure: BaseException | None = None
+        self._committed: int | None = None
+
+    async def put(self, batch: Batch) -> None:
+        """Take records in, in the order of the calls; waits while there is no room."""
+        if not len(batch):
+            return
+        async with self._order:
+            await self._until(lambda: self._backlog.size_bytes < self._bytes_max)
+            try:
+                self._backlog.append(batch)
+            except Exception as error:  # a disk that is full: it ends the program, not only whoever put this in
+                self.fail(error)
+                raise
+            self._appended += 1
+            if self._syncing is None:
+                self._syncing = asyncio.get_running_loop().create_task(self._sync())
+
+    async def flush(self) -> None:
+        """Wait until all that was put in is safe, as far as the backlog can keep it."""
+        goal = self._appended
+        await self._until(lambda: self._synced >= goal)
+
+    async def settled(self) -> None:
+        """Wait until all that was put in is committed."""
+        await self._until(lambda: not self._backlog.size_bytes)
+
+    async def committed(self) -> int | None:
+        """The last committed message id; waits until a gateway has told it."""
+        await self._until(lambda: self._is_opened)
+        return self._committed
+
+    def end(self) -> None:
+        """No more is put in: the stream ends with what is here."""
+        self._is_ended = True
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot go on: whoever puts something in, or waits, is told why."""
+        self._failure = self._failure or error
+        self._news.set()
+
+    def close(self) -> None:
+        """Let go of the backlog, when nothing runs any more."""
+        self._backlog.close()
+
+    @property
+    def is_durable(self) -> bool:
+        return self._backlog.is_durable
+
+    @property
+    def records(self) -> int:
+        """What was put in and is not committed, counted as what is sent is counted."""
+        return self._backlog.records
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not (is_so() or self._failure):
+            self._news.clear()
+            await self._news.wait()
+        if self._failure:
+            raise self._failure
+
+    async def _sync(self) -> None:
+        """Sync for all that was put in meanwhile, as often as there is something new."""
+        try:
+            while self._synced < self._appended:
+                goal = self._appended
+                if self._backlog.is_durable:
+                    await asyncio.to_thread(self._backlog.sync)
+                self._synced = goal
+                self._news.set()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._syncing = None
+
+    # As a Source
+
+    def streams(self) -> list[Stream]:
+        return [self.stream]
+
+    async def read(self, stream: Stream, after: int | None) -> AsyncIterator[Batch]:
+        self._committed = after
+        self._backlog.open(after)
+        self._is_opened = True
+        self._news.set()
+        while True:
+            synced = self._synced
+            is_all = self._is_ended and self._appended == synced
+            if batch := self._backlog.read(after):
+                after = int(batch.message_ids[-1])
+                yield batch
+            elif is_all:
+                return
+            else:
+                await self._until(partial(self._has_news, synced))
+
+    def _has_news(self, synced: int) -> bool:
+        return self._synced > synced or (self._is_ended and self._appended == self._synced)
+
+    def is_unnumbered(self, stream: Stream) -> bool:
+        return self._backlog.is_unnumbered
+
+    def number_above(self, stream: Stream, last: int | None) -> None:
+        self._backlog.number_above(last)
+
+    def forget(self, stream: Stream, message_id: int) -> None:
+        self._committed = message_id
+        self._backlog.forget(message_id)
+        self._news.set()

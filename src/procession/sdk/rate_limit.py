@@ -1,0 +1,29 @@
+"""Pace: how many records may go out now, at so many a second.
+
+The one rule: what was not sent in time is made up for only within a twentieth of a second, so that a stall is not
+followed by a flood. Time arrives as `now_s`. Before it on the walk: the author's Source. After it: sdk/source_session.
+"""
+
+from __future__ import annotations
+
+BURST_S = 0.05
+
+
+class Pace:
+    def __init__(self, records_per_second: float, now_s: float) -> None:
+        self._rate = records_per_second
+        self._burst = max(1.0, records_per_second * BURST_S)
+        self._saved = 1.0
+        self._then_s = now_s
+
+    def take(self, wanted: int, now_s: float) -> int:
+        """How many of `wanted` may go now; they count as gone."""
+        self._saved = min(self._burst, self._saved + (now_s - self._then_s) * self._rate)
+        self._then_s = now_s
+        taken = min(wanted, int(self._saved))
+        self._saved -= taken
+        return taken
+
+    def wait_s(self) -> float:
+        """Seconds until there is one more to take, or a fifth of a burst where that is more."""
+        return max(1.0 - self._saved, self._burst / 5) / self._rate

@@ -1,0 +1,399 @@
+"""The sink's server: takes workers' sessions and lets each instance's outlet decide.
+
+The one rule: an instance has one session, the latest. A new HELLO of the same name ends the older session, and
+nothing that the older one still says is heard. What a peer says can end its session, never the server; a failing
+Output or log does that, because then a promise may be at stake and recovery has to look. Whatever may wait for a disk
+runs in a thread, one at a time for each instance. Before it on the walk: commit/sink_link, over the wire. After it:
+sdk/participant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from typing import ParamSpec, Protocol, TypeVar
+
+import structlog
+
+from procession.address import notice_silence
+from procession.background_loading import Readiness
+from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.sdk.output import Wait
+from procession.sdk.participant import Outlet
+from procession.sdk.payloads import Payloads
+from procession.tls import Door, ServerTls
+from procession.wire import columns, two_phase_commit
+from procession.wire.connection import Connection, Event, Violation
+from procession.wire.frame_codec import FRAME_BYTES_MAX
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    DATA_STREAM,
+    TWOPC_STREAM,
+    Error,
+    Frame,
+    Hello,
+    ListUncommitted,
+    Messages,
+    Notify,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    TwoPhase,
+    WorkersLeft,
+)
+from procession.wire.v3 import VERSIONS
+
+SESSIONS_MAX = 256
+LINGERING_MAX = 64
+"""So many refused connections may take their time to read why."""
+INSTANCES_MAX = 128
+"""Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
+HANDSHAKE_TIMEOUT_S = 10.0
+GRACE_S = 0.5
+"""How long a session whose time for HELLO is over is still read: we may have been too busy to read it before."""
+LINGER_S = 2.0
+READ_BYTES_MAX = 1024 * 1024
+COLUMNS_FROM_MESSAGES = 100_000
+"""After so many it pays to decode by columns."""
+WRITE_BYTES_MAX = 64 * 1024
+# Sinks leave the flow to TCP: this only has to be enough for peers that count.
+CREDITS = 2**31 - 1
+
+_INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
+
+log = structlog.get_logger()
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class OpenOutlet(Protocol):
+    """Makes the outlet of an instance, recovered from what its earlier lives left."""
+
+    def __call__(self, instance: str, wait: Wait) -> Outlet: ...
+
+
+class Stopping(Exception):
+    """The sink stops: a coroutine of an Output is not waited for any more."""
+
+
+class SinkServer:
+    """Serves any number of instances. `serve` ends by cancellation, or with the error that stopped the sink."""
+
+    def __init__(
+        self,
+        open_outlet: OpenOutlet,
+        *,
+        cookie: bytes = b"",
+        tls: ServerTls | None = None,
+        sessions_max: int = SESSIONS_MAX,
+        lingering_max: int = LINGERING_MAX,
+        instances_max: int = INSTANCES_MAX,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        keep_quiet()
+        tell_uncaught_as_sentences()
+        self.cookie = cookie
+        self._tls = tls
+        self.handshake_timeout_s = handshake_timeout_s
+        self.frame_bytes_max = frame_bytes_max
+        self._open_outlet = open_outlet
+        self._sessions_max = sessions_max
+        self._lingering_max = lingering_max
+        self._instances_max = instances_max
+        self._sessions: dict[Session, None] = {}  # the oldest first
+        self._instances: dict[str, Instance] = {}
+        self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_MESSAGES)
+        self._threads = ThreadPoolExecutor(instances_max, "sink")
+        self._loop: asyncio.AbstractEventLoop
+        self._failure: asyncio.Future[None] | None = None
+        self._waiting = threading.Lock()
+        self._waited_for: set[Future[None]] = set()
+        self._is_stopping = False
+
+    async def serve(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        server: asyncio.Server | Door
+        if self._tls:
+            server = Door(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
+        else:
+            server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
+        try:
+            await self._failure
+        finally:
+            server.close()
+            await self._stop()
+
+    def _stream(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES_MAX), self._accept)
+
+    async def _stop(self) -> None:
+        """What is under way in a thread is waited for, coroutines are cancelled; nothing more is heard."""
+        for session in list(self._sessions):
+            session.close()
+        for instance in self._instances.values():
+            instance.session = None
+        with self._waiting:
+            self._is_stopping = True
+            for future in self._waited_for:
+                future.cancel()
+        async with AsyncExitStack() as stack:
+            for instance in self._instances.values():
+                await stack.enter_async_context(instance.lock)
+            self._is_stopping = False
+            for instance in self._instances.values():
+                if instance.outlet is not None:
+                    await self.in_thread(instance.outlet.close)
+        self._threads.shutdown(wait=False)
+
+    async def in_thread(
+        self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return await self._loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    def instance(self, name: str) -> Instance:
+        if name not in self._instances:
+            if len(self._instances) >= self._instances_max:
+                raise RemoteProtocolError("too many instances")
+            self._instances[name] = Instance(name)
+        return self._instances[name]
+
+    async def opened(self, instance: Instance) -> Outlet:
+        """The instance's outlet; for who holds its lock."""
+        if instance.outlet is None:
+            instance.outlet = await self.in_thread(self._open_outlet, instance.name, self._wait)
+        return instance.outlet
+
+    def _wait(self, awaitable: Awaitable[None]) -> None:
+        """In a thread: run an Output's coroutine on the loop, and wait for it."""
+        with self._waiting:
+            future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
+            self._waited_for.add(future)
+            if self._is_stopping:
+                future.cancel()
+        try:
+            future.result()
+        except CancelledError:
+            raise Stopping from None
+        finally:
+            with self._waiting:
+                self._waited_for.discard(future)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = Session(self, reader, writer)
+        self._sessions[session] = None
+        try:
+            if self._has_room():
+                await session.run()
+            else:
+                await session.refuse("too many sessions")
+        except Stopping:
+            pass
+        except Exception as error:  # a promise may be at stake, whatever the author's Output raised
+            session.say_error("the sink failed")
+            if self._failure and not self._failure.done():
+                self._failure.set_exception(error)
+        finally:
+            self._sessions.pop(session, None)
+            session.close()
+
+    def _has_room(self) -> bool:
+        """Whether the session that came last may stay. One that has not greeted yet makes room for it, the oldest
+        first: silent peers shut nobody out. However many are refused, few may linger."""
+        lingering = [one for one in self._sessions if one.is_refused and not one.is_closed]
+        if len(lingering) > self._lingering_max:
+            lingering[0].abort()
+        if sum(not (one.is_refused or one.is_closed) for one in self._sessions) <= self._sessions_max:
+            return True
+        silent = next((one for one in self._sessions if one.is_silent), None)
+        if silent is not None:
+            silent.give_up()
+        return silent is not None
+
+
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+class Instance:
+    """One outlet and the session that may use it, one event at a time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outlet: Outlet | None = None
+        self.lock = asyncio.Lock()
+        self.session: Session | None = None
+
+
+class Session:
+    """One worker's connection."""
+
+    def __init__(self, server: SinkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._connection = Connection(Side.ACCEPTOR, Role.SINK, server.frame_bytes_max)
+        self._instance: Instance | None = None
+        self.is_silent = False
+        """It may speak, and has not said HELLO yet."""
+        self.is_refused = False
+        self._deadline = asyncio.timeout(server.handshake_timeout_s)
+        writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
+        notice_silence(writer.get_extra_info("socket"))
+
+    async def run(self) -> None:
+        """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
+        try:
+            try:
+                async with self._deadline:
+                    self.is_silent = True
+                    await self._listen()
+            except TimeoutError:
+                if self._instance is not None:
+                    raise
+                self.is_refused = True
+                async with asyncio.timeout(GRACE_S) as self._deadline:
+                    await self._listen()
+        except RemoteProtocolError as error:
+            await self.refuse(error.sentence)
+        except LocalProtocolError as error:
+            # What the peer sent lets no answer stand, two NOTIFYs of one stream for instance.
+            await self.refuse(f"out of turn: {error.sentence}")
+        except TimeoutError:
+            await self.refuse("no HELLO in time")
+        except OSError as error:
+            log.debug("session.lost", error=str(error))
+
+    async def _listen(self) -> None:
+        while data := await self._reader.read(READ_BYTES_MAX):
+            for event in self._connection.receive(data):
+                await self._take(event)
+            await self._writer.drain()
+
+    async def refuse(self, reason: str) -> None:
+        """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
+        self.is_silent, self.is_refused = False, True
+        self.say_error(reason)
+        with suppress(OSError):
+            async with asyncio.timeout(LINGER_S):
+                while await self._reader.read(READ_BYTES_MAX):
+                    pass
+
+    def say_error(self, reason: str) -> None:
+        """The last word: only our half of the connection is open for it, and it closes behind it."""
+        log.warning("session.refused", reason=reason)
+        if not self._writer.is_closing():
+            self._writer.write(self._connection.error_frame(reason))
+            if self._writer.can_write_eof():  # not with TLS
+                self._writer.write_eof()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._writer.is_closing()
+
+    def give_up(self) -> None:
+        """Its time to say HELLO is over."""
+        self.is_silent = False
+        self._deadline.reschedule(asyncio.get_running_loop().time())
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def _take(self, event: Event) -> None:
+        match event:
+            case Violation(reason):
+                raise RemoteProtocolError(reason)
+            case Error(reason):
+                log.warning("session.worker_error", reason=reason)
+                self.close()
+            case Hello():
+                await self._begin(event)
+            case _ if self._instance:
+                async with self._instance.lock:
+                    if self._instance.session is self:
+                        await self._use(await self._server.opened(self._instance), event)
+
+    async def _begin(self, hello: Hello) -> None:
+        if hello.version not in VERSIONS:
+            raise RemoteProtocolError(f"version {hello.version!r} is not known here")
+        if not hmac.compare_digest(hello.cookie, self._server.cookie):
+            raise RemoteProtocolError("the cookie does not match")
+        if not _INSTANCE.fullmatch(hello.instance):
+            raise RemoteProtocolError("the instance's name cannot name a file")
+        self.is_silent = self.is_refused = False
+        self._deadline.reschedule(None)
+        self._instance = instance = self._server.instance(hello.instance)
+        if instance.session:
+            instance.session.close()
+        instance.session = self
+        async with instance.lock:
+            if instance.session is not self:
+                return  # another one has come while we waited
+            outlet = await self._server.opened(instance)
+            await self._server.in_thread(outlet.begin)
+        log.info("session.opened", instance=hello.instance, committed=outlet.committed_end)
+        self._send(Ok(CREDITS))
+
+    async def _use(self, outlet: Outlet, event: Event) -> None:
+        match event:
+            case Notify(stream_id):
+                self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
+            case Messages():
+                self._server.columns.worked(len(event))
+                answers: list[TwoPhase] = []
+                try:
+                    await self._server.in_thread(_talk, outlet, event, answers)
+                finally:
+                    # Also those before a word that ends the session: what was promised there stands.
+                    for answer in answers:
+                        self._send(two_phase_commit.wrap(answer))
+
+    def _send(self, frame: Frame) -> None:
+        # A violation later in the same segment has ended the connection before this answer.
+        if not self._connection.is_over and not self._writer.is_closing():
+            self._writer.write(self._connection.send(frame))
+
+
+def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
+    """In a thread: let the outlet hear these messages, in their order."""
+    for stream_id, some in messages.by_stream():
+        if stream_id == TWOPC_STREAM:
+            for payload in some.payloads.to_pylist():
+                message = two_phase_commit.decode(payload)
+                log.debug("session.received", message=message)
+                answers += _answers(outlet, message)
+        else:
+            outlet.append(some.message_ids, Payloads(some.payloads))
+
+
+def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
+    match message:
+        case ListUncommitted(rtag):
+            return [ReplyUncommitted(rtag, outlet.list_uncommitted())]
+        case Phase1(txn_id, where):
+            return [Reply(txn_id, outlet.phase1(txn_id, where))]
+        case Phase2(txn_id, commit):
+            outlet.phase2(txn_id, commit)
+            return [Reply(txn_id, commit)]
+        case ReplyUncommitted() | Reply():
+            raise RemoteProtocolError("a participant's message from the coordinator")
+        case WorkersLeft(workers=workers):
+            outlet.workers_left()
+            log.info("sink.workers_left", workers=workers)
+            return []

@@ -1,0 +1,263 @@
+"""The source's client: keeps a feed going until every record is acknowledged.
+
+The one rule: a lost session costs nothing but time. The next one begins where the gateway's commits end, so nothing
+is lost, and the gateway drops what comes twice. Before it on the walk: the author's Source (sdk/source_records). After
+it: sdk/source_session, one per session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable
+
+import structlog
+
+from procession.address import Address, notice_silence, parse_address, parse_addresses
+from procession.errors import ConfigError, RemoteProtocolError, UsageError
+from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.sdk.ack_log import AckLog
+from procession.sdk.backoff import Backoff
+from procession.sdk.rate_limit import Pace
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import Forgetful, Source, Stream, Unnumbered
+from procession.sdk.source_report import Report
+from procession.sdk.source_session import Feed, GreetingRefused
+from procession.sdk.stream_progress import Progress, Roster
+from procession.sdk.stream_reader import Reading
+from procession.tls import complaint, connect
+from procession.wire import draft, v3
+from procession.wire.connection import Connection
+from procession.wire.dialect import DIALECTS
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import Hello, Restart
+
+VERSIONS = {"v3": v3.SOURCE_VERSION, "draft": draft.VERSION}
+
+log = structlog.get_logger()
+
+
+class SourceClient:
+    """Sends all that a Source has. `run` returns when everything is committed; cancel it to stop before. With several
+    addresses, parted by commas, it goes to the next one when nobody is there."""
+
+    def __init__(
+        self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
+    ) -> None:
+        keep_quiet()
+        tell_uncaught_as_sentences()
+        if options.rate is not None and options.rate <= 0:
+            raise UsageError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
+        if options.dialect not in DIALECTS:
+            raise UsageError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
+        self._source = source
+        self._homes = deque(parse_addresses(address) if isinstance(address, str) else [address])
+        self._address = self._homes[0]
+        self._options = options
+        self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
+        self._acks = AckLog(options.acks) if options.acks else None
+        self._roster = Roster()
+        self._readings: dict[int, Reading] = {}
+        self._feed: Feed | None = None
+        self._sessions = 0
+        self._alone_since_s = time.monotonic()
+        self._reported = (time.monotonic(), 0)
+        self._pace = Pace(options.rate, time.monotonic()) if options.rate else None
+
+    @property
+    def committed(self) -> dict[int, int | None]:
+        """The last acknowledged message id of each stream."""
+        return {stream_id: progress.committed for stream_id, progress in self._roster.streams.items()}
+
+    def report(self) -> Report:
+        """How far it is."""
+        streams = self._roster.streams.values()
+        sent = sum(progress.sent for progress in streams)
+        (before_s, before), now_s = self._reported, time.monotonic()
+        self._reported = (now_s, sent)
+        return Report(
+            state=self._state(),
+            streams=len(streams),
+            streams_ended=sum(progress.is_ended for progress in streams),
+            sent=sent,
+            sent_bytes=sum(progress.sent_bytes for progress in streams),
+            acknowledged=sum(progress.acknowledged for progress in streams),
+            unacknowledged=sum(progress.unacknowledged for progress in streams),
+            ephemeral=sum(progress.sent for progress in streams if progress.stream.is_ephemeral),
+            records_per_s=(sent - before) / max(now_s - before_s, 1e-9),
+            sessions=self._sessions,
+        )
+
+    def _state(self) -> str:
+        if self._roster.is_done:
+            return "done"
+        if self._feed is None or not self._feed.is_welcome:
+            return "connecting"
+        if self._roster.is_complete and all(progress.is_ended for progress in self._roster.streams.values()):
+            return "waiting for commits"
+        return "waiting for credits" if self._feed.is_starved else "sending"
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._list()), tasks.create_task(self._tell())]
+                await self._keep_going()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as group:
+            # The first is what happened; the others are what followed from it.
+            raise group.exceptions[0] from None
+        finally:
+            for reading in self._readings.values():
+                reading.stop()
+            if self._acks:
+                self._acks.close()
+            if self._options.report:
+                self._options.report(self.report())
+
+    async def _tell(self) -> None:
+        while self._options.report:
+            await asyncio.sleep(self._options.report_interval_s)
+            self._options.report(self.report())
+
+    # Streams
+
+    async def _list(self) -> None:
+        streams = self._source.streams()
+        if isinstance(streams, AsyncIterable):
+            async for stream in streams:
+                self._name(stream)
+        else:
+            for stream in streams:
+                self._name(stream)
+        self._roster.is_complete = True
+        if self._feed:
+            self._feed.farewell_if_done()
+
+    def _name(self, stream: Stream) -> None:
+        """The source has named a stream: it is opened; or opened again, if it was named before."""
+        if stream.is_ephemeral and self._options.dialect != "draft":
+            raise ConfigError(
+                f"Stream {stream.name!r} is ephemeral, which only the draft of the protocol can say.",
+                next_step='Set the option dialect="draft".',
+            )
+        is_draft = self._options.dialect == "draft" and not stream.is_ephemeral
+        if is_draft and isinstance(self._source, Unnumbered) and self._source.is_unnumbered(stream):
+            raise ConfigError(
+                f"Stream {stream.name!r} has no ids of its own, and in the draft of the protocol a gateway cannot say"
+                " which ones are free.",
+                next_step='Give it a spool, give its records ids, or leave out dialect="draft".',
+            )
+        progress = self._roster.streams.get(stream.id)
+        if progress is None:
+            progress = self._roster.streams[stream.id] = Progress(stream)
+            if self._feed:
+                self._feed.open(progress)
+        elif progress.stream.name != stream.name:
+            raise ConfigError(
+                f"Streams {progress.stream.name!r} and {stream.name!r} have the same id, {stream.id}.",
+                next_step="Give each stream an id of its own; Stream.named makes one of the name.",
+            )
+        elif self._feed and progress.is_ended:
+            progress.reopen()
+            self._feed.open(progress)
+        else:
+            progress.is_named_again = True
+
+    def _hear(self, progress: Progress) -> None:
+        assert progress.committed is not None
+        if self._acks:
+            self._acks.heard(progress.stream.id, progress.committed, time.time())
+        if isinstance(self._source, Forgetful):
+            self._source.forget(progress.stream, progress.committed)
+
+    # Sessions
+
+    async def _keep_going(self) -> None:
+        complaints = 0
+        is_waiting = False
+        while True:
+            before, began_s = self.committed, time.monotonic()
+            try:
+                restart = await self._trusted(self._session())
+            except OSError as error:
+                if not is_waiting:
+                    log.warning("source.waiting", address=str(self._address), reason=str(error))
+                is_waiting = True
+                # Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next.
+                if self._address == self._homes[0]:
+                    self._homes.rotate(-1)
+                self._address = self._homes[0]
+            except (GreetingRefused, RemoteProtocolError) as error:
+                # Once may be a gateway that is just stopping; again and again is for a person to see.
+                complaints = 1 if self.committed != before else complaints + 1
+                log.info("session.failed", address=str(self._address), reason=error.sentence)
+                if complaints == self._options.complaints_max:
+                    raise
+            else:
+                if restart is None:
+                    return
+                self._go_to(restart)
+            if self.committed != before or time.monotonic() - began_s > self._options.backoff_limit_s:
+                self._backoff.reset()
+                is_waiting = False
+            self._check_patience()
+            await asyncio.sleep(self._backoff.next_s())
+
+    def _check_patience(self) -> None:
+        patience_s = self._options.patience_s
+        if patience_s is not None and time.monotonic() - self._alone_since_s > patience_s:
+            raise ConfigError(
+                f"No gateway at {', '.join(map(str, self._homes))} took us for {patience_s:g} seconds.",
+                next_step="Start it, or check the address; what is committed is not sent again.",
+            )
+
+    def _go_to(self, restart: Restart) -> None:
+        try:
+            self._address = parse_address(restart.address) if restart.address else self._address
+        except ConfigError:
+            log.warning("source.restart_address_invalid", address=restart.address)
+
+    async def _trusted(self, session: Awaitable[Restart | None]) -> Restart | None:
+        """Certificates that are not trusted are for a person to see, as a wrong cookie is."""
+        try:
+            return await session
+        except OSError as error:
+            if trouble := complaint(error):
+                raise GreetingRefused(
+                    f"The gateway at {self._address}: {trouble}.", next_step="Check the certificates of both sides."
+                ) from error
+            raise
+
+    async def _session(self) -> Restart | None:
+        options = self._options
+        hello = Hello(VERSIONS[options.dialect], options.cookie, options.program, options.instance)
+        reader, writer = await self._connect()
+        try:
+            self._feed = Feed(
+                self._source,
+                self._roster,
+                options,
+                Connection(Side.INITIATOR, Role.SOURCE, dialect=DIALECTS[options.dialect]),
+                reader,
+                writer,
+                pace=self._pace,
+                readings=self._readings,
+                hear=self._hear,
+            )
+            self._sessions += 1
+            return await self._feed.run(hello)
+        finally:
+            if self._feed and self._feed.is_welcome:
+                self._alone_since_s = time.monotonic()
+            self._feed = None
+            writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(self._options.connect_timeout_s):
+            reader, writer = await connect(self._address, self._options.tls)
+        with contextlib.suppress(OSError):  # it may be closed again already; the reader finds out
+            notice_silence(writer.get_extra_info("socket"))
+        return reader, writer

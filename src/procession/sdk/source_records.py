@@ -1,0 +1,212 @@
+"""What a source's author hands over: streams, and their records, one by one or as columns.
+
+The one rule: message ids increase strictly within a stream, and are the same each time the stream is read. Before it
+on the walk: the author's Source. After it: sdk/batching makes batches of records, sdk/source_session sends them, many
+frames at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.errors import RecordError
+from procession.record import stream_id
+from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX
+from procession.wire.messages import NOTHING_COMMITTED
+
+PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 64
+"""What a frame takes, less its own fields; a key takes away from it."""
+
+Record = tuple[int, int, bytes, bytes]
+"""Message id, event time, key, payload. The event time is in nanoseconds since 1970, or 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream's id, which must be unique in the whole pipeline, and its name, for people."""
+
+    id: int
+    name: str
+    is_ephemeral: bool = False
+    """Its records have no identity and are sent at most once: best effort, which only the draft can say."""
+
+    @classmethod
+    def named(cls, name: str, *, is_ephemeral: bool = False) -> Stream:
+        """The stream of this name: its id is made of the name, and so is the same in every run."""
+        return cls(stream_id(name.encode()), name, is_ephemeral)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one stream as columns. No `keys` means that every key is empty."""
+
+    message_ids: npt.NDArray[np.uint64]
+    event_times: npt.NDArray[np.int64]
+    payloads: pa.Array
+    keys: pa.Array | None = None
+
+    @classmethod
+    def of(cls, records: pa.RecordBatch) -> Batch:
+        """An Arrow batch with the columns `message_id` and `payload` and, if there are such, `event_time` and `key`."""
+        names = set(records.schema.names)
+        if unknown := names - {"message_id", "event_time", "key", "payload"}:
+            raise _bad(f"an Arrow batch has a column {min(unknown)!r}")
+        if missing := {"message_id", "payload"} - names:
+            raise _bad(f"an Arrow batch has no column {min(missing)!r}")
+        times = records.column("event_time") if "event_time" in names else np.zeros(records.num_rows, np.int64)
+        return cls(
+            _numbers(records.column("message_id"), np.uint64, "message id"),
+            _numbers(times, np.int64, "event time"),
+            _bytes(records.column("payload"), "payload"),
+            _bytes(records.column("key"), "key") if "key" in names else None,
+        )
+
+    @classmethod
+    def gathered(
+        cls, message_ids: list[int], event_times: list[int], keys: list[bytes], payloads: list[bytes]
+    ) -> Batch:
+        """Columns of what came record by record."""
+        return cls(
+            _numbers(message_ids, np.uint64, "message id"),
+            _numbers(event_times, np.int64, "event time"),
+            _bytes(payloads, "payload"),
+            _bytes(keys, "key") if any(keys) else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def slice(self, start: int, count: int) -> Batch:
+        return Batch(
+            self.message_ids[start : start + count],
+            self.event_times[start : start + count],
+            self.payloads.slice(start, count),
+            None if self.keys is None else self.keys.slice(start, count),
+        )
+
+    def stamped(self, now_ns: int) -> Batch:
+        """The same records, with `now_ns` as the time of each event."""
+        return replace(self, event_times=np.full(len(self), now_ns, np.int64))
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """The bytes of each record's key and payload."""
+        sizes = np.asarray(pc.binary_length(self.payloads)).astype(np.int64)
+        return sizes if self.keys is None else sizes + np.asarray(pc.binary_length(self.keys))
+
+    def check(self, stream: Stream, after: int | None) -> None:
+        """A RecordError that says what is wrong, where the records cannot be sent after message `after`."""
+        ids, columns = self.message_ids, [self.payloads, *([] if self.keys is None else [self.keys])]
+        if any(len(column) != len(self) for column in (ids, self.event_times, *columns)):
+            raise _bad("a batch has columns of different lengths", stream)
+        if any(column.null_count for column in columns):
+            raise _bad("a key or a payload is null", stream)
+        if not len(self):
+            return
+        before = np.concatenate((ids[:1] if after is None else np.array([after], np.uint64), ids[:-1]))
+        is_back = ids <= before
+        is_back[0] &= after is not None
+        if is_back.any():
+            row = int(np.argmax(is_back))
+            raise _bad(f"message id {ids[row]} comes after {before[row]}", stream, "Give ids that only go up.")
+        if int(ids[-1]) == NOTHING_COMMITTED:
+            raise _bad("message id 2^64-1 is not for use", stream)
+        sizes = self.sizes()
+        if int(sizes.max()) > PAYLOAD_BYTES_MAX:
+            row = int(np.argmax(sizes))
+            raise _bad(f"message {ids[row]} has {sizes[row]} bytes, the limit is {PAYLOAD_BYTES_MAX}", stream)
+        if self.keys is not None and (longest := int(pc.max(pc.binary_length(self.keys)).as_py())) > SHORT_BYTES_MAX:
+            raise _bad(f"a key has {longest} bytes, the limit is {SHORT_BYTES_MAX}", stream)
+
+
+Item: TypeAlias = Record | Batch | pa.RecordBatch
+"""What a source yields: a record, or many as columns, as it likes; also in turn."""
+
+Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
+Streams: TypeAlias = Iterable[Stream] | AsyncIterable[Stream]
+
+
+class Source(Protocol):
+    """What a source's author writes. Nothing has to be inherited.
+
+    >>> class Squares:
+    ...     def streams(self):
+    ...         return [Stream.named("squares")]
+    ...
+    ...     def read(self, stream, after):
+    ...         for number in range(0 if after is None else after + 1, 100):
+    ...             yield number, 0, b"", b"%d" % number**2
+    """
+
+    def streams(self) -> Streams:
+        """Every stream there is to send. An asynchronous iterator may find more of them while the others are sent,
+        and opens one again, after its end, by naming it again."""
+
+    def read(self, stream: Stream, after: int | None) -> Items:
+        """The stream's records after message id `after`, which is committed already; all of them if None.
+
+        Called again after a lost session. A plain iterator runs in a thread of its own and may block; an asynchronous
+        one runs on the loop and may not.
+        """
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A Source that wants to know what it may forget."""
+
+    def forget(self, stream: Stream, message_id: int) -> None:
+        """All up to this message is committed, and is never asked for again."""
+
+
+@runtime_checkable
+class Unnumbered(Protocol):
+    """A Source whose medium numbers nothing: its ids begin above the last one that the gateway has of the stream."""
+
+    def is_unnumbered(self, stream: Stream) -> bool:
+        """Whether the stream has no ids yet in this life."""
+
+    def number_above(self, stream: Stream, last: int | None) -> None:
+        """The gateway has ids up to this one of it, or none. Said before its first `read`."""
+
+
+def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray[Any]:
+    """A column of whole numbers, or of Arrow's timestamps: no negative id, no half second, no text."""
+    if isinstance(values, pa.Array):
+        if values.null_count:
+            raise _bad(f"a {what} is missing")
+        if pa.types.is_timestamp(values.type):
+            values = values.cast(pa.timestamp("ns")).cast(pa.int64())
+    numbers = np.asarray(values)
+    if not len(numbers):
+        return np.empty(0, kind)
+    if (
+        numbers.dtype.kind not in "iu"
+        or int(numbers.min()) < np.iinfo(kind).min
+        or int(numbers.max()) > np.iinfo(kind).max
+    ):
+        raise _bad(f"a {what} is no whole number of 64 bits")
+    return numbers.astype(kind, copy=False)
+
+
+def _bytes(values: Any, what: str) -> pa.Array:
+    try:
+        array = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        return array if pa.types.is_large_binary(array.type) else array.cast(pa.binary())
+    except (pa.ArrowException, TypeError) as error:
+        raise _bad(f"a {what} is neither bytes nor text: {error}") from None
+
+
+def _bad(what: str, stream: Stream | None = None, next_step: str = "") -> RecordError:
+    where = f" on stream {stream.name!r}" if stream else ""
+    return RecordError(
+        f"The source gave what cannot be sent{where}: {what}.",
+        next_step=next_step or "Mend the source's read, then start it again; it goes on after what is committed.",
+    )

@@ -1,0 +1,99 @@
+"""A report: how far a source is, as a value; and the teller, which shows it to people or programs.
+
+The one rule: it only tells. Text and JSON lines go to the standard error stream; the last word of a program that was
+asked for JSON goes to its standard output. Before it on the walk: sdk/source_client. After it: a terminal, a pipe, a
+log.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LINE_INTERVAL_S = 5.0
+"""Between two lines that are kept: in a pipe, a file or a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How far a source is."""
+
+    state: str
+    """`connecting`, `sending`, `waiting for credits`, `waiting for commits` or `done`."""
+    streams: int
+    streams_ended: int
+    sent: int
+    """Records, those that had to be sent again too."""
+    sent_bytes: int
+    acknowledged: int
+    """Records that are committed."""
+    unacknowledged: int
+    """Records that were sent and are not known to be committed; those that nobody acknowledges are not among them."""
+    ephemeral: int
+    """Those of the sent that nobody acknowledges."""
+    records_per_s: float
+    """Sent, since the report before."""
+    sessions: int
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "done"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "records_per_s": round(self.records_per_s, 1), "is_done": self.is_done}
+
+    def line(self) -> str:
+        streams = f", {self.streams_ended} of {self.streams} streams ended" if self.streams != 1 else ""
+        committed = f", committed {self.acknowledged:,}" if self.ephemeral < max(1, self.sent) else ""
+        told = f"sent {self.sent:,}{committed}, {self.records_per_s:,.0f} records/s{streams}"
+        return told if self.state == "sending" else f"{told}, {self.state}"
+
+
+class Teller:
+    """Shows reports: on a terminal a line that changes, elsewhere a line now and then."""
+
+    def __init__(self, *, is_json: bool = False, beside: Callable[[Report], None] | None = None) -> None:
+        self._is_json = is_json
+        self._beside = beside
+        self._is_changing = sys.stderr.isatty() and not is_json
+        self._next_s = time.monotonic() + LINE_INTERVAL_S
+        self._latest: Report | None = None
+
+    def __call__(self, report: Report) -> None:
+        self._latest = report
+        if self._beside:
+            self._beside(report)
+        if self._is_changing:
+            print(f"\r\x1b[K{report.line()}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._next_s and not report.is_done:
+            self._next_s = time.monotonic() + LINE_INTERVAL_S
+            told = json.dumps(report.as_dict()) if self._is_json else report.line()
+            print(told, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """The last word: what was done, whether or not it is all."""
+        if self._is_changing and self._latest:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if self._latest is None:
+            return
+        if self._is_json:
+            print(json.dumps(self._latest.as_dict()), flush=True)
+        else:
+            print(_last_word(self._latest), file=sys.stderr, flush=True)
+
+
+def _last_word(report: Report) -> str:
+    rest = "" if report.is_done else "; stopped before the end"
+    if report.unacknowledged and not report.is_done:
+        rest += f", {_records(report.unacknowledged)} sent and not acknowledged"
+    if report.ephemeral:
+        return f"{_records(report.ephemeral)} sent, by best effort{rest}"
+    return f"{_records(report.acknowledged)} committed{rest}"
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"

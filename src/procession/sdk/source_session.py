@@ -1,0 +1,333 @@
+"""A feed: one session of a source with a gateway, from HELLO to the last ACK.
+
+The one rule: nothing is sent without a credit, every stream is read from what the gateway says is committed, and the
+session is finished only when every record and the end of every stream are committed. No frame says that an end is
+committed; but until then the gateway refuses to open the stream again, so a NOTIFY that it accepts confirms it. Before
+it on the walk: sdk/stream_reader. After it: the gateway; sdk/source_client connects again when a feed is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import cast
+
+import numpy as np
+import structlog
+
+from procession.background_loading import Readiness
+from procession.errors import ConfigError, RemoteProtocolError
+from procession.sdk.rate_limit import Pace
+from procession.sdk.source_options import SourceOptions
+from procession.sdk.source_records import Batch, Source, Stream, Unnumbered
+from procession.sdk.stream_progress import Progress, Roster
+from procession.sdk.stream_reader import Reading, begin_reading
+from procession.wire import columns, draft
+from procession.wire.connection import Connection, Event, Violation
+from procession.wire.dialect import DRAFT
+from procession.wire.draft_messages import AnyFrame, DraftMessage
+from procession.wire.messages import (
+    NOTHING_COMMITTED,
+    UNNUMBERED,
+    Ack,
+    Eos,
+    Error,
+    Hello,
+    Notify,
+    NotifyAck,
+    Ok,
+    Restart,
+)
+
+READ_BYTES_MAX = 64 * 1024
+
+CONFIRM_PAUSE_S = 0.02
+CONFIRM_RETRY_S = 0.5
+"""The least and the greatest time between two questions whether the ends of streams are committed; an ACK in between
+makes the next one come sooner."""
+
+ENCODER_FROM_RECORDS = 10_000_000
+"""So many records cost as much more, encoded by numpy and Arrow, as the compiled encoder takes to get ready."""
+
+_encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
+
+log = structlog.get_logger()
+
+
+class GreetingRefused(ConfigError):
+    """The gateway answered HELLO with an error."""
+
+
+class Feed:
+    """`run` returns None when all is done, or the Restart that the gateway sent; OSError when the session was lost."""
+
+    def __init__(
+        self,
+        source: Source,
+        roster: Roster,
+        options: SourceOptions,
+        connection: Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        pace: Pace | None = None,
+        readings: dict[int, Reading] | None = None,
+        hear: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """`readings` outlive the session: a stream is not read a second time before its first reader has let go."""
+        self._source = source
+        self._roster = roster
+        self._options = options
+        self._connection = connection
+        self._reader = reader
+        self._writer = writer
+        self._pace = pace
+        self._readings = {} if readings is None else readings
+        self._hear = hear
+        self._credited = asyncio.Event()
+        self._acked = asyncio.Event()
+        self._slots = asyncio.Semaphore(options.streams_at_once_max)
+        self._turn = asyncio.Lock()
+        """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
+        self._to_notify = deque(roster.streams.values())
+        self._refused: list[Progress] = []
+        self._confirming: set[int] = set()
+        """The ended streams that a NOTIFY, sent or about to be, asks about."""
+        self._is_confirming = False
+        self._tasks = asyncio.TaskGroup()
+        self._senders: set[asyncio.Task[None]] = set()
+        self._deadline = asyncio.timeout(options.handshake_timeout_s)
+        self._is_leaving = False
+        self.is_welcome = False
+        for progress in roster.streams.values():
+            progress.begin()
+
+    async def run(self, hello: Hello) -> Restart | None:
+        self._send(hello)
+        try:
+            async with self._tasks:
+                try:
+                    return await self._receive()
+                finally:
+                    self._is_leaving = True
+                    for sender in self._senders:
+                        sender.cancel()
+        except BaseExceptionGroup as group:
+            # The first is what happened; the others are what followed from it.
+            raise group.exceptions[0] from None
+
+    @property
+    def is_starved(self) -> bool:
+        """There is no credit left."""
+        return self.is_welcome and not self._connection.credit.available
+
+    def open(self, progress: Progress) -> None:
+        """A stream that was named while the session goes on, for the first time or again."""
+        self._to_notify.append(progress)
+        self._notify()
+
+    def farewell_if_done(self) -> None:
+        """Say that no more comes; the gateway closes when it has read all."""
+        if not self.is_welcome or not self._roster.is_acknowledged or self._is_leaving:
+            return
+        if not self._is_confirming:
+            self._is_confirming = True
+            self._spawn(self._confirm_ends())
+        if self._roster.is_done:
+            self._is_leaving = True
+            if not self._writer.can_write_eof():
+                # With TLS there is no half to end. Closing sends all, and waits for the other side's farewell as well.
+                self._writer.close()
+            elif not self._writer.is_closing():
+                self._writer.write_eof()
+            asyncio.get_running_loop().call_later(self._options.farewell_timeout_s, self._writer.close)
+
+    # Receiving
+
+    async def _receive(self) -> Restart | None:
+        async with self._deadline:
+            while data := await self._reader.read(READ_BYTES_MAX):
+                for event in self._connection.receive(data):
+                    if isinstance(event, Restart):
+                        log.info("session.restart_asked", address=event.address)
+                        return event
+                    self._take(event)
+        if self._roster.is_done:
+            return None
+        raise ConnectionResetError("the gateway closed the connection")
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Ok(credits):
+                log.debug("session.opened", credits=credits)
+                self.is_welcome = True
+                self._deadline.reschedule(None)
+                self._notify()
+                self.farewell_if_done()
+            case NotifyAck(success, stream_id, point_of_reference):
+                log.debug("session.stream_answered", stream=stream_id, success=success, committed=point_of_reference)
+                progress = self._roster.streams[stream_id]
+                if progress.is_ended:
+                    self._confirming.discard(stream_id)
+                    progress.is_end_committed |= success
+                    self.farewell_if_done()
+                elif success and self._is_unnumbered(progress):
+                    # Of an earlier life: it says nothing of what this one has sent.
+                    last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
+                    cast(Unnumbered, self._source).number_above(progress.stream, last)
+                    self._begin(progress)
+                elif success:
+                    self._commit(progress, point_of_reference)
+                    self._begin(progress)
+                else:
+                    self._refused.append(progress)
+            case Ack(_, positions):
+                for stream_id, point_of_reference in positions:
+                    self._commit(self._roster.streams[stream_id], point_of_reference)
+                self._to_notify.extend(self._refused)
+                self._refused.clear()
+                self._notify()
+                self._credited.set()
+                self._acked.set()
+                self.farewell_if_done()
+            case Error(reason):
+                if reason.startswith(draft.IN_USE):
+                    raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
+                if self.is_welcome:
+                    raise RemoteProtocolError(f"the gateway ended the session: {reason}")
+                raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
+            case Violation(reason):
+                self._write(self._connection.error_frame(reason))
+                raise RemoteProtocolError(reason)
+
+    def _is_unnumbered(self, progress: Progress) -> bool:
+        return isinstance(self._source, Unnumbered) and self._source.is_unnumbered(progress.stream)
+
+    def _commit(self, progress: Progress, point_of_reference: int) -> None:
+        before = progress.committed
+        progress.commit(point_of_reference)
+        if self._hear is not None and progress.committed != before:
+            self._hear(progress)
+
+    def _notify(self) -> None:
+        # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
+        while self._to_notify and self._connection.credit.available and not self._connection.is_over:
+            progress = self._to_notify.popleft()
+            reference = UNNUMBERED if self._is_unnumbered(progress) else progress.committed or 0
+            self._send(Notify(progress.stream.id, progress.stream.name, reference))
+        for answer in self._connection.implied():
+            self._take(answer)
+
+    def _begin(self, progress: Progress) -> None:
+        progress.accept()
+        self._spawn(self._feed(progress))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        sender = self._tasks.create_task(work)
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
+
+    async def _confirm_ends(self) -> None:
+        """Ask until the end of every stream is committed. Only now, with nothing left to send: who is accepted has the
+        stream open again, and gives it up with the session."""
+        while not self._roster.is_done:
+            self._acked.clear()
+            for progress in self._roster.streams.values():
+                if not progress.is_end_committed and progress.stream.id not in self._confirming:
+                    self._confirming.add(progress.stream.id)
+                    self._to_notify.append(progress)
+            self._notify()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CONFIRM_RETRY_S):
+                    await self._acked.wait()
+            await asyncio.sleep(CONFIRM_PAUSE_S)
+
+    # Sending
+
+    async def _feed(self, progress: Progress) -> None:
+        """Send one stream: its records, then its end."""
+        async with self._slots:
+            await self._read(progress)
+        async with self._turn:
+            await self._credit()
+            self._send(_end_of(progress.stream))
+        progress.end()
+        # The draft opens a stream again at once, so it cannot say whether its end is committed.
+        progress.is_end_committed = self._connection.dialect is DRAFT
+        if progress.is_named_again:
+            progress.reopen()
+            self.open(progress)
+        self.farewell_if_done()
+
+    async def _read(self, progress: Progress) -> None:
+        stream, after = progress.stream, progress.committed
+        if before := self._readings.get(stream.id):
+            await before.ended.wait()
+        reading = begin_reading(stream, after, self._source.read(stream, after), self._options.gather)
+        self._readings[stream.id] = reading
+        try:
+            async for batch in reading:
+                await self._send_batch(progress, batch)
+        finally:
+            reading.stop()
+
+    async def _send_batch(self, progress: Progress, batch: Batch) -> None:
+        ends = np.cumsum(batch.sizes())
+        sent = 0
+        while sent < len(batch):
+            bytes_before = int(ends[sent - 1]) if sent else 0
+            within = int(np.searchsorted(ends, bytes_before + self._options.write_bytes_max, side="right")) - sent
+            async with self._turn:
+                count = await self._allowance(max(1, within))
+                self._send_piece(progress, batch.slice(sent, count), int(ends[sent + count - 1]) - bytes_before)
+                await self._writer.drain()
+            sent += count
+            # `drain` does not yield while there is room; the receiver has to have its turn.
+            await asyncio.sleep(0)
+
+    def _send_piece(self, progress: Progress, piece: Batch, size_bytes: int) -> None:
+        if self._options.is_stamping:
+            piece = piece.stamped(time.time_ns())
+        message_ids = None if progress.stream.is_ephemeral else piece.message_ids
+        data = self._connection.send_messages(
+            progress.stream.id, message_ids, piece.event_times, piece.keys, piece.payloads
+        )
+        self._write(memoryview(data))
+        _encoder.worked(len(piece))
+        progress.send(piece.message_ids, size_bytes)
+
+    async def _allowance(self, wanted: int) -> int:
+        """How many records may be sent now: at least one, by credits and pace."""
+        while True:
+            allowed = min(await self._credit(), wanted, self._options.write_records_max)
+            if self._pace:
+                allowed = self._pace.take(allowed, time.monotonic())
+            if allowed:
+                return allowed
+            assert self._pace
+            await asyncio.sleep(self._pace.wait_s())
+
+    async def _credit(self) -> int:
+        """The credits there are, as soon as there is one."""
+        while not self._connection.credit.available:
+            self._credited.clear()
+            await self._credited.wait()
+        return self._connection.credit.available
+
+    def _send(self, frame: AnyFrame) -> None:
+        log.debug("session.sent", frame=frame)
+        self._write(self._connection.send(frame))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        # A transport that was reset while we waited for something else may raise what is no OSError (uvloop's does).
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection was lost")
+        self._writer.write(data)
+
+
+def _end_of(stream: Stream) -> AnyFrame:
+    # A stream's messages are all ephemeral or none is, and its end is one of them.
+    return DraftMessage(stream.id, None, None, is_last=True) if stream.is_ephemeral else Eos(stream.id)

@@ -1,0 +1,168 @@
+"""A reading: one pass over a stream, from the author's iterator to batches that are ready to be sent.
+
+The one rule: the author's code never holds up the loop, and is never more than two batches ahead of what is sent. A
+plain iterator runs in a thread of its own; an asynchronous one in a task. Before it on the walk: the author's Source.
+After it: sdk/source_session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterable, Iterable
+from typing import Self
+
+from procession.errors import RecordError
+from procession.sdk.batching import Gather, GatherLimits
+from procession.sdk.source_records import Batch, Item, Items, Stream
+
+
+class Reading:
+    """An asynchronous iterator of batches. `stop` it; `ended` tells when the author's code has returned."""
+
+    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
+        self._gather = Gather(stream, after, limits)
+        self._delay_s = limits.delay_s
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Condition()
+        """Over the gather and what follows; the author's side waits on it for room."""
+        self._is_over = self._is_stopped = False
+        self._error: BaseException | None = None
+        self._first_s = 0.0
+        """When the oldest record that waits was added."""
+        self._news = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        while True:
+            self._news.clear()
+            with self._lock:
+                wait_s = self._wait_s()
+                if wait_s == 0.0:
+                    batch = self._gather.take()
+                    self._made_room()
+                    if batch is not None:
+                        return batch
+                    if self._error is not None:
+                        raise self._error
+                    raise StopAsyncIteration
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+
+    def _wait_s(self) -> float | None:
+        """How long until there is something to take, or to tell; None if that depends on the author."""
+        if self._gather.is_due or self._is_over:
+            return 0.0
+        if self._gather.is_empty:
+            return None
+        return max(0.0, self._first_s + self._delay_s - time.monotonic())
+
+    def _put(self, item: Item) -> bool:
+        """Take what the author yields; whether the other side has something new to look at. Under the lock."""
+        was_empty = self._gather.is_empty
+        self._gather.add(item)
+        if was_empty:
+            self._first_s = time.monotonic()
+        return was_empty or self._gather.is_due
+
+    def _finish(self, error: BaseException | None) -> None:
+        """The author's code has returned, or raised. Under the lock."""
+        self._is_over, self._error = True, error
+
+    def _made_room(self) -> None:
+        """The other side may go on. Under the lock."""
+
+    def stop(self) -> None:
+        """Ask the author's code to end where it is."""
+
+
+class _InThread(Reading):
+    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: Iterable[Item]) -> None:
+        super().__init__(stream, after, limits)
+        # A daemon: an author's read that blocks for ever must not keep a program from ending.
+        threading.Thread(target=self._run, args=(items,), name=f"read {stream.name}", daemon=True).start()
+
+    def _run(self, items: Iterable[Item]) -> None:
+        error: BaseException | None = None
+        iterator = iter(items)
+        try:
+            for item in iterator:
+                with self._lock:
+                    is_news = not self._is_stopped and self._put(item)
+                    if is_news:
+                        self._tell(self._news)
+                    self._lock.wait_for(lambda: self._gather.has_room or self._is_stopped)
+                    if self._is_stopped:
+                        break
+        except BaseException as raised:  # it is the feed's to raise, whatever it is
+            error = raised
+        finally:
+            if close := getattr(iterator, "close", None):
+                with contextlib.suppress(Exception):
+                    close()
+            with self._lock:
+                self._finish(error)
+            self._tell(self._news)
+            self._tell(self.ended)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever would listen
+            self._loop.call_soon_threadsafe(event.set)
+
+    def _made_room(self) -> None:
+        self._lock.notify()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            self._lock.notify()
+
+
+class _InTask(Reading):
+    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: AsyncIterable[Item]) -> None:
+        super().__init__(stream, after, limits)
+        self._room = asyncio.Event()
+        self._task = self._loop.create_task(self._run(items), name=f"read {stream.name}")
+        self._task.add_done_callback(self._done)  # also if it was cancelled before it began
+
+    async def _run(self, items: AsyncIterable[Item]) -> None:
+        iterator = aiter(items)
+        try:
+            async for item in iterator:
+                if self._put(item):
+                    self._news.set()
+                while not self._gather.has_room:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            if close := getattr(iterator, "aclose", None):
+                await close()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._finish(None if task.cancelled() else task.exception())
+        self._news.set()
+        self.ended.set()
+
+    def _made_room(self) -> None:
+        self._room.set()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+def begin_reading(stream: Stream, after: int | None, items: Items, limits: GatherLimits) -> Reading:
+    """Let the author's iterator run."""
+    if isinstance(items, AsyncIterable):
+        return _InTask(stream, after, limits, items)
+    if isinstance(items, Iterable):
+        return _InThread(stream, after, limits, items)
+    raise RecordError(
+        f"The source's read gave {type(items).__name__} for stream {stream.name!r}, which is no iterator.",
+        next_step="Write read as a generator: def or async def, with yield.",
+    )

@@ -1,0 +1,235 @@
+"""The transaction log of a sink: which ranges of its output were voted for, and which of them are committed.
+
+    {"op": "base", "turn": 1, "count": committed transactions before, "txn": the last of them, "end": position}
+    {"op": "phase1", "txn": id, "start": position, "end": position, "vote": true}
+    {"op": "phase2", "txn": id, "commit": true}
+
+The one rule: a vote or a decision is on disk when its method returns, so what is visible of an output is what this
+file says and nothing else. It does not grow for ever: once it is long it is replaced, whole, by one that says the same.
+What is long committed becomes one *base*, if it has no gap: the bytes [0, end) are committed. The latest transactions
+stay, because a verifier holds them against the round records. The base counts its turns, so that no two files begin
+with the same and a reader notices that it has another one before it. Before it on the walk: sdk/participant. After it:
+storage/journal; the verifier reads it to tell what is committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from procession import faults
+from procession.errors import StorageError
+from procession.storage.journal import Entry, Journal, JournalTail, read_journal
+
+ENTRIES_MAX = 8192
+"""So many entries make a log long; an epoch has two."""
+TRANSACTIONS_KEPT = 1000
+"""So many of the latest commits are not made part of the base: ten times as many as there are round records."""
+
+log = structlog.get_logger()
+
+
+class Transaction(NamedTuple):
+    """One transaction's part of this output: bytes [start, end)."""
+
+    txn_id: str
+    start: int
+    end: int
+
+
+class Ledger:
+    """What the entries of a transaction log add up to."""
+
+    def __init__(self) -> None:
+        self.committed_end = 0
+        self.committed_count = 0
+        self.entries = 0
+        self.prepared: dict[str, Transaction] = {}
+        self._repeatable: set[str] = set()
+
+    def take(self, entry: Entry) -> Transaction | None:
+        """Add one entry; the transaction, if the entry commits one. A base is taken for one, from the first byte."""
+        self.entries += 1
+        match entry:
+            case {"op": "phase1", "txn": str(txn_id), "start": int(start), "end": int(end), "vote": bool(vote)}:
+                if vote:
+                    self.prepared[txn_id] = Transaction(txn_id, start, end)
+                    if entry.get("idempotent"):
+                        self._repeatable.add(txn_id)
+                return None
+            case {"op": "phase2", "txn": str(txn_id), "commit": bool(commit)}:
+                transaction = self.prepared.pop(txn_id, None)
+                is_repeatable = txn_id in self._repeatable
+                self._repeatable.discard(txn_id)
+                if transaction is None or not commit:
+                    return None
+                if is_repeatable:
+                    # Of positions that came again only what is new counts: the rest is there, with the same bytes.
+                    start = max(transaction.start, self.committed_end)
+                    transaction = transaction._replace(start=start, end=max(start, transaction.end))
+                return self._committed(transaction, 1)
+            case {"op": "base", "count": int(count), "txn": str(txn_id), "end": int(end)} if self.entries == 1:
+                return self._committed(Transaction(txn_id, 0, end), count) if count else None
+        raise ValueError(f"not an entry of a transaction log: {entry}")
+
+    def _committed(self, transaction: Transaction, count: int) -> Transaction:
+        self.committed_end = transaction.end
+        self.committed_count += count
+        return transaction
+
+
+class TxnLog:
+    """The sink's own log. `open` it before anything else."""
+
+    def __init__(
+        self, path: Path, *, entries_max: int = ENTRIES_MAX, transactions_kept: int = TRANSACTIONS_KEPT
+    ) -> None:
+        if entries_max < 4 * transactions_kept:
+            raise ValueError("a log of so few entries cannot keep so many transactions, and become shorter")
+        self.path = path
+        self._entries_max = entries_max
+        self._transactions_kept = transactions_kept
+        self._journal = Journal(path)
+        self._ledger = Ledger()
+
+    @property
+    def committed_end(self) -> int:
+        return self._ledger.committed_end
+
+    @property
+    def prepared(self) -> tuple[Transaction, ...]:
+        """Voted for and not decided: what LIST_UNCOMMITTED is answered with."""
+        return tuple(self._ledger.prepared.values())
+
+    def open(self) -> None:
+        # Entry by entry: a log may be long, what it leaves in the ledger is not.
+        self._ledger = ledger = Ledger()
+        self._journal.open(lambda entry: _taken(ledger, entry, self.path))
+
+    def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
+        """`is_repeatable`: of an idempotent output, whose positions may come again."""
+        txn_id, start, end = transaction
+        entry: Entry = {"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": commit}
+        self._append(entry | {"idempotent": True} if is_repeatable else entry)
+
+    def decide(self, txn_id: str, commit: bool) -> None:
+        self._append({"op": "phase2", "txn": txn_id, "commit": commit})
+
+    def compact(self) -> None:
+        """Replace the log, if it is long, by one that says the same. For between two transactions."""
+        if self._ledger.entries < self._entries_max:
+            return
+        entries = compacted(self._read(), self._transactions_kept)
+        faults.point("sink:before-compact")
+        if entries is None:
+            log.warning("sink.log_gap", path=str(self.path))
+        else:
+            self._journal.replace(entries)
+        faults.point("sink:after-compact")
+        # Where nothing was gained it is not tried again at every turn.
+        self._ledger.entries = 0 if entries is None else len(entries)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _read(self) -> Iterable[Entry]:
+        return read_journal(self.path)
+
+    def _append(self, entry: Entry) -> None:
+        self._journal.append(entry)
+        self._ledger.take(entry)
+
+
+def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
+    """Entries that add up to the same, with all commits but the last `kept` in the base; None if there is a gap in
+    what the base would cover: it is not for us to hide that."""
+    ledger = Ledger()
+    votes: dict[str, Entry] = {}
+    latest: deque[tuple[Transaction, list[Entry]]] = deque()
+    base: Entry = {"op": "base", "turn": 0, "count": 0, "txn": "", "end": 0}
+    for entry in entries:
+        transaction = ledger.take(entry)
+        if entry["op"] == "base":
+            base = dict(entry)
+        elif entry["op"] == "phase1":
+            if entry["vote"]:
+                votes[entry["txn"]] = entry
+        elif (vote := votes.pop(entry["txn"], None)) and transaction:
+            latest.append((transaction, [vote, entry]))
+            if len(latest) > kept:
+                (txn_id, start, end), _ = latest.popleft()
+                if start != base["end"]:
+                    return None
+                base |= {"count": base["count"] + 1, "txn": txn_id, "end": end}
+    base["turn"] += 1
+    return [base, *(entry for _, pair in latest for entry in pair), *votes.values()]
+
+
+class TxnTail:
+    """Reads a log that somebody else writes: each look gives what was committed since the last one.
+
+    A reader that comes late, or not for a long time, gets what is in the base by then as one transaction.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._journal = JournalTail(path)
+        self._generation = 0
+        self._ledger = Ledger()
+        self._given_count = self._given_end = 0
+
+    def look(self) -> Iterator[Transaction]:
+        for entry in self._journal.look():
+            if self._journal.generation != self._generation:
+                self._generation = self._journal.generation
+                self._ledger = Ledger()
+            transaction = _taken(self._ledger, entry, self.path)
+            if transaction is None or self._ledger.committed_count <= self._given_count:
+                continue
+            if entry["op"] == "base":
+                transaction = transaction._replace(start=self._given_end)
+            self._given_count, self._given_end = self._ledger.committed_count, transaction.end
+            yield transaction
+
+
+def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
+    """Their byte ranges, neighbours joined, in the same order."""
+    ranges: list[tuple[int, int]] = []
+    for _, start, end in transactions:
+        if start == end:
+            continue
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], end)
+        else:
+            ranges.append((start, end))
+    return ranges
+
+
+def committed_ranges(path: Path) -> list[tuple[int, int]]:
+    """The committed byte ranges of the output whose transaction log this is, neighbours joined, in order of commit."""
+    return joined(TxnTail(path).look())
+
+
+def uncommitted(path: Path) -> tuple[Transaction, ...]:
+    """The transactions of a log that are voted for and not decided."""
+    return tuple(_ledger_of(path, read_journal(path)).prepared.values())
+
+
+def _ledger_of(path: Path, entries: Iterable[Entry]) -> Ledger:
+    ledger = Ledger()
+    for entry in entries:
+        _taken(ledger, entry, path)
+    return ledger
+
+
+def _taken(ledger: Ledger, entry: Entry, path: Path) -> Transaction | None:
+    try:
+        return ledger.take(entry)
+    except ValueError as error:
+        raise StorageError(
+            f"{path} is {error}.", next_step="Give the sink a directory of its own.", path=str(path)
+        ) from error

@@ -1,0 +1,173 @@
+"""A machine's disk: what is in the page cache, what is on the platter, and what a power cut makes of the difference.
+
+The one rule: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not
+synced. A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that
+were changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
+behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
+succeeds without writing it. Before it: `files`, a process's hands. After it: `oracle`, which looks at what is durable.
+"""
+
+from __future__ import annotations
+
+from procession.sim.randomness import Chance
+
+
+class File:
+    __slots__ = ("data", "durable", "lost")
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+        self.durable = b""
+        self.lost: set[int] | None = None
+        """Bytes that a failed sync left clean: they are read back, they are not on the platter, and no later sync
+        writes them unless they are written again."""
+
+    def write(self, data: bytes, start: int, end: int) -> None:
+        """`data` is all there is now; the bytes [start, end) of it were written, and what is behind its end was cut."""
+        self.data = data
+        if self.lost is not None:
+            self.lost = {at for at in self.lost if at < len(data) and not start <= at < end}
+
+    def sync(self) -> None:
+        self.durable = self._written() if self.lost else self.data
+
+    def fail_to_sync(self, *, is_dropped: bool) -> None:
+        """The kernel could not write, and takes the pages for clean; or it drops them at once."""
+        if is_dropped:
+            self.data, self.lost = self.durable, None
+            return
+        old = self.durable
+        fresh = {at for at, byte in enumerate(self.data) if at >= len(old) or byte != old[at]}
+        self.lost = fresh | (self.lost or set())
+
+    def _written(self) -> bytes:
+        """What a sync that succeeds leaves on the platter."""
+        assert self.lost is not None
+        old = self.durable.ljust(len(self.data), b"\0")
+        return bytes(old[at] if at in self.lost else byte for at, byte in enumerate(self.data))
+
+    def cut_power(self, chance: Chance) -> None:
+        if self.data is self.durable:
+            return
+        old, new = self.durable, self._written() if self.lost else self.data
+        self.lost = None
+        if new.startswith(old):
+            # Appended: any prefix of what came after the last sync may be there, and often none of it or all.
+            kept = chance.choice((len(old), len(new), chance.randrange(len(old), len(new) + 1)))
+            self.data = new[:kept]
+        else:
+            self.data = chance.choice((old, new))
+        self.durable = self.data
+
+
+class Directory:
+    __slots__ = ("durable", "lost", "names", "pending")
+
+    def __init__(self) -> None:
+        self.names: dict[str, File | Directory] = {}
+        self.durable: dict[str, File | Directory] = {}
+        self.pending: list[dict[str, File | Directory | None]] = []
+        """Changes of names since the last sync, each of them all or nothing."""
+        self.lost: set[str] = set()
+        """Names whose last change a failed sync left clean: it is seen, and no later sync makes it durable."""
+
+    def change(self, changes: dict[str, File | Directory | None]) -> None:
+        _apply(self.names, changes)
+        self.pending.append(changes)
+        if self.lost:
+            self.lost.difference_update(changes)
+
+    def sync(self) -> None:
+        if self.pending:
+            self.durable, old = dict(self.names), self.durable
+            _apply(self.durable, {name: old.get(name) for name in self.lost})
+            self.pending = []
+
+    def fail_to_sync(self, *, is_lost: bool) -> None:
+        """What was renamed is seen by everybody and not durable; unless it `is_lost`, a later sync may make it so.
+        Directories are not lost: they are made once, and a file system whose journal fails does not sync again."""
+        if is_lost:
+            kept = [changes for changes in self.pending if any(type(node) is Directory for node in changes.values())]
+            self.lost.update(name for changes in self.pending if changes not in kept for name in changes)
+            self.pending = kept
+
+    def cut_power(self, chance: Chance) -> None:
+        if self.pending or self.lost:
+            for changes in self.pending[: chance.randrange(0, len(self.pending) + 1)]:
+                _apply(self.durable, changes)
+            self.names = dict(self.durable)
+            self.pending = []
+            self.lost.clear()
+        for node in self.names.values():
+            node.cut_power(chance)
+
+
+def _apply(names: dict[str, File | Directory], changes: dict[str, File | Directory | None]) -> None:
+    for name, node in changes.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+class Disk:
+    """Paths are relative, with `/` between names."""
+
+    def __init__(self) -> None:
+        self.root = Directory()
+        self.is_full = False
+        self.fsync_failures = 0
+        """So many of the next syncs fail."""
+        self.syncs = 0
+        """How often something became durable, or was lost: whoever looks at what is durable need not look again before
+        this has changed."""
+        self._found: dict[str, Directory] = {}
+        """Directories by their paths, as long as none is moved."""
+
+    def directory(self, path: str) -> Directory | None:
+        return self._found.get(path) or self._find(path)
+
+    def _find(self, path: str) -> Directory | None:
+        node: File | Directory | None = self.root
+        if path:
+            for name in path.split("/"):
+                if type(node) is not Directory:
+                    return None
+                node = node.names.get(name)
+        if type(node) is not Directory:
+            return None
+        self._found[path] = node
+        return node
+
+    def moved(self, node: File | Directory) -> None:
+        """It has another name now, or none."""
+        if type(node) is Directory:
+            self._found.clear()
+
+    def file(self, path: str) -> File | None:
+        folder, _, name = path.rpartition("/")
+        directory = self._found.get(folder) or self._find(folder)
+        node = directory.names.get(name) if directory is not None else None
+        return node if type(node) is File else None
+
+    def durable_directory(self, path: str) -> Directory | None:
+        """The directory that would be at `path` if the power were cut now, whatever is not synced being lost."""
+        node: File | Directory | None = self.root
+        for name in path.split("/"):
+            if type(node) is not Directory:
+                return None
+            node = node.durable.get(name)
+        return node if type(node) is Directory else None
+
+    def durable_file(self, path: str) -> bytes | None:
+        folder, _, name = path.rpartition("/")
+        directory = self.durable_directory(folder) if folder else self.root
+        node = directory.durable.get(name) if directory is not None else None
+        return node.durable if type(node) is File else None
+
+    def cut_power(self, chance: Chance) -> None:
+        self.root.cut_power(chance)
+        self.syncs += 1
+        self._found.clear()
+        self.is_full = False
+        self.fsync_failures = 0

@@ -1,0 +1,239 @@
+"""The network: connections that carry real bytes, late, in pieces, or not at all.
+
+The one rule: what arrives on one connection is a prefix of what was written to it, in order, in pieces of any size;
+when a connection dies each end hears of it in its own time, and the last write may be cut anywhere. Connections know
+nothing of each other, so an old one can deliver after a new one. Requests to the gateway's side door (`call`) go
+without bytes: each may be lost, late or doubled, and so may its answer. Before it: the parts. After it: the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from procession.sim.environment import Site
+    from procession.sim.simulated_process import Process
+
+SILENCE_S = 0.6
+"""After so long, keep-alives tell an end that the other is gone."""
+PATIENCE_S = 0.2
+"""How long a request waits for its answer."""
+
+
+class End:
+    """One end of a connection. What it carries for its owner is `tag`."""
+
+    __slots__ = (
+        "_arrival_s",
+        "_clock",
+        "_flight",
+        "_is_closed",
+        "_is_cut",
+        "_is_flying",
+        "_latency_s",
+        "_random",
+        "address",
+        "number",
+        "other",
+        "owner",
+        "site",
+        "tag",
+    )
+
+    def __init__(self, site: Site, owner: Process, latency_s: float) -> None:
+        self.site = site
+        self.owner = owner
+        self.other: End
+        self.tag: Any = None
+        self.address = ""
+        """Of the end of whoever listens: where the other side knocked."""
+        self.number = site.network.number(self)
+        self._clock = site.clock
+        self._random = site.chance.random
+        self._latency_s = latency_s
+        self._flight: list[bytes] = []
+        self._is_flying = False
+        self._arrival_s = 0.0
+        self._is_closed = False
+        self._is_cut = False
+        owner.ends.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_closed
+
+    def write(self, data: bytes) -> None:
+        """On its way; nothing happens if the connection is gone, as with a socket of which we do not know it yet."""
+        self.owner.step()
+        if self._is_closed or self._is_cut or not data:
+            return
+        self._flight.append(data)
+        if not self._is_flying:
+            self._is_flying = True
+            self._clock.after(self._delay_s(), self._arrive)
+
+    def close(self) -> None:
+        """In order: what was written arrives, then the end. What still comes from the other side is not heard."""
+        if self._is_closed:
+            return
+        self._leave()
+        self.site.clock.after(self._delay_s(), self._finish, True)
+
+    def drop(self, *, is_silent: bool = False) -> None:
+        """Our process died. A kernel still closes the connection; a machine without power does not."""
+        if self._is_closed:
+            return
+        self._leave()
+        chance = self.site.chance
+        if is_silent or chance.random() < 0.5:
+            self._truncate()
+        wait_s = SILENCE_S * chance.random() if is_silent else self._delay_s()
+        self.site.clock.after(wait_s, self._finish, False)
+
+    def cut(self) -> None:
+        """The network between the two breaks: a part of what was under way arrives, nothing that is written later, and
+        each side hears of it in its own time."""
+        chance = self.site.chance
+        for end in (self, self.other):
+            end._truncate()
+            end._is_cut = True
+            wait_s = SILENCE_S * chance.random() if chance.random() < 0.3 else end.other._delay_s()
+            self.site.clock.after(wait_s, end.owner.post, _lose, end, False)
+
+    def half_close(self) -> None:
+        """No more comes from here: the other side reads an end, and closes; what it wrote before still arrives."""
+        if not self._is_closed and not self.other._is_closed:
+            self.site.clock.after(self._delay_s(), self._finish, True)
+
+    def _leave(self) -> None:
+        self._is_closed = True
+        self.owner.ends.discard(self)
+
+    def _truncate(self) -> None:
+        data = b"".join(self._flight)
+        self._flight = [data[: self.site.chance.randrange(0, len(data) + 1)]] if data else []
+
+    def _delay_s(self) -> float:
+        """When something written now arrives: never before what was written earlier."""
+        now = self._clock.now
+        arrival_s = now + self._latency_s * (0.5 + self._random())
+        if arrival_s > self._arrival_s:
+            self._arrival_s = arrival_s
+        return self._arrival_s - now
+
+    def _arrive(self) -> None:
+        self._is_flying = False
+        flight = self._flight
+        if not flight:
+            return
+        data = flight[0] if len(flight) == 1 else b"".join(flight)
+        self._flight = []
+        if self._random() < 0.15 and len(data) > 1:
+            cut = self.site.chance.randrange(1, len(data))
+            self._flight = [data[cut:]]
+            data = data[:cut]
+            self._is_flying = True
+            self._clock.after(self._delay_s(), self._arrive)
+        self._deliver(data)
+
+    def _deliver(self, data: bytes) -> None:
+        other = self.other
+        if data and not other._is_closed:
+            other.owner.post(_hear, other, data)
+
+    def _finish(self, is_clean: bool) -> None:
+        """The end of what we had to say: all that is under way, then the news."""
+        data = b"".join(self._flight)
+        self._flight = []
+        self._deliver(data)
+        other = self.other
+        if not other._is_closed:
+            other.owner.post(_lose, other, is_clean)
+
+
+def _hear(end: End, data: bytes) -> Any:
+    return end.owner.heard(end, data) if not end._is_closed else None
+
+
+def _lose(end: End, is_clean: bool) -> Any:
+    if end._is_closed:
+        return None
+    end._leave()
+    if is_clean:
+        end.site.clock.after(end._delay_s(), end._finish, True)
+    return end.owner.lost(end, is_clean)
+
+
+Answer = Callable[[Any], Any]
+
+
+class Network:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.listeners: dict[str, Process] = {}
+        self.loss = 0.0
+        """How likely a request, or its answer, is lost; as likely it comes twice."""
+        self._ends: list[End] = []
+
+    def number(self, end: End) -> int:
+        """A number for a new end: sets of ends have no order that a replay could rely on."""
+        self._ends.append(end)
+        return len(self._ends)
+
+    def dismantle(self) -> None:
+        """Nothing leads from any end to anything any more."""
+        for end in self._ends:
+            del end.other, end.owner, end.tag
+
+    def connect(self, owner: Process, address: str, connected: Callable[[End | None], Any]) -> None:
+        """`connected` gets our end, or None if nobody listens."""
+        chance = self.site.chance
+        # Most connections are quick; some are so slow that a later one overtakes them, and few much slower.
+        luck = chance.random()
+        latency_s = 0.001 if luck < 0.8 else (0.05 if luck < 0.97 else 0.6) * chance.random()
+        self.site.clock.after(latency_s, self._connect, owner, address, connected, latency_s)
+
+    def _connect(self, owner: Process, address: str, connected: Callable[[End | None], Any], latency_s: float) -> None:
+        listener = self.listeners.get(address)
+        if not owner.is_alive:
+            return
+        if listener is None or not listener.is_alive:
+            owner.post(connected, None)
+            return
+        ours, theirs = End(self.site, owner, latency_s), End(self.site, listener, latency_s)
+        ours.other, theirs.other = theirs, ours
+        theirs.address = address
+        listener.post(listener.accepted, theirs)
+        owner.post(connected, ours)
+
+    def call(self, owner: Process, address: str, request: Any, answered: Answer) -> None:
+        """Ask, and get the answer, an error as a value, or None when none came in time."""
+        owner.step()
+        site, chance = self.site, self.site.chance
+        is_answered = False
+
+        def once(answer: Any) -> None:
+            nonlocal is_answered
+            if not is_answered:
+                is_answered = True
+                owner.post(answered, answer)
+
+        def reply(answer: Any) -> None:
+            if chance.random() >= self.loss:
+                site.clock.after(self._latency_s(), once, answer)
+
+        def arrive() -> None:
+            listener = self.listeners.get(address)
+            if listener is not None:
+                listener.post(listener.asked, request, reply)  # type: ignore[attr-defined]
+
+        if chance.random() >= self.loss:
+            site.clock.after(self._latency_s(), arrive)
+        if chance.random() < self.loss:
+            site.clock.after(self._latency_s() * 20, arrive)
+        site.clock.after(PATIENCE_S, once, None)
+
+    def _latency_s(self) -> float:
+        chance = self.site.chance
+        return 0.001 * chance.random() if chance.random() < 0.9 else 0.1 * chance.random()

@@ -1,0 +1,281 @@
+"""The oracle: knows what was sent and what is on every disk, and says so as soon as something cannot be right.
+
+The one rule: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what
+a part believes; and a breach names its invariant (DESIGN §5) in a sentence. An epoch is *decided* when, in the copy of
+the checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. Before it: every step of every part. After
+it: the runner, which prints the first breach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from procession.commit.round_record import Round
+from procession.commit.transaction_id import Transaction
+from procession.sim.disk import Directory, Disk, File
+from procession.sim.sequential_run import Fold, Record, Sequential
+from procession.sim.violation import Breach
+from procession.wire.messages import NOTHING_COMMITTED
+
+CHECKPOINT, STATES = "checkpoint", "state"
+MEMORY = 16_384
+"""So many names and records are remembered, over all runs: runs are small, and much alike."""
+
+parse = lru_cache(MEMORY)(Transaction.parse)
+read_round = lru_cache(MEMORY)(Round.from_json)
+
+
+class Oracle:
+    """`expected` is what each sink must show in the end: for each stream, its records in order.
+
+    A blind oracle looks at no disk: it judges by what sinks show, what producers are told and what stops, as somebody
+    outside would. Most planted bugs of the cores it finds too, some later: they are not found by definition."""
+
+    def __init__(
+        self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False
+    ) -> None:
+        self.expected = expected
+        self._first = next(iter(expected), "")
+        self.is_blind = is_blind
+        self.decided: dict[int, Round] = {}
+        self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
+        self.acknowledged: dict[int, int] = {}
+        self._disk = disk
+        self._looked = -1
+        """How much was synced when we last looked."""
+        self._committed: dict[int, int] = {}
+        """The last committed message of each stream."""
+        self._missing = sum(len(ids) for streams in expected.values() for ids in streams.values())
+        """How many records sinks have yet to show."""
+        self._records: dict[int, bytes] = {}
+        self._reached = {sink: dict.fromkeys(streams, 0) for sink, streams in expected.items()}
+        self._made_by: dict[Record, str] = {}
+        self._contents: dict[tuple[str, str], bytes] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._attempts: set[tuple[str, int]] = set()
+        self._sequences: dict[tuple[str, int], Record] = {}
+        self._states: dict[str, bytes] = {}
+        """Every state file that was written."""
+        self._sequential, self._fold = Sequential(expected), Fold()
+        self._lines = dict.fromkeys(expected, 0)
+        """How many each sink has shown."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    # Decisions
+
+    def look(self) -> None:
+        """Take down what is decided by now. It can never be decided otherwise."""
+        if self.is_blind or self._looked == self._disk.syncs:
+            return
+        self._looked = self._disk.syncs
+        root = self._disk.durable_directory(CHECKPOINT)
+        current = root.durable.get("CURRENT") if root is not None else None
+        if root is None or not isinstance(current, File) or not current.durable:
+            return
+        copy = root.durable.get(f"{int(current.durable):010d}")
+        if not isinstance(copy, Directory):
+            return  # the successor has not finished its copy: what it will find is not decided yet
+        commits, rounds = copy.durable.get("commits"), copy.durable.get("rounds")
+        if not isinstance(commits, Directory):
+            return
+        for name, file in commits.durable.items():
+            epoch, record_name = _names(name)
+            if epoch < 0 or type(file) is not File or not file.durable.endswith(b"}"):
+                continue
+            record = rounds.durable.get(record_name) if type(rounds) is Directory else None
+            if type(record) is not File or not record.durable:
+                raise Breach("I1", f"commits/{epoch} is durable, but its round record is not")
+            known = self._records.get(epoch)
+            if known is None:
+                self._decide(epoch, record.durable)
+            elif known is not record.durable and known != record.durable:
+                raise Breach("I10", f"epoch {epoch} is decided twice, with two different round records")
+
+    def _decide(self, epoch: int, data: bytes) -> None:
+        self._records[epoch] = data
+        self.decided[epoch] = record = read_round(data)
+        for stream, message_id in record.positions.items():
+            self._committed[stream] = max(message_id, self._committed.get(stream, -1))
+        self._sequential.take(self.decided, self._sequences)
+
+    # States
+
+    def state_written(self, epoch: int, name: str, data: bytes) -> None:
+        if name in self._states:
+            raise Breach("I9", f"epoch {epoch} writes state file {name}, which there was already")
+        self._states[name] = data
+
+    def state_read(self, epoch: int, name: str, data: bytes | None) -> None:
+        """A task of a driver that is in charge begins this epoch with what a file says that it did not write itself."""
+        if self.is_blind:
+            return
+        if epoch - 1 not in self.decided:
+            self.look()
+        record = self.decided.get(epoch - 1)
+        if record is None or not any(name in version.names for version in record.states.values()):
+            raise Breach("I9", f"epoch {epoch} reads state file {name}, which rounds/{epoch - 1} does not name")
+        if data != self._states[name]:
+            raise Breach("I9", f"epoch {epoch} reads state file {name}, and it is {'gone' if data is None else 'torn'}")
+
+    def commit_written(self, epoch: int, record: Round) -> None:
+        """`commits/N` is there, in the copy of the driver that is in charge."""
+        if self.is_blind:
+            return
+        for name in (name for version in record.states.values() for name in version.names):
+            if self._disk.durable_file(f"{STATES}/{name}") != self._states[name]:
+                raise Breach("I9", f"commits/{epoch} is there, but its state file {name} is not durable")
+
+    # Phase 1 and 2
+
+    def about_to_commit(self, sink: str, txn: str, who: str) -> None:
+        """Phase 2 (commit) is sent, or taken."""
+        if self.is_blind:
+            return
+        transaction = parse(txn)
+        if transaction is None:
+            raise Breach("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
+        if transaction.epoch not in self.decided:
+            self.look()
+        record = self.decided.get(transaction.epoch)
+        if record is None:
+            raise Breach("I1", f"{who} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided")
+        if record.parts[sink].txn != txn:
+            raise Breach(
+                "I1", f"{who} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
+            )
+
+    def attempted(self, sink: str, txn: str) -> None:
+        """A driver, in charge or not, is about to ask for a vote. The number of the attempt must be a new one."""
+        transaction = parse(txn)
+        attempt = (sink, transaction.attempt if transaction is not None else -1)
+        if attempt in self._attempts:
+            raise Breach("I3", f"{sink} is asked to vote on {txn}, and has had attempt {attempt[1]} before")
+        self._attempts.add(attempt)
+
+    def asked_to_vote(self, epoch: int, offsets: bytes | None) -> None:
+        if not offsets and not self.is_blind:
+            raise Breach("I5", f"phase 1 of epoch {epoch} goes out, but offsets/{epoch} is not durable")
+
+    # Sinks
+
+    def voted(self, sink: str, txn: str, commit: bool, content: bytes) -> None:
+        if self._contents.setdefault((sink, txn), content) != content:
+            raise Breach("I3", f"{txn!r} was used for two different contents at {sink}")
+        if not commit:
+            self._refused.add((sink, txn))
+
+    def replied(self, sink: str, txn: str, is_durable: bool) -> None:
+        if not is_durable and not self.is_blind:
+            raise Breach("I2", f"{sink} tells its vote on {txn!r} before it is durable")
+
+    def visible(self, sink: str, txn: str, output: bytes) -> None:
+        """The sink's whole committed output, now that it has committed this transaction."""
+        self.about_to_commit(sink, txn, "the sink")
+        if (sink, txn) in self._refused:
+            raise Breach("I3", f"{sink} commits {txn!r}, which it had voted to abort")
+        self.recovered(sink, output)
+        fresh = output[len(self.outputs[sink]) :]
+        record = None if self.is_blind else self.decided[_epoch(txn)].parts[sink]
+        if record is not None and (record.start, record.end) != (len(self.outputs[sink]), len(output)):
+            raise Breach(
+                "I2", f"{sink} shows {len(output)} bytes after {txn!r}, which covers {record.start} to {record.end}"
+            )
+        for line in fresh.splitlines():
+            self._shown(sink, line)
+        self.outputs[sink] = output
+
+    def recovered(self, sink: str, output: bytes) -> None:
+        """What a sink finds committed when it comes back is what was visible before, and maybe more."""
+        if not output.startswith(self.outputs[sink]):
+            raise Breach(
+                "I2", f"{sink} had {len(self.outputs[sink])} bytes of visible output and has lost or changed some"
+            )
+
+    def _shown(self, sink: str, line: bytes) -> None:
+        name, _, made = line.decode().partition("@")
+        stream_text, _, id_text = name.partition(":")
+        stream, message_id = int(stream_text), int(id_text)
+        ids, reached = self.expected[sink][stream], self._reached[sink][stream]
+        if reached == len(ids) or ids[reached] != message_id:
+            wanted = "nothing more" if reached == len(ids) else f"record {ids[reached]}"
+            fault = "doubled or late" if message_id in ids[:reached] else "before its turn: one is lost or disordered"
+            raise Breach("I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}")
+        self._reached[sink][stream] += 1
+        self._missing -= 1
+        if self._made_by.setdefault((stream, message_id), made) != made:
+            raise Breach(
+                "I2", f"record {message_id} of stream {stream} is from different runs of its epoch at two sinks"
+            )
+        self._compare(sink, (stream, message_id), int(made.partition("#")[0]))
+        self._lines[sink] += 1
+
+    def _compare(self, sink: str, record: Record, count: int) -> None:
+        """Hold a line against the sequential run."""
+        due = self._sequential.due(sink, self._lines[sink])
+        if self.is_blind:
+            # Only the first sink gets every record, and the others the same lines.
+            due = (record, self._fold.take(record) if sink == self._first else count)
+        if due != (record, count):
+            raise Breach(
+                "I11",
+                f"line {self._lines[sink]} of {sink} is record {record[1]} of stream {record[0]}, counted {count};"
+                f" a loop over the log would have had {due}",
+            )
+
+    # Producers and the gateway
+
+    def told(self, stream: int, message_id: int, is_durable: bool) -> None:
+        """The gateway says to a producer that all up to this id is committed."""
+        if self.is_blind:
+            return
+        self.look()
+        if message_id > self._committed.get(stream, -1):
+            raise Breach(
+                "I4", f"message {message_id} of stream {stream} is acknowledged, but its epoch is not committed"
+            )
+        if not is_durable:
+            raise Breach(
+                "I4", f"message {message_id} of stream {stream} is acknowledged before the snapshot is durable"
+            )
+
+    def trimmed(self, before_sequence: int, snapshot_end: int) -> None:
+        if before_sequence > snapshot_end and not self.is_blind:
+            raise Breach("I4", f"the log is trimmed to {before_sequence}, the durable snapshot ends at {snapshot_end}")
+
+    def opened(self, stream: int, point_of_reference: int) -> None:
+        """A gateway sends the NOTIFY_ACK that opens a stream. A producer that stood still may read it much later, when
+        another has heard more."""
+        known, committed = self.acknowledged.get(stream, -1), _committed(point_of_reference)
+        if committed < known:
+            raise Breach("I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}")
+
+    def heard(self, stream: int, point_of_reference: int) -> None:
+        """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
+        self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
+
+    def read(self, gateway: str, sequence: int, record: Record) -> None:
+        """A task read this record at this sequence number of this gateway's log."""
+        known = self._sequences.setdefault((gateway, sequence), record)
+        if known != record:
+            raise Breach("I5", f"sequence {sequence} of {gateway} was {known} and is now {record}")
+
+
+@lru_cache(MEMORY)
+def _names(name: str) -> tuple[int, str]:
+    """The epoch of a commit, -1 if it is none, and the name of its round record."""
+    epoch = int(name) if name.isdigit() else -1
+    return epoch, f"{epoch:020d}"
+
+
+def _committed(point_of_reference: int) -> int:
+    return -1 if point_of_reference == NOTHING_COMMITTED else point_of_reference
+
+
+def _epoch(txn: str) -> int:
+    transaction = parse(txn)
+    assert transaction is not None
+    return transaction.epoch

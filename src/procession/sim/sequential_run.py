@@ -1,0 +1,71 @@
+"""The sequential run: what one loop over the log's rows, that never failed, would have written to each sink.
+
+The one rule: it knows nothing of tasks, states or runs of an epoch. The log's rows are those of the gateways, one after
+the other inside an epoch and in their sequence; with one gateway no cut of epochs can be seen in them. Somebody who
+does not see the log folds what the first sink shows, which gets every record. Before it: the rounds that are decided.
+After it: `oracle`, which holds what sinks show against it (I11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from procession.commit.round_record import Round
+
+Record = tuple[int, int]
+"""Stream id and message id."""
+
+KEYS = (b"a", b"d", b"o")
+"""Of two tasks, and of three, each has one of them at least."""
+
+
+def key_of(message_id: int) -> bytes:
+    """The key by which the application counts: two records that follow one another have the same, in all streams."""
+    return KEYS[message_id // 2 % len(KEYS)]
+
+
+class Fold:
+    """The application, as it would be written down without thinking of failures."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(KEYS, 0)
+
+    def take(self, record: Record) -> int:
+        """The count that this record gets."""
+        key = key_of(record[1])
+        self._counts[key] += 1
+        return self._counts[key]
+
+
+class Sequential:
+    def __init__(self, expected: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+        self._wanted = {
+            sink: {(stream, one) for stream, ids in streams.items() for one in ids}
+            for sink, streams in expected.items()
+        }
+        self._due: dict[str, list[tuple[Record, int]]] = {sink: [] for sink in expected}
+        self._fold = Fold()
+        self._epoch = 0
+        self._ends: Mapping[str, int] = {}
+
+    def take(self, rounds: Mapping[int, Round], rows: Mapping[tuple[str, int], Record]) -> None:
+        """Go on as far as epochs are decided; `rows` are the log's, by gateway and sequence."""
+        while (decided := rounds.get(self._epoch)) is not None:
+            for record in self._between(decided.offsets, rows):
+                count = self._fold.take(record)
+                for sink, wanted in self._wanted.items():
+                    if record in wanted:
+                        self._due[sink].append((record, count))
+            self._ends = decided.offsets
+            self._epoch += 1
+
+    def _between(self, ends: Mapping[str, int], rows: Mapping[tuple[str, int], Record]) -> Iterator[Record]:
+        for gateway in sorted(ends):
+            for sequence in range(self._ends.get(gateway, 0), ends[gateway]):
+                if (record := rows.get((gateway, sequence))) is not None:
+                    yield record
+
+    def due(self, sink: str, place: int) -> tuple[Record, int] | None:
+        """The record that this line of the sink's output is of, and its count; None if there is none yet."""
+        due = self._due[sink]
+        return due[place] if place < len(due) else None

@@ -1,0 +1,392 @@
+"""A gateway: the real `GatewayState` and `Connection`, with the rim of `gateway/performer`, `server` and `control`
+around. Where there are several, the first leads them with the real `Leadership`, and the others have a link to it.
+
+The one rule, as in `core`: actions in the order in which they were decided; rows in the log before what counts on them;
+a snapshot on disk before its ACKs, which go out before the trim. Rows wait a moment for others; snapshots and syncs are
+written beside the loop, so other events come between a decision and its being durable. Before it: `producer`, over the
+network, and `driver`, by requests. After it: `inlog`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from procession.errors import ConfigError, ProcessionError
+from procession.gateway.gateway_events import (
+    Action,
+    Append,
+    Appended,
+    Ask,
+    Close,
+    Committed,
+    Event,
+    FenceRaised,
+    Received,
+    Relinquish,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    Ticked,
+    Trim,
+    WriteSnapshot,
+)
+from procession.gateway.gateway_options import Limits
+from procession.gateway.leader import Leadership
+from procession.gateway.snapshot import Snapshot
+from procession.gateway.state import GatewayState
+from procession.sim.control_requests import Offer, Told
+from procession.sim.disk_calls import Files
+from procession.sim.environment import Machine, Site
+from procession.sim.fault_plan import GATEWAY
+from procession.sim.network import End
+from procession.sim.simulated_leader_link import LEADERS_DOOR, STARTS, LeaderLink, SimMembers, Talk, member_of, name_of
+from procession.sim.simulated_log import InLog, log_folder, read_tail
+from procession.sim.simulated_process import Process
+from procession.sim.simulated_snapshot import SNAPSHOT, dump_snapshot, is_durable_anywhere, load_snapshot, snapshot_path
+from procession.sim.violation import Breach
+from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame
+from procession.wire.lifecycle import Role, Side, State
+from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck, Restart
+from procession.wire.stream_lifecycle import StreamState
+
+TICK_S = 0.2
+HANDSHAKE_S = 0.5
+APPEND_DELAY_S = 0.002
+OPEN = StreamState.OPEN
+
+
+Reply = Callable[[Any], None]
+
+
+class Session:
+    __slots__ = ("connection", "end", "number")
+
+    def __init__(self, end: End, number: int) -> None:
+        self.end = end
+        self.number = number
+        self.connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+
+
+class Gateway(Process):
+    def __init__(
+        self, site: Site, part: str, machine: Machine, limits: Limits, segment_rows_max: int, peers: Sequence[str] = ()
+    ) -> None:
+        """`peers` are the parts that are gateways, this one among them, if there are several."""
+        super().__init__(site, part, machine)
+        self.has_left = False
+        self._peers = peers
+        self._is_departing = False
+        self._snapshot_path = snapshot_path(part)
+        self._limits = limits
+        self._segment_rows_max = segment_rows_max
+        self._files = Files(self, machine.disk)
+        self._sessions: dict[int, Session] = {}
+        self._numbers = 0
+        self._waiting: list[pa.RecordBatch] = []
+        self._is_flushing = False
+        self._requests: deque[tuple[Committed | FenceRaised | Offer, Reply]] = deque()
+        self._is_locked = False
+        self._is_dirty = False
+        """A session came, went or spoke since the last check."""
+        self._durable: tuple[int, Snapshot] = -1, Snapshot()
+        self.state: GatewayState
+        self._log: InLog
+        self._leadership: Leadership | None = None
+        self._link: LeaderLink | None = None
+
+    def start(self) -> None:
+        self.post(self._begin)
+
+    def _begin(self) -> None:
+        folder = log_folder(self.part)
+        self._files.make_directory(self.part)
+        self._files.sync_directory("")
+        kept = self._files.read(self._snapshot_path)
+        found = load_snapshot(kept)
+        if kept:
+            # Whoever wrote it may have failed to sync it; it is relied on from here on.
+            self._files.write_durably(self.part, SNAPSHOT, kept)
+        self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max)
+        tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
+        is_leading = self.part == GATEWAY if self._peers else None
+        self.state = GatewayState(self._limits, found, tail, self._log.next_sequence, is_leading=is_leading)
+        self.site.tell(self.part, "= recovered to %s, %s", self._log.next_sequence, found)
+        if self._peers:
+            self._lead_or_follow()
+        self.site.network.listeners[self.part] = self
+        self.site.gateways[self.part] = self
+        self.later(TICK_S, self._tick)
+
+    def _lead_or_follow(self) -> None:
+        if self.part == GATEWAY:
+            self._leadership = Leadership(SimMembers(self._files, self.part), self.state, self.handle)
+            self._leadership.begin(member_of(self.part))
+            self.site.network.listeners[LEADERS_DOOR] = self
+            return
+        starts = int(self._files.read(f"{self.part}/{STARTS}") or b"0")
+        self._link = LeaderLink(self, starts)
+        self._link.connect()
+        self._files.write_durably(self.part, STARTS, b"%d" % (starts + 1))
+
+    def failed(self, error: ProcessionError) -> None:
+        if not error.fields.get("is_done_to_us"):
+            raise Breach("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
+        self.site.tell(self.part, "! %s", error.sentence)
+        self.kill()
+
+    def stop(self) -> None:
+        """SIGTERM: producers are sent away with a RESTART, and what is here is put on disk."""
+        for session in list(self._sessions.values()):
+            if session.connection.state is State.STREAMING:
+                self._send(session.number, Restart())
+            session.end.close()
+        self._flush()
+        self._log.sync()
+        self.kill()
+
+    def check(self) -> None:
+        """I8: a stream is held by one living session at most, and by none that is gone; and by one gateway at most."""
+        if not self._is_dirty:
+            return
+        self._is_dirty = False
+        sessions = self.state.sessions
+        for stream in self.state.registry:
+            if stream.session is not None and stream.session not in sessions:
+                raise Breach("I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone")
+            if len(sessions) > 1 and (holders := self._holders(stream.stream_id)) > 1:
+                raise Breach("I8", f"stream {stream.stream_id} is open in {holders} sessions at once")
+        if self._peers and (held := self.held):
+            for part, other in self.site.gateways.items():
+                if other is not self and other.is_alive and (both := held & other.held):
+                    raise Breach("I8", f"{self.part} and {part} both hold {sorted(both)}")
+
+    @property
+    def held(self) -> set[int]:
+        return set() if self.state.claims is None else set(self.state.claims.held)
+
+    def _holders(self, stream_id: int) -> int:
+        living = [self._sessions[number] for number in self.state.sessions if number in self._sessions]
+        return [session.connection.stream_state(stream_id) for session in living].count(OPEN)
+
+    # Sessions
+
+    def accepted(self, end: End) -> None:
+        if end.address == LEADERS_DOOR:
+            assert self._leadership is not None
+            end.tag = Talk(end, self, self._leadership)
+            return
+        if self._is_departing:
+            end.close()  # the door is shut
+            return
+        self._numbers += 1
+        end.tag = session = Session(end, self._numbers)
+        self._sessions[session.number] = session
+        self.handle(SessionOpened(session.number))
+        self.later(HANDSHAKE_S, self._give_up_handshake, session)
+
+    def _give_up_handshake(self, session: Session) -> None:
+        if session.end.is_open and session.connection.state in (State.CONNECTED, State.HANDSHAKE):
+            self.handle(SessionClosed(session.number))
+            self._close(session.number, "no HELLO in time")
+
+    def heard(self, end: End, data: bytes) -> None:
+        if isinstance(end.tag, Talk):
+            end.tag.take(data)
+            return
+        if isinstance(end.tag, LeaderLink):
+            end.tag.take(end, data)
+            return
+        session: Session = end.tag
+        for event in session.connection.receive(data):
+            self.handle(Received(session.number, event))
+
+    def lost(self, end: End, is_clean: bool) -> None:
+        if isinstance(end.tag, Talk):
+            end.tag.lost()
+            return
+        if isinstance(end.tag, LeaderLink):
+            end.tag.lost(end)
+            return
+        self._sessions.pop(end.tag.number, None)
+        self.handle(SessionClosed(end.tag.number))
+
+    def _tick(self) -> None:
+        self.handle(Ticked())
+        self.later(TICK_S, self._tick)
+
+    # Doing
+
+    def handle(self, event: Event) -> None:
+        self._is_dirty = True
+        for action in self.state.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Append():
+                self._waiting.append(action.batch)
+                if not self._is_flushing:
+                    self._is_flushing = True
+                    self.later(APPEND_DELAY_S, self._flush)
+            case Send():
+                self._send(action.session, action.frame)
+            case Close():
+                self._close(action.session, action.reason)
+            case Trim():
+                self.site.oracle.trimmed(action.before_sequence, self._durable_snapshot().end_sequence)
+                self._log.trim(action.before_sequence)
+            case Ask(stream_id):
+                self._leader.ask(stream_id)
+            case Relinquish(stream_id, committed):
+                self._leader.relinquish(stream_id, committed)
+            case WriteSnapshot():
+                raise Breach("I4", "a snapshot is asked for by something that does not wait for it")
+
+    @property
+    def _leader(self) -> Leadership | LeaderLink:
+        leader = self._leadership or self._link
+        assert leader is not None
+        return leader
+
+    def _send(self, number: int, frame: AnyFrame) -> None:
+        session = self._sessions.get(number)
+        if session is None or session.connection.is_over or not session.end.is_open:
+            return
+        self._check_told(frame)
+        session.end.write(session.connection.send(frame))
+
+    def _check_told(self, frame: AnyFrame) -> None:
+        if isinstance(frame, NotifyAck) and frame.success:
+            self.site.oracle.opened(frame.stream_id, frame.point_of_reference)
+        match frame:
+            case Ack():
+                told = frame.positions
+            case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
+                told = ((frame.stream_id, frame.point_of_reference),)
+            case _:
+                return
+        for stream_id, point in told:
+            durable = self._durable_snapshot().streams.get(stream_id)
+            is_durable = durable is not None and durable.committed >= point
+            if not is_durable and isinstance(frame, NotifyAck):
+                is_durable = is_durable_anywhere(self.site.disks, stream_id, point)
+            self.site.oracle.told(stream_id, point, is_durable)
+
+    def _close(self, number: int, reason: str | None) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None and session.end.is_open:
+            if reason is not None:
+                self.site.tell(self.part, "! session %s: %s", number, reason)
+                session.end.write(session.connection.error_frame(reason))
+            session.end.close()
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self._waiting:
+            batch = pa.concat_batches(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
+            self._waiting = []
+            self._log.append(batch)
+            self.handle(Appended(self._log.next_sequence))
+
+    # Leaving
+
+    def let_go(self, part: str) -> None:
+        """The operator wants a gateway to go, and asks us, who lead."""
+        if self._leadership is not None:
+            try:
+                self._leadership.leave(name_of(part))
+            except ConfigError as error:
+                self.site.tell(self.part, "! %s", error.sentence)
+
+    def depart(self, others: Sequence[str]) -> None:
+        """Nobody comes in any more, and who is here is sent to another one."""
+        if self._is_departing:
+            return
+        self._is_departing = True
+        self.site.tell(self.part, "= departs, producers may go to %s", others)
+        for number, session in enumerate(list(self._sessions.values())):
+            if session.connection.state is State.STREAMING:
+                self._send(session.number, Restart(others[number % len(others)] if others else None))
+            self.handle(SessionClosed(session.number))
+            self._close(session.number, None)
+
+    @property
+    def is_settled(self) -> bool:
+        """As `gateway.core.Gateway.is_settled`."""
+        return not self.state.claims and self.state.snapshot.end_sequence == self.state.next_sequence
+
+    def leave(self) -> None:
+        self.site.tell(self.part, "= has left")
+        self.has_left = True
+        self._flush()
+        self._log.sync()
+        self.kill()
+
+    # What the driver asks for: one at a time, as behind the real gateway's lock
+
+    def asked(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        self._requests.append((request, reply))
+        if not self._is_locked:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        self._is_locked = bool(self._requests)
+        if not self._requests:
+            return
+        request, reply = self._requests.popleft()
+        try:
+            actions: list[Action] = []
+            if isinstance(request, Committed):
+                actions = self.state.handle(request)
+            else:
+                self.state.snapshot.check_fence(request.fence)
+                if request.fence > self.state.snapshot.fence:
+                    actions = self.state.handle(FenceRaised(request.fence))
+        except ProcessionError as error:
+            self._answer(reply, error)
+            return
+        self._begin_snapshot(actions, request, reply)
+
+    def _begin_snapshot(self, actions: list[Action], request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        if not actions:
+            self._written(request, reply)
+            return
+        (action,) = actions
+        assert isinstance(action, WriteSnapshot)
+        self.soon(self._save, action.snapshot, request, reply)
+
+    def _save(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        self._files.write_durably(self.part, SNAPSHOT, dump_snapshot(snapshot))
+        self.soon(self._saved, snapshot, request, reply)
+
+    def _saved(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        for action in self.state.handle(SnapshotWritten(snapshot)):
+            self._perform(action)
+        self._written(request, reply)
+
+    def _written(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+        if isinstance(request, Offer):
+            self._flush()
+            self._log.sync()
+            self._answer(reply, Told(self._log.end_for(request.start, request.records_max), self._gateways()))
+        else:
+            self._answer(reply, Told(self.state.next_sequence, self._gateways()))
+
+    def _gateways(self) -> tuple[str, ...]:
+        return tuple(self._leadership.gateways) if self._leadership is not None else ()
+
+    def _answer(self, reply: Reply, answer: Any) -> None:
+        reply(answer)
+        self._next_request()
+
+    def _durable_snapshot(self) -> Snapshot:
+        disk = self._files.disk
+        if self._durable[0] != disk.syncs:
+            self._durable = disk.syncs, load_snapshot(disk.durable_file(self._snapshot_path))
+        return self._durable[1]

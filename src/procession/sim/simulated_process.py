@@ -1,0 +1,193 @@
+"""A process: something that can be killed, paused and started again, and does one thing at a time.
+
+The one rule: everything that it does is a *step* (an event it takes, a call to the disk, a write to the network), steps
+are counted for each part, and a fault strikes at a count; so a fault can come between any two things, and a schedule of
+faults says exactly when. A handler that is a generator can also be interrupted at each `yield`: other processes go on
+meanwhile, and the rest of this one waits, as behind a blocking call. Before it: `clock`. After it: the parts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from procession.errors import ProcessionError
+from procession.sim.violation import Breach
+
+if TYPE_CHECKING:
+    from procession.sim.environment import Machine, Site
+    from procession.sim.network import End
+
+Steps = Generator[None, None, Any]
+"""What a handler does, with a `yield` wherever another process may come between."""
+
+INTERRUPTED = 0.2
+"""How likely another process gets a turn at a `yield`."""
+
+
+class Killed(BaseException):
+    """This process is gone; raised through whatever it was doing."""
+
+
+class Process:
+    """One incarnation of a part. `part` names it in fault schedules, over all its incarnations."""
+
+    def __init__(self, site: Site, part: str, machine: Machine) -> None:
+        self.site = site
+        self.part = part
+        self.machine = machine
+        self.is_alive = True
+        self.is_paused = False
+        self.ends: set[End] = set()
+        self._pace = site.pace(part)
+        self._after = site.clock.after
+        self._random = site.chance.random
+        self._busy: Steps | None = None
+        self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        machine.processes.append(self)
+        site.everyone.append(self)
+
+    # What parts override
+
+    def start(self) -> None:
+        """Come to life."""
+
+    def stop(self) -> None:
+        """SIGTERM."""
+
+    def failed(self, error: ProcessionError) -> None:
+        """An error came out of a handler. Unless a part knows better, it is a bug of ours."""
+        raise Breach("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
+
+    check: Callable[[], None] | None = None
+    """What must hold of it after each of its steps: a Breach if it does not. None: nothing that others do not check."""
+
+    def died(self) -> None:
+        """Gone, of whatever cause: nothing may be done any more but to tell the neighbours on the same machine."""
+
+    def accepted(self, end: End) -> None:
+        """Somebody connected to us."""
+
+    def heard(self, end: End, data: bytes) -> Steps | None: ...
+
+    def lost(self, end: End, is_clean: bool) -> Steps | None:
+        """The connection is gone; `is_clean` if the peer closed it in order."""
+
+    # Doing
+
+    def step(self) -> None:
+        """Something is done: count it, and let what is due strike."""
+        pace = self._pace
+        pace.taken = taken = pace.taken + 1
+        if taken == pace.next_fault:
+            self.site.strike_due(self, pace.due())
+        if not self.is_alive:
+            raise Killed
+
+    def edge(self) -> None:
+        """A step that makes something durable, or gives it its name: what was done before it may matter now."""
+        pace = self._pace
+        pace.edges_taken = taken = pace.edges_taken + 1
+        if taken == pace.next_edge:
+            self.site.strike_due(self, pace.due_at_edge())
+        self.step()
+
+    def later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> None:
+        self._after(delay_s, self.post, call, *args)
+
+    def soon(self, call: Callable[..., Any], *args: Any) -> None:
+        """After a moment, in which others may come first."""
+        self._after(self._random() * 0.002, self.post, call, *args)
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        """Let this happen to the process: now, or when it is free."""
+        if not self.is_alive:
+            return
+        if self.is_paused or self._busy is not None or self._backlog:
+            self._backlog.append((call, args))
+        else:
+            self._run(call, args)
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            self.step()
+            steps = call(*args)
+            if type(steps) is GeneratorType:
+                self._busy = steps
+                self._advance()
+        except Killed:
+            return
+        except ProcessionError as error:
+            self._fail(error)
+        if self.check is not None:
+            self.check()
+
+    def _advance(self) -> None:
+        steps, random = self._busy, self._random
+        assert steps is not None
+        while True:
+            try:
+                next(steps)
+            except StopIteration:
+                self._busy = None
+                if self._backlog:
+                    self._after(0.0, self._drain)
+                return
+            self.step()
+            if self.is_paused:
+                return
+            if random() < INTERRUPTED:
+                self._after(random() * 0.004, self._resume)
+                return
+
+    def _resume(self) -> None:
+        if not self.is_alive or self.is_paused or self._busy is None:
+            return
+        try:
+            self._advance()
+        except Killed:
+            return
+        except ProcessionError as error:
+            self._fail(error)
+        if self.check is not None:
+            self.check()
+
+    def _fail(self, error: ProcessionError) -> None:
+        self._busy = None
+        if self._backlog:
+            self._after(0.0, self._drain)
+        self.failed(error)
+
+    def _drain(self) -> None:
+        while self._backlog and self.is_alive and not self.is_paused and self._busy is None:
+            call, args = self._backlog.popleft()
+            self._run(call, args)
+
+    # Dying and stopping
+
+    def pause(self, seconds: float) -> None:
+        if not self.is_paused:
+            self.is_paused = True
+            self._after(seconds, self._wake)
+
+    def _wake(self) -> None:
+        if self.is_alive and self.is_paused:
+            self.is_paused = False
+            if self._busy is not None:
+                self._resume()
+            self._drain()
+
+    def kill(self, *, is_power_cut: bool = False) -> None:
+        """Gone at once. What it wrote to sockets may still arrive, what it wrote to files is in the page cache."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._busy = None
+        self._backlog.clear()
+        self.machine.processes.remove(self)
+        for end in sorted(self.ends, key=lambda end: end.number):
+            end.drop(is_silent=is_power_cut)
+        self.died()
+        self.site.gone(self)

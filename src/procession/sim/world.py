@@ -1,0 +1,292 @@
+"""The world of one run: machines, processes, a supervisor that starts again what died, and the faults.
+
+The one rule: faults end some day, and then everything must come to its end: every producer done, every record visible
+once at every sink that is to get it, and durable. Before it: a `Plan`. After it: an `Outcome`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from procession.errors import FencedError
+from procession.gateway.gateway_options import Limits
+from procession.sim.environment import Machine, Site
+from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, Fault, Plan
+from procession.sim.oracle import Oracle
+from procession.sim.randomness import Chance
+from procession.sim.simulated_driver import Driver
+from procession.sim.simulated_gateway import Gateway
+from procession.sim.simulated_process import Process
+from procession.sim.simulated_producer import Producer
+from procession.sim.simulated_sink import Sink
+from procession.sim.simulated_sink_files import durable_output
+from procession.sim.simulated_spark import Spark
+from procession.sim.simulated_tasks import Route
+from procession.sim.violation import Breach
+
+EVENTS_MAX = 60_000
+"""A run that takes more than this has stalled."""
+STALL_S = 120.0
+AFTERMATH_S = 0.2
+"""How long we look on after the last record: nothing may come twice."""
+RESTART_S = 0.02
+AWAY_S = 0.3
+"""How long a gateway stays away that has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    breach: Breach | None
+    struck: tuple[Fault, ...]
+    records: int
+    epochs: int
+    events: int
+    story: tuple[str, ...]
+
+
+class World:
+    def __init__(self, plan: Plan, chance: Chance, *, is_told: bool = False, is_blind: bool = False) -> None:
+        self.plan = plan
+        self.site = site = Site(chance, plan.faults, is_told=is_told)
+        site.strike, site.gone = self._strike, self._gone
+        site.network.loss = plan.loss
+        self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
+        self._ids = {number + 1: _ids(plan, number, chance) for number in range(len(plan.streams))}
+        self._machines = self._make_machines()
+        self._gateways = {part: self._machines[part] for part in plan.gateway_parts}
+        site.disks.update({part: machine.disk for part, machine in self._gateways.items()})
+        self._routes = {name: _route(number) for number, name in enumerate(self._sinks)}
+        expected = {
+            name: {stream: [one for one in ids if route(one)] for stream, ids in self._ids.items()}
+            for name, route in self._routes.items()
+        }
+        site.oracle = Oracle(self._machines[DRIVER].disk, expected, is_blind=is_blind)
+        self._drivers: list[Driver] = []
+        self._producers: dict[str, Producer] = {}
+        self._absence_s: dict[str, float] = {}
+        """How long a part that was struck stays away."""
+
+    def _make_machines(self) -> dict[str, Machine]:
+        parts = [*self.plan.gateway_parts, DRIVER, *self._sinks, *self._producer_parts()]
+        if self.plan.is_one_machine:
+            return dict.fromkeys(parts, Machine("machine"))
+        return {part: Machine(part) for part in parts}
+
+    def _producer_parts(self) -> dict[str, int]:
+        parts = {}
+        for number, stream in enumerate(self.plan.streams):
+            parts[f"producer-{number}"] = number
+            if stream.has_twin:
+                parts[f"producer-{number}-twin"] = number
+        return parts
+
+    # The run
+
+    def run(self) -> Outcome:
+        events, breach = 0, None
+        try:
+            for part in (GATEWAY, *self._sinks, DRIVER, *self._producer_parts()):
+                self._start(part)
+            for part in self.plan.gateway_parts[1:]:
+                self.site.clock.after(0.2 * self.site.chance.random(), self._start, part)
+            end_s = None
+            while self.site.clock.advance():
+                events += 1
+                now = self.site.clock.now
+                if end_s is None and events % 8 == 0 and self.is_complete:
+                    end_s = now + AFTERMATH_S
+                if end_s is not None and now > end_s:
+                    break
+                if events > EVENTS_MAX or now > STALL_S:
+                    raise Breach("I2", f"nothing moves any more: {self._standing()}")
+            self._audit()
+        except Breach as found:
+            breach = found
+        except Exception as error:  # whatever it is, no part may die of it
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            breach = Breach("I7", f"an exception: {error!r} in {where.name}, line {where.lineno} of {where.filename}")
+        return Outcome(
+            breach,
+            tuple(self.site.struck),
+            sum(map(len, self._ids.values())),
+            len(self.site.oracle.decided),
+            events,
+            tuple(self.site.story or ()),
+        )
+
+    def dismantle(self) -> None:
+        """The run is over. A world is full of circles; taken apart it is gone at once, with little left to collect."""
+        self.site.clock.stop()
+        self.site.network.dismantle()
+        for process in self.site.everyone:
+            vars(process).clear()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.site.oracle.is_complete and all(one.is_done for one in self._producers.values())
+
+    def _audit(self) -> None:
+        for sink in self._sinks:
+            output = durable_output(self._machines[sink].disk, sink)
+            if output != self.site.oracle.outputs[sink]:
+                raise Breach(
+                    "I2", f"{sink} showed {len(self.site.oracle.outputs[sink])} bytes; {len(output)} are durable"
+                )
+
+    def _standing(self) -> str:
+        waiting = [part for part, producer in self._producers.items() if not producer.is_done]
+        shown = {sink: len(output) for sink, output in self.site.oracle.outputs.items()}
+        return f"waiting producers {waiting}, bytes shown {shown}, epochs decided {sorted(self.site.oracle.decided)}"
+
+    # The supervisor
+
+    def _start(self, part: str) -> None:
+        machine = self._machines[part]
+        if not machine.is_up or any(process.part == part for process in machine.processes):
+            return  # it starts with its machine, or has started already
+        if machine.disk.is_full:
+            self.site.clock.after(0.1, self._start, part)  # an operator makes room first
+            return
+        if part in self._gateways:
+            limits = Limits(credits_max=self.plan.credits_max)
+            peers = tuple(self._gateways) if len(self._gateways) > 1 else ()
+            Gateway(self.site, part, machine, limits, self.plan.segment_rows_max, peers).start()
+        elif part == DRIVER:
+            self._start_driver()
+        elif part in self._sinks:
+            Sink(self.site, part, machine, self._sinks[part]).start()
+        else:
+            number = self._producer_parts()[part]
+            replays = self.plan.streams[number].replays
+            homes = list(self._gateways)
+            first = (number + part.endswith("twin")) % len(homes)  # twins knock at different doors
+            producer = Producer(
+                self.site, part, machine, number + 1, self._ids[number + 1], replays, homes[first:] + homes[:first]
+            )
+            self._producers[part] = producer
+            producer.start()
+
+    def _start_driver(self) -> None:
+        driver = Driver(self.site, self._machines[DRIVER], self._sinks, self._start_spark)
+        self._drivers.append(driver)
+        driver.start()
+
+    def _start_spark(self, driver: Driver) -> Spark:
+        machine = self._machines[DRIVER]
+        tasks = self.plan.tasks[(driver.checkpoint.fence - 1) % len(self.plan.tasks)]
+        spark = Spark(self.site, machine, driver, self._gateways, self._routes, self.plan.epoch_records_max, tasks)
+        spark.start()
+        return spark
+
+    def _gone(self, process: Process) -> None:
+        if isinstance(process, Producer) and process.is_done:
+            return
+        if process.part == SPARK:
+            return
+        delay_s = self._absence_s.pop(process.part, RESTART_S)
+        if isinstance(process, Gateway) and process.has_left:
+            delay_s = AWAY_S  # and comes back, with the directory that it had
+        if isinstance(process, Driver):
+            self._drivers.remove(process)
+            if isinstance(process.error, FencedError):
+                delay_s += 0.2  # it was told to stay away; its successor may be dying too
+            self.site.clock.after(delay_s, self._start, DRIVER)
+        elif process.machine.is_up:
+            self.site.clock.after(delay_s, self._start, process.part)
+
+    def _cut_power(self, machine: Machine, seconds: float) -> None:
+        if not machine.is_up:
+            return
+        machine.is_up = False
+        for process in list(machine.processes):
+            process.kill(is_power_cut=True)
+        machine.lock = None
+        machine.disk.cut_power(self.site.chance)
+        self.site.clock.after(seconds, self._power_on, machine)
+
+    def _power_on(self, machine: Machine) -> None:
+        machine.is_up = True
+        for part, home in self._machines.items():
+            producer = self._producers.get(part)
+            if home is machine and not (producer is not None and producer.is_done):
+                self._start(part)
+
+    # Faults
+
+    def _strike(self, fault: Fault, process: Process) -> None:
+        chance = self.site.chance
+        match fault.kind:
+            case "kill":
+                self._absence_s[process.part] = fault.seconds
+                process.kill()
+            case "zombie":
+                driver = process.driver if isinstance(process, Spark) else process
+                assert isinstance(driver, Driver)
+                driver.leaves_zombie = True
+                self._absence_s[DRIVER] = fault.seconds
+                driver.kill()
+            case "takeover":
+                if chance.random() < 0.6:
+                    process.pause(fault.seconds)
+                self.site.clock.after(0.01 * chance.random(), self._take_over)
+            case "pause":
+                process.pause(fault.seconds)
+            case "power":
+                self._cut_power(process.machine, fault.seconds)
+            case "blackout":
+                for machine in dict.fromkeys(self._machines.values()):
+                    self._cut_power(machine, fault.seconds)
+            case "full":
+                process.machine.disk.is_full = True
+                self.site.clock.after(fault.seconds, self._mend, process.machine)
+            case "fsync":
+                process.machine.disk.fsync_failures = 1
+                self.site.clock.after(fault.seconds, self._mend, process.machine)
+            case "stop":
+                process.later(0.0, process.stop)
+            case _:
+                self._strike_lightly(fault, process)
+
+    def _strike_lightly(self, fault: Fault, process: Process) -> None:
+        chance = self.site.chance
+        ends = sorted(process.ends, key=lambda end: end.number)
+        if fault.kind == "cut":
+            for end in ends if chance.random() < 0.3 else ends and [chance.choice(ends)]:
+                end.cut()
+        elif fault.kind == "half-close" and ends:
+            end = chance.choice(ends)
+            (end if chance.random() < 0.5 else end.other).half_close()
+        elif fault.kind == "ghost":
+            where = GATEWAY if isinstance(process, Producer) else chance.choice(list(self._sinks))
+            self.site.network.connect(process, where, lambda end: None)
+        elif fault.kind == "leave":
+            if (leader := self.site.gateways.get(GATEWAY)) is not None:
+                leader.post(leader.let_go, process.part)
+        elif isinstance(process, Sink):
+            process.refusals += fault.kind == "abort"
+            process.hangs += fault.kind == "hang"
+
+    def _take_over(self) -> None:
+        if self._machines[DRIVER].is_up:
+            self._start_driver()
+
+    def _mend(self, machine: Machine) -> None:
+        machine.disk.is_full = False
+        machine.disk.fsync_failures = 0
+
+
+def _ids(plan: Plan, number: int, chance: Chance) -> list[int]:
+    stream = plan.streams[number]
+    if stream.is_dense:
+        return list(range(stream.records))
+    ids, position = [], 0
+    for _ in range(stream.records):
+        ids.append(position)
+        position += chance.randrange(2, 20)
+    return ids
+
+
+def _route(number: int) -> Route:
+    """The first sink gets every record, the others some."""
+    return (lambda message_id: True) if number == 0 else (lambda message_id: message_id % 3 != 0)

@@ -1,0 +1,107 @@
+"""Cells: the runs of one task as values, for Spark to carry, where tasks share no directory.
+
+The one rule: the same words as the run store's, but nothing outlives the task: what it made goes into the rows that it
+gives Spark, cut into cells of bounded size, and what it reads came to it that way. So a task that is run again may give
+other records: who read which try of it is checked where all manifests meet (`spark/manifest_routing`). Before it
+`operators/chain`; after it `spark/manifest_routing`, and the next task's merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.record import ORDER
+from procession.storage.run_store import Manifest, Run, payload_bytes
+
+CELL_BYTES_MAX = 4 * 1024 * 1024
+"""A cell is closed when it holds so many bytes of payload; a record that is larger has one of its own."""
+
+TASK_BYTES_MAX = 1024 * 1024 * 1024
+"""So many bytes of cells one task may hold at a time, of what came to it and of what it makes."""
+
+
+class CellStore:
+    """The cells of one task, by the name of their run."""
+
+    def __init__(self, bytes_max: int = TASK_BYTES_MAX) -> None:
+        self._cells: dict[str, list[bytes]] = {}
+        self._bytes_left = bytes_max
+        self._bytes_max = bytes_max
+
+    def writer(self, epoch: int, stage: int, partition: int, task_attempt: int) -> CellWriter:
+        return CellWriter(self, f"{stage:04d}-{partition:06d}-{task_attempt}", task_attempt)
+
+    def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
+        """Nothing is kept from one try of a task to the next."""
+        return None
+
+    def put(self, file: str, cells: Iterable[bytes]) -> None:
+        """Put these at the end of a run."""
+        kept = self._cells.setdefault(file, [])
+        for cell in cells:
+            self._bytes_left -= len(cell)
+            if self._bytes_left < 0:
+                raise StorageError(
+                    f"a task would hold more than {self._bytes_max:,} bytes of cells",
+                    next_step='make epochs smaller (epoch_bytes_max), or use exchange="runs", which has them in files',
+                )
+            kept.append(cell)
+
+    def cells(self, run: Run) -> list[bytes]:
+        try:
+            return self._cells[run.file]
+        except KeyError:
+            raise StorageError(f"the cells of run {run.file} did not come with it") from None
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """The rows of a run, batch by batch."""
+        for cell in self.cells(run):
+            yield from batches_in(cell)
+
+
+class CellWriter:
+    """One task attempt's runs."""
+
+    def __init__(self, store: CellStore, task: str, task_attempt: int) -> None:
+        self._store = store
+        self._task = task
+        self._task_attempt = task_attempt
+        self._runs: dict[tuple[str, int], Run] = {}
+
+    def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
+        """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
+        if not rows.num_rows:
+            return
+        place = to, bucket
+        if place not in self._runs:
+            keys = sum(column.startswith(ORDER) for column in rows.schema.names)
+            self._runs[place] = Run(to, bucket, f"{self._task}-{to}-{bucket}", 0, 0, keys)
+        run = self._runs[place]
+        size = payload_bytes(rows.column("payload"))
+        self._runs[place] = replace(run, count=run.count + rows.num_rows, payload_bytes=run.payload_bytes + size)
+        # Slices of one number of rows: payloads are of nearly one size, and a cell may be somewhat larger.
+        step = max(1, rows.num_rows * CELL_BYTES_MAX // max(size, 1))
+        self._store.put(run.file, (_as_cell(rows.slice(start, step)) for start in range(0, rows.num_rows, step)))
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, attempt=self._task_attempt, runs=tuple(self._runs.values()))
+
+
+def _as_cell(rows: pa.RecordBatch) -> bytes:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, rows.schema) as stream:
+        stream.write_batch(rows)
+    return bytes(buffer.getvalue())
+
+
+def batches_in(cell: bytes) -> Iterator[pa.RecordBatch]:
+    """The rows of a cell."""
+    try:
+        with pa.ipc.open_stream(cell) as stream:
+            yield from stream
+    except pa.ArrowInvalid as error:
+        raise StorageError(f"a cell of {len(cell):,} bytes is torn: {error}") from error

@@ -1,0 +1,108 @@
+"""Pieces: which part of which gateway's log a range of record numbers is.
+
+The one rule: an epoch is what each gateway has offered, one gateway after the other by name, and the number of a record
+is its place in the concatenation of all epochs: the sum of the offsets before the epoch, then its place inside. With
+one gateway it is the gateway's own sequence. Before it the offsets of an epoch; after it `spark/tasks`, which reads.
+
+In Spark's checkpoint an offset is `[sequence, incarnation, checksum]`, or a sequence alone: nothing was offered yet, or
+it was written before logs had incarnations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+FIRST_GATEWAY = "gateway-0"
+"""The name of the first gateway of a pipeline: the only one, or the one that leads."""
+
+
+class Offset(NamedTuple):
+    """How far the log of one gateway was offered, and which log that was. A log that reaches `sequence` with another
+    incarnation or running checksum is another one: an older copy, or one that was begun anew."""
+
+    sequence: int = 0
+    incarnation: str = ""
+    """Empty: nothing was offered, or by a version that did not know it."""
+    checksum: str = ""
+
+    def as_json(self) -> int | list[int | str]:
+        return list(self) if self.checksum else self.sequence
+
+
+def read_offsets(told: Mapping[str, Any]) -> dict[str, Offset]:
+    """Raises ValueError or TypeError if these are none."""
+    return {str(name): _offset(value) for name, value in told.items()}
+
+
+def _offset(value: Any) -> Offset:
+    if isinstance(value, int):
+        return Offset(value)
+    sequence, incarnation, checksum = value
+    return Offset(int(sequence), str(incarnation), str(checksum))
+
+
+def sequences(told: Mapping[str, Any]) -> dict[str, int]:
+    """The sequences alone of offsets as Spark keeps them."""
+    return {name: offset.sequence for name, offset in read_offsets(told).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gateway's log is. `directory` holds its files; a directory above it that bears another `identity` is not
+    this gateway's, whatever its name: then it is fetched from `flight`, an address. So it is on another `machine`, even
+    if that one sees the directory: a mapped file that grows elsewhere may look too short."""
+
+    directory: str
+    identity: str = ""
+    flight: str = ""
+    machine: str = ""
+    """Empty: not known, and any machine that has the directory will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The rows [first, last) of one gateway's log."""
+
+    gateway: str
+    first: int
+    last: int
+    place: Place
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Piece:
+        return cls(told["gateway"], told["first"], told["last"], Place(**told["place"]))
+
+
+def numbered_from(starts: Mapping[str, int]) -> int:
+    """The number of the first record of an epoch that starts at these offsets."""
+    return sum(starts.values())
+
+
+def laid(starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, Place]) -> Iterator[Piece]:
+    """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0."""
+    for gateway in sorted(ends):
+        start = starts.get(gateway, 0)
+        if start < ends[gateway]:
+            yield Piece(gateway, start, ends[gateway], places[gateway])
+
+
+def cut(pieces: Iterable[Piece], first: int, last: int) -> Iterator[Piece]:
+    """Those parts of the pieces, laid one after the other from 0 on, that are in [first, last)."""
+    at = 0
+    for piece in pieces:
+        lower = piece.first + max(0, first - at)
+        upper = min(piece.last, piece.first + last - at)
+        if lower < upper:
+            yield replace(piece, first=lower, last=upper)
+        at += piece.last - piece.first
+
+
+def sequence_of(number: int, first: int, pieces: Iterable[Piece]) -> tuple[Piece, int] | None:
+    """The piece that has this record, and its sequence there, if the pieces begin with record `first`."""
+    for piece in pieces:
+        if first <= number < first + piece.last - piece.first:
+            return piece, piece.first + number - first
+        first += piece.last - piece.first
+    return None

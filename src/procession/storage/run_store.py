@@ -1,0 +1,225 @@
+"""The run store: what a chain made of one range, kept in files until its epoch is confirmed.
+
+The one rule: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition); a
+second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs
+are not fsynced: they can be made again from the log. Before it `operators/chain`; after it `commit/sink_link`, which
+draws the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.record import ORDER
+from procession.storage.batch_file import BatchFile, BatchWriter
+from procession.storage.durable import storage_error
+from procession.storage.log_ranges import Piece
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one path, in order: for the sink, or for a bucket of the exchange, that `to` names."""
+
+    to: str
+    bucket: int
+    file: str
+    count: int
+    payload_bytes: int
+    keys: int = 0
+    """How many columns the order key has; 0: rows of several runs need not be put in order."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What Spark moves instead of records: where a task's runs are, and what the range held. `stage` is the chain that
+    the task ran; only the first has a range, records and positions.
+
+    `times` are evenly spaced quantiles of the records' event times; `failure` is set instead of runs when the task must
+    not be tried again (a user's function raised, a disk is full).
+    """
+
+    epoch: int
+    stage: int
+    partition: int
+    first: int
+    last: int
+    records: int = 0
+    runs: tuple[Run, ...] = ()
+    positions: Mapping[int, int] = field(default_factory=dict)
+    times: tuple[int, ...] = ()
+    attempt: int = 0
+    """Which try at the task made this."""
+    heard: int = 0
+    """A digest of which tries the task's own input came from."""
+    failure: Mapping[str, Any] | None = None
+    changes: tuple[tuple[int, int, bool, int], ...] = ()
+    """Which streams went on and which ended in the range, for those who fire at an end: see
+    `operators/end_of_input`."""
+    states: tuple[tuple[str, int], ...] | None = None
+    """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
+    pieces: tuple[Piece, ...] = ()
+    """What the range is in the logs of the gateways."""
+    late: int = 0
+    """So many of the records came behind the watermark: of the first chain, that of their stream, by event time; of a
+    later one, that of the stage that it begins with."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        fields = json.loads(text)
+        fields["runs"] = tuple(Run(**run) for run in fields["runs"])
+        fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
+        fields["times"] = tuple(fields["times"])
+        fields["changes"] = tuple(map(tuple, fields["changes"]))
+        if fields.get("states") is not None:
+            fields["states"] = tuple((name, count) for name, count in fields["states"])
+        fields["pieces"] = tuple(map(Piece.from_dict, fields.get("pieces", ())))
+        return cls(**fields)
+
+
+class RunStore:
+    """The runs of one driver's incarnation: a directory with one folder an epoch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def writer(self, epoch: int, stage: int, partition: int, task_attempt: int) -> RunWriter:
+        folder = self._folder(epoch)
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunWriter(folder, f"{stage:04d}-{partition:06d}", task_attempt)
+
+    def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
+        """The manifest of this task, if an attempt has published one."""
+        try:
+            return _unsealed(self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest")
+        except FileNotFoundError:
+            return None
+
+    def all_published(self, epoch: int, stage: int) -> Iterator[Manifest]:
+        """The manifests of all tasks of a stage that have published one."""
+        for path in sorted(self._folder(epoch).glob(f"{stage:04d}-*.manifest")):
+            yield _unsealed(path)
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """The rows of a run, batch by batch, mapped rather than read."""
+        # Without a next step: nobody need act. The driver starts again, and the epoch is made again from the log.
+        yield from BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run").batches()
+
+    def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
+        """Keep a run that came another way than by a writer of this store."""
+        folder = self._folder(epoch)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(folder / run.file), "wb") as file:
+                writer = None
+                for batch in batches:
+                    writer = writer or BatchWriter(file, batch.schema)
+                    writer.write(batch)
+                if writer is not None:
+                    writer.close()
+        except OSError as error:
+            raise storage_error(folder, "write runs in", error) from error
+
+    def drop(self, epoch: int) -> None:
+        """Forget an epoch: it is confirmed, or it will be run again."""
+        shutil.rmtree(self._folder(epoch), ignore_errors=True)
+
+    def clear_before(self, fence: int) -> None:
+        """Forget the runs of every driver before this one, each of which has a folder of its own here. What a later
+        driver has is that one's business."""
+        if self.directory.exists():
+            for path in self.directory.iterdir():
+                if path.name.isdigit() and int(path.name) < fence:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _folder(self, epoch: int) -> Path:
+        return self.directory / f"{epoch:020d}"
+
+
+class RunWriter:
+    """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file."""
+
+    def __init__(self, folder: Path, task: str, task_attempt: int) -> None:
+        self._folder = folder
+        self._task = task
+        self._task_attempt = task_attempt
+        self._files: dict[tuple[str, int], tuple[pa.OSFile, BatchWriter]] = {}
+        self._runs: dict[tuple[str, int], Run] = {}
+
+    def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
+        """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
+        if not rows.num_rows:
+            return
+        place = to, bucket
+        try:
+            if place not in self._files:
+                name = f"{self._task}-{self._task_attempt}-{to}-{bucket}.arrow"
+                file = pa.OSFile(str(self._folder / name), "wb")
+                self._files[place] = file, BatchWriter(file, rows.schema)
+                keys = sum(column.startswith(ORDER) for column in rows.schema.names)
+                self._runs[place] = Run(to, bucket, name, 0, 0, keys)
+            self._files[place][1].write(rows)
+        except OSError as error:
+            raise storage_error(self._folder, "write runs in", error) from error
+        run = self._runs[place]
+        self._runs[place] = replace(
+            run,
+            count=run.count + rows.num_rows,
+            payload_bytes=run.payload_bytes + payload_bytes(rows.column("payload")),
+        )
+
+    def publish(self, manifest: Manifest) -> Manifest:
+        """Close the runs and publish the manifest with them; the one published first counts."""
+        published = self._folder / f"{self._task}.manifest"
+        draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
+        whole = replace(manifest, attempt=self._task_attempt, runs=tuple(self._runs.values()))
+        try:
+            for file, writer in self._files.values():
+                writer.close()
+                file.close()
+            draft.write_bytes(_sealed(whole))
+        except OSError as error:
+            raise storage_error(self._folder, "write runs in", error) from error
+        try:
+            os.link(draft, published)
+        except FileExistsError:
+            first = _unsealed(published)
+            if (first.first, first.last) != (manifest.first, manifest.last):
+                raise StorageError(f"{published} is of another range than this task's", path=str(published)) from None
+            return first
+        finally:
+            draft.unlink()
+        return whole
+
+
+def _sealed(manifest: Manifest) -> bytes:
+    """A manifest as a file has it: its checksum, and its JSON."""
+    text = manifest.to_json().encode()
+    return b"%08x %s" % (crc32(text), text)
+
+
+def _unsealed(path: Path) -> Manifest:
+    checksum, _, text = path.read_bytes().partition(b" ")
+    if checksum != b"%08x" % crc32(text):
+        raise StorageError(f"the manifest {path} is damaged: it does not match its checksum", path=str(path))
+    return Manifest.from_json(text.decode())
+
+
+def payload_bytes(payload: pa.Array) -> int:
+    """How many bytes the payloads of these rows have."""
+    # The offsets buffer tells the bytes between the first and the last row without touching the data.
+    offsets = payload.buffers()[1]
+    words = memoryview(offsets).cast("i")
+    return int(words[payload.offset + len(payload)] - words[payload.offset])

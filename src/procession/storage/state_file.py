@@ -1,0 +1,198 @@
+"""A state file: the states of some keys, sorted by a hash of the key, never changed once it is written.
+
+The one rule: a file is looked at through the map of its bytes and in bounded pieces, so that it may be larger than
+memory; what is looked up, or merged, costs what is asked for and not what there is. A key that was forgotten is in it
+without a state. Before it `storage/state_store`, which lays files over one another; after it the disk.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from procession.storage.batch_file import BatchFile, BatchWriter
+from procession.storage.durable import storage_error, sync
+
+SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
+
+PIECE_ROWS = 32_768
+"""So many keys at most are merged, and written as one batch, at a time."""
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""And so many bytes of them, about: the hashes of keys are spread evenly, their states may not be."""
+
+HASHES = 2**32
+
+RESTORE = "restore the pipeline's directory, the whole of it, from a copy"
+
+Hashes = npt.NDArray[np.uint32]
+
+
+class Sorted(Protocol):
+    """States sorted by hash: a file, or what is about to become one."""
+
+    count: int
+    size: int
+    """In bytes."""
+
+    def between(self, low: int, high: int) -> pa.RecordBatch:
+        """The rows whose hashes are in [low, high)."""
+
+
+class Fresh:
+    """States that are not in a file yet. None for a state: the key is forgotten."""
+
+    def __init__(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> None:
+        hashes = hashes_of(keys)
+        order = np.argsort(hashes, kind="stable")
+        columns = [pa.array(hashes), pa.array(keys, pa.large_binary()), pa.array(states, pa.large_binary())]
+        self._rows = pa.record_batch(columns, schema=SCHEMA).take(pa.array(order))
+        self._hashes = hashes[order]
+        self.count = len(keys)
+        self.size = self._rows.nbytes
+
+    def between(self, low: int, high: int) -> pa.RecordBatch:
+        return _between(self._rows, self._hashes, low, high)
+
+
+class StateFile:
+    """A file, mapped; or its bytes, if somebody has them. Batches are cut between hashes, so a hash is in one of them
+    only."""
+
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
+        self._file = BatchFile(path, data, what="state file", next_step=RESTORE)
+        # A batch is marked with its first hash.
+        self._firsts = np.array(self._file.marks, np.uint32)
+        self._found: dict[int, tuple[pa.RecordBatch, Hashes]] = {}
+        self.count = self._file.rows
+        self.size = self._file.size
+
+    def _batch(self, number: int) -> tuple[pa.RecordBatch, Hashes]:
+        """A batch and its hashes; it is checked when it is asked for first."""
+        if number not in self._found:
+            batch = self._file.batch(number)
+            self._found[number] = batch, batch.column("hash").to_numpy()
+        return self._found[number]
+
+    def between(self, low: int, high: int) -> pa.RecordBatch:
+        first = max(0, int(np.searchsorted(self._firsts, low, "right")) - 1)
+        last = int(np.searchsorted(self._firsts, high, "left"))
+        parts = [_between(*self._batch(number), low, high) for number in range(first, last)]
+        return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+    def find(self, keys: Sequence[bytes], hashes: Hashes) -> dict[bytes, bytes | None]:
+        """What the file says about these keys, of those that it knows."""
+        found: dict[bytes, bytes | None] = {}
+        if not self.count:
+            return found
+        batch_of = np.searchsorted(self._firsts, hashes, "right") - 1
+        for number in np.unique(batch_of[batch_of >= 0]).tolist():
+            wanted = np.flatnonzero(batch_of == number)
+            batch, known = self._batch(number)
+            places = np.searchsorted(known, hashes[wanted])
+            is_there = known[np.minimum(places, len(known) - 1)] == hashes[wanted]
+            self._read(batch, known, keys, wanted[is_there], places[is_there], found)
+        return found
+
+    @staticmethod
+    def _read(
+        batch: pa.RecordBatch,
+        known: Hashes,
+        keys: Sequence[bytes],
+        wanted: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        found: dict[bytes, bytes | None],
+    ) -> None:
+        names = batch.column("key").take(pa.array(places)).to_pylist()
+        states = batch.column("state").take(pa.array(places)).to_pylist()
+        for row, place, name, state in zip(wanted.tolist(), places.tolist(), names, states, strict=True):
+            key = keys[row]
+            while name != key:
+                # Another key of the same hash: it may stand behind.
+                place += 1
+                if place >= len(known) or known[place] != known[place - 1]:
+                    break
+                name, state = batch.column("key")[place].as_py(), batch.column("state")[place].as_py()
+            else:
+                found[key] = state
+
+
+def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
+    """Write a file that is not there yet, durably but for its name; gives the number of its keys."""
+    try:
+        with open(path, "xb") as file:
+            count = write_pieces(file, pieces)
+            file.flush()
+            sync(file.fileno())
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
+    return count
+
+
+def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
+    """The bytes of a file; gives the number of its keys."""
+    count = 0
+    writer = BatchWriter(file, SCHEMA)
+    for piece in pieces:
+        if piece.num_rows:
+            writer.write(piece, mark=piece.column("hash")[0].as_py())
+            count += piece.num_rows
+    writer.close()
+    return count
+
+
+def merged_pieces(
+    layers: Sequence[Sorted], *, is_oldest: bool, share: tuple[int, int, int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """What these layers say, the newest first, as one. `is_oldest`: nothing lies below, so a forgotten key need not be
+    remembered as such. `share` (modulus, tasks, task): only the keys of this task."""
+    rows_in_all, bytes_in_all = sum(layer.count for layer in layers), sum(layer.size for layer in layers)
+    ranges = max(1, -(-rows_in_all // PIECE_ROWS), min(rows_in_all, -(-bytes_in_all // PIECE_BYTES)))
+    bounds = [HASHES * number // ranges for number in range(ranges + 1)]
+    for low, high in pairwise(bounds):
+        rows = pa.concat_batches([layer.between(low, high) for layer in layers])
+        hashes = rows.column("hash").to_numpy()
+        order = np.argsort(hashes, kind="stable")
+        kept = order[_is_newest(hashes[order], rows.column("key").take(pa.array(order)))]
+        if is_oldest:
+            kept = kept[rows.column("state").is_valid().to_numpy(zero_copy_only=False)[kept]]
+        if share is not None:
+            modulus, tasks, task = share
+            kept = kept[hashes[kept] % modulus % tasks == task]
+        yield rows.take(pa.array(kept))
+
+
+def _is_newest(hashes: Hashes, keys: pa.Array) -> npt.NDArray[np.bool_]:
+    """Whether each row is the first of its key; rows of one hash stand together, the newest first."""
+    is_kept = np.ones(len(hashes), np.bool_)
+    is_next = hashes[1:] == hashes[:-1]
+    if not is_next.any():
+        return is_kept
+    is_same = pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+    is_kept[1:] = ~(is_next & is_same)
+    # Different keys of one hash may stand in any order: these few are looked at one by one.
+    for value in np.unique(hashes[1:][is_next & ~is_same]).tolist():
+        seen: set[Any] = set()
+        for row in np.flatnonzero(hashes == value).tolist():
+            key = keys[row].as_py()
+            is_kept[row] = key not in seen
+            seen.add(key)
+    return is_kept
+
+
+def hashes_of(keys: Sequence[bytes]) -> Hashes:
+    return np.fromiter(map(zlib.crc32, keys), np.uint32, len(keys))
+
+
+def _between(rows: pa.RecordBatch, hashes: Hashes, low: int, high: int) -> pa.RecordBatch:
+    start = int(np.searchsorted(hashes, low, "left"))
+    end = int(np.searchsorted(hashes, high, "left"))
+    return rows.slice(start, end - start)

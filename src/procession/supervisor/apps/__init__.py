@@ -1,0 +1,1 @@
+"""Apps that ship with the commands."""

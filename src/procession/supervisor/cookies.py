@@ -1,0 +1,82 @@
+"""The secrets that a command shows or demands: those in the files that it was given, or those of the pipeline's own
+directory. No command line, environment or log has a secret, only the path of its file.
+
+The one rule: a file that was named counts; otherwise what is in the pipeline's directory, where `run` makes it. An open
+port is never the default. Before it the command line; after it the parts. Apart from the settings, because every
+connector needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from procession.errors import ConfigError, UsageError
+from procession.gateway.listen_address import ADDRESS_FILE, addresses
+from procession.storage.secret import Secret, find_secret, make_secret, pipeline_of
+
+HOME = Path(".procession")
+"""Where `procession run` keeps pipelines, if it is not told otherwise."""
+
+
+def read_cookie(path: Path | None) -> bytes:
+    """The secret in a file, without the newline at its end; empty if there is no file."""
+    if path is None:
+        return b""
+    try:
+        cookie = path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the cookie file {path} cannot be read: {error.strerror}", next_step="give a file that this user may read"
+        ) from error
+    if not cookie:
+        raise ConfigError(f"the cookie file {path} is empty", next_step="put a secret into it, or give no cookie file")
+    return cookie
+
+
+def check_open(cookie_file: Path | None, *, is_open: bool) -> None:
+    if cookie_file is not None and is_open:
+        raise UsageError(
+            "Producers cannot need a secret and none.", next_step="Give either a cookie file or --open-producers."
+        )
+
+
+def gateway_cookies(
+    directory: Path, join: str | Path | None, cookie_file: Path | None, control_file: Path | None, *, is_open: bool
+) -> tuple[bytes, bytes]:
+    """What a gateway demands of producers, and of the driver and other gateways. What it was not given it makes in
+    the pipeline's directory, or finds there; one that joins a pipeline on another machine must be given it."""
+    check_open(cookie_file, is_open=is_open)
+    home = pipeline_of(join if isinstance(join, Path) else directory)
+    make = find_secret if isinstance(join, str) else make_secret
+    producers = b"" if is_open else read_cookie(cookie_file) or make(home, Secret.PRODUCERS)
+    control = read_cookie(control_file) or make(home, Secret.CONTROL)
+    if not control or not (producers or is_open):
+        missing = Secret.CONTROL if not control else Secret.PRODUCERS
+        option = "--control-cookie-file" if not control else "--cookie-file"
+        raise UsageError(
+            f"A gateway that joins needs the secret of the pipeline for its {missing} port.",
+            next_step=f"Copy secrets/{missing} of the pipeline's directory here, and give it with {option}.",
+        )
+    return producers, control
+
+
+def source_cookie(cookie_file: Path | None, directory: Path | None, to: str) -> bytes:
+    """What a producer shows: of the file, or of the pipeline in this directory, or of the one in `.procession` whose
+    gateway listens where it sends to. None of these: nothing, which is enough for an open port."""
+    if cookie_file is not None:
+        return read_cookie(cookie_file)
+    if directory is not None:
+        home = directory if (directory / "secrets").is_dir() else pipeline_of(directory)
+        return find_secret(home, Secret.PRODUCERS)
+    wanted = set(to.split(","))
+    for found in sorted(HOME.glob(f"*/*/{ADDRESS_FILE}")):
+        if str(addresses(found.parent).get("listen")) in wanted:
+            return find_secret(found.parent.parent, Secret.PRODUCERS)
+    return b""
+
+
+def control_cookie(at: str | Path, control_file: Path | None) -> bytes:
+    """What an operator shows the gateway at this address, or of this directory."""
+    if control_file is not None or isinstance(at, str):
+        return read_cookie(control_file)
+    return find_secret(pipeline_of(at), Secret.CONTROL)

@@ -1,0 +1,189 @@
+"""`procession demo`: the whole walk on one machine, judged byte for byte; with `--crash`, while its processes are
+killed.
+
+The one rule: the verdict comes from the verifier, which reads the input and what the sink has committed, and from
+nothing else. Before it the command line; after it `supervisor/local_pipeline` and `verify/comparison`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.driver.app_file import load_app
+from procession.supervisor.local_pipeline import DRIVER, SOURCE, Local, check_start
+from procession.supervisor.progress import Display, Progress
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import Supervisor
+from procession.verify.comparison import Question, Report, judge
+from procession.verify.order import Order
+
+APP = Path(__file__).with_name("apps") / "passthrough.py"
+LOOK_S = 0.05
+CRASH_SECONDS = 12
+"""How long a crash run's input takes to send: long enough to be killed in the middle of everything."""
+CRASH_EPOCHS = 24
+SINK = "sink-0"
+
+
+@dataclass
+class Demo:
+    """One run. `seed` decides who is killed when."""
+
+    records: int
+    settings: Settings
+    seed: int = 0
+    is_crashing: bool = False
+    directory: Path | None = None
+    display: Display = field(default_factory=Display)
+
+    def run(self) -> dict[str, Any]:
+        """The figures of the run; `outcome` says whether it was clean."""
+        check_start(self.settings)
+        work = self.directory or Path(tempfile.mkdtemp(prefix="procession-demo-"))
+        work.mkdir(parents=True, exist_ok=True)
+        sources = self._write_inputs(work)
+        figures = self._stream(work, sources)
+        if self.directory is None and figures["outcome"] in ("clean", "stopped"):
+            shutil.rmtree(work)
+        else:
+            self.display.say(f"everything is kept in {work}")
+        return figures
+
+    def _write_inputs(self, work: Path) -> dict[str, Path]:
+        """The input of each source: one for each gateway."""
+        count = self.settings.gateways
+        names = [SOURCE] if count == 1 else [f"{SOURCE}-{number}" for number in range(count)]
+        inputs = {name: work / f"input{name.removeprefix(SOURCE)}.txt" for name in names}
+        self.display.say(f"writing {self.records:,} records to {', '.join(map(str, inputs.values()))}")
+        for number, path in enumerate(inputs.values()):
+            write_input(path, range(self.records * number // count, self.records * (number + 1) // count))
+        return inputs
+
+    def _stream(self, work: Path, sources: dict[str, Path]) -> dict[str, Any]:
+        with Supervisor(work / "logs", say=self.display.say) as supervisor:
+            settings = self._crash_settings() if self.is_crashing else self.settings
+            local = Local(supervisor, APP, load_app(APP).graph, work, work, settings)
+            progress = Progress(work, settings.control_cookie, settings.client_tls)
+            self.display.say("starting gateway, sink and Spark driver")
+            local.start()
+            # The first epoch, which is empty, pays for what Spark does only once.
+            while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
+                self.display.show(progress, sum(supervisor.restarts.values()))
+            parts = [*sources, *local.gateway_parts, SINK, DRIVER]
+            kills = Kills(self.seed, self.records, parts) if self.is_crashing else Kills.none()
+            if self.is_crashing:
+                self.display.say(f"killing, by seed {self.seed}: {kills}")
+            began = time.monotonic()
+            if not supervisor.is_asked_to_stop:
+                rate = self.records / CRASH_SECONDS / len(sources) if self.is_crashing else None
+                for turn, (name, path) in enumerate(sources.items()):
+                    local.start_source([path], rate=rate, is_stamping=True, name=name, turn=turn)
+            while supervisor.watch(LOOK_S) and not all(map(supervisor.is_done, sources)):
+                self.display.show(progress.look(), sum(supervisor.restarts.values()))
+                for part in kills.due(progress.committed):
+                    self.display.say(f"SIGKILL to {part}")
+                    supervisor.kill(part)
+            seconds = time.monotonic() - began
+            supervisor.stop()
+            progress.look()
+            restarts = dict(supervisor.restarts)
+            was_stopped = supervisor.is_asked_to_stop
+        # Of several gateways nobody can say who is first; each source's own order holds.
+        order = Order.TOTAL if len(sources) == 1 else Order.STREAM
+        report = judge(Question(list(sources.values()), work / "output", order=order))
+        return self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
+
+    def _crash_settings(self) -> Settings:
+        return self.settings.model_copy(update={"epoch_records_max": max(1, self.records // CRASH_EPOCHS)})
+
+    def _figures(
+        self,
+        report: Report,
+        progress: Progress,
+        seconds: float,
+        restarts: dict[str, int],
+        kills: Kills,
+        *,
+        was_stopped: bool,
+    ) -> dict[str, Any]:
+        judged = report.as_dict()
+        outcome = str(judged["outcome"])
+        if outcome == "clean" and kills.left:
+            outcome = "unknown"
+            self.display.say(f"the run ended before these were killed: {', '.join(kills.left)}")
+        return {
+            "records": self.records,
+            "committed": judged["committed"],
+            "lost": judged["lost"],
+            "doubled": judged["doubled"],
+            "disordered": judged["disordered"],
+            "corrupt": judged["corrupt"],
+            "outcome": "stopped" if was_stopped else outcome,
+            "epochs": progress.epochs,
+            "seconds": round(seconds, 3),
+            "records_per_second": round(judged["committed"] / seconds) if seconds else 0,
+            "latency_ms": {"p50": progress.latency_ms(0.5), "p99": progress.latency_ms(0.99)},
+            "restarts": sum(restarts.values()),
+            "restarts_by_part": restarts,
+        }
+
+
+@dataclass
+class Kills:
+    """Who is killed at how many committed records: each part once, in the middle of the work."""
+
+    _seed: int
+    _schedule: list[tuple[int, str]]
+
+    def __init__(self, seed: int, records: int, parts: Sequence[str] = ()) -> None:
+        chance = random.Random(seed)
+        parts = chance.sample(parts, len(parts))
+        self._seed = seed
+        self._schedule = [
+            (int(records * (number + chance.uniform(0.2, 0.8)) / (len(parts) + 1)), part)
+            for number, part in enumerate(parts)
+        ]
+
+    @classmethod
+    def none(cls) -> Kills:
+        kills = cls(0, 0)
+        kills._schedule = []
+        return kills
+
+    @property
+    def left(self) -> list[str]:
+        return [part for _, part in self._schedule]
+
+    def due(self, committed: int) -> Iterator[str]:
+        while self._schedule and committed >= self._schedule[0][0] and committed > 0:
+            yield self._schedule.pop(0)[1]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} at {records:,}" for records, part in self._schedule)
+
+
+def write_input(path: Path, numbers: Iterable[int]) -> None:
+    """Unique, short records; each tells its place and carries a check of its own."""
+    with path.open("w") as file:
+        file.writelines(f"{number:010d} {number * 2654435761 % 2**32:08x}\n" for number in numbers)
+
+
+def sentence(figures: dict[str, Any]) -> str:
+    """The verdict, in words."""
+    if figures["outcome"] == "stopped":
+        return f"stopped: {figures['committed']:,} of {figures['records']:,} records were committed"
+    latency = figures["latency_ms"]
+    told = (
+        f"{figures['records']:,} records: {figures['lost']:,} lost, {figures['doubled']:,} doubled,"
+        f" {figures['disordered']:,} out of order"
+    )
+    pace = f"{figures['records_per_second']:,} records/s in {figures['epochs']:,} epochs, {figures['seconds']:.1f} s"
+    ends = [f"p{name[1:]} {value:,.0f} ms" for name, value in latency.items() if value is not None]
+    return f"{told}\n{pace}; latency {', '.join(ends) or 'not measured'}; {figures['restarts']} restarts"

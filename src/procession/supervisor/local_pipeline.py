@@ -1,0 +1,283 @@
+"""A pipeline on one machine: gateway, file sinks, driver and, if asked, sources, as supervised processes.
+
+The one rule: nothing is known here that the parts could not be told on a command line; each of them can be started
+alone with the same words. Before it `procession run` and `procession demo`; after it `supervisor/supervisor`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procession.address import Address, check_free, parse_address
+from procession.cache import find_place
+from procession.driver.driver import CACHE, READY
+from procession.driver.stream_order import check_gateways, order_words
+from procession.gateway.listen_address import ADDRESS_FILE, addresses
+from procession.planner.graph import Graph
+from procession.spark.java import check_java
+from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
+from procession.supervisor.cookies import check_open
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import Supervisor
+
+GATEWAY = "gateway"
+DRIVER = "driver"
+SOURCE = "source"
+
+SPARE = ("--spare",)
+"""Makes a driver one that waits for its turn."""
+
+HERE = "127.0.0.1:0"
+"""For this machine only, at any port."""
+
+COMMAND = (sys.executable, "-m", "procession")
+
+
+@dataclass(frozen=True)
+class Local:
+    """The parts of a pipeline. `base` is what the app's relative `file:` targets are relative to."""
+
+    supervisor: Supervisor
+    app: Path
+    graph: Graph
+    directory: Path
+    base: Path
+    settings: Settings
+    listen: str = HERE
+    input_streams: frozenset[int] = frozenset()
+    """The streams of the inputs that the pipeline is run with: its sources end with them."""
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """More environment for a part, by its name: how tests arm fault points."""
+
+    @property
+    def sink_directories(self) -> dict[str, Path]:
+        """Where each file sink writes. Sinks of one directory are one process."""
+        prefix = "file:"
+        return {
+            sink.name: (self.base / sink.target.removeprefix(prefix)).resolve()
+            for sink in self.graph.sinks
+            if sink.target.startswith(prefix)
+        }
+
+    @property
+    def sink_parts(self) -> dict[Path, str]:
+        """The name of the process that serves each directory."""
+        directories = dict.fromkeys(self.sink_directories.values())
+        return {directory: f"sink-{number}" for number, directory in enumerate(directories)}
+
+    @property
+    def gateway_directory(self) -> Path:
+        """The first gateway's."""
+        return self.directory / GATEWAY
+
+    @property
+    def gateway_parts(self) -> list[str]:
+        """The name of each gateway's process, and of its directory; the first leads."""
+        return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.settings.gateways))]
+
+    @property
+    def address(self) -> str:
+        """Where connectors send to, once the gateways are ready: to any of them."""
+        return ",".join(self._addresses)
+
+    @property
+    def control(self) -> str:
+        """Where gateways of other machines join, once the first gateway is ready."""
+        return str(addresses(self.gateway_directory)["control"])
+
+    @property
+    def _addresses(self) -> list[str]:
+        return [str(addresses(self.directory / part)["listen"]) for part in self.gateway_parts]
+
+    def start(self) -> bool:
+        """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
+        find_place(self.directory / CACHE)
+        self.settings.check_tls()
+        check_gateways(self.graph, self.settings.gateways)
+        check_open(self.settings.cookie_file, is_open=self.settings.open_producers)
+        make_pipeline_private(self.directory)
+        (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        self._make_secrets()
+        for part in self.gateway_parts:
+            self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
+        for directory, name in self.sink_parts.items():
+            self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
+        if not self.supervisor.wait_ready():
+            return False
+        spare = SPARE if self.settings.spare_driver else ()
+        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
+        return self.supervisor.wait_ready(DRIVER)
+
+    def start_source(
+        self,
+        paths: Sequence[Path],
+        *,
+        rate: float | None = None,
+        is_stamping: bool = False,
+        name: str = SOURCE,
+        turn: int = 0,
+        event_time: Sequence[str] = (),
+    ) -> None:
+        """Start a file source; it ends when everything it sent is committed. Of several gateways it begins with the one
+        whose `turn` it is."""
+        found = self._addresses
+        to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
+        argv = ["source", "file", *map(str, paths), "--to", to, *self.producer_words, *self._client_tls()]
+        argv += ["--rate", str(rate)] if rate else []
+        argv += ["--stamp"] if is_stamping else []
+        argv += event_time
+        self.supervisor.start(Part(name, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
+
+    def _start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        announcement: Path,
+        *,
+        stop_rank: int,
+        stop_timeout_s: float = 10.0,
+        spare: tuple[str, ...] = (),
+    ) -> None:
+        part = Part(
+            name,
+            (*COMMAND, *argv),
+            env=self.env.get(name, {}),
+            is_ready=announced_in(announcement),
+            stop_rank=stop_rank,
+            stop_timeout_s=stop_timeout_s,
+            spare=spare,
+        )
+        self.supervisor.start(part)
+
+    def _gateway(self, part: str = GATEWAY) -> list[str]:
+        # One address cannot be that of all: only the first listens where it is said.
+        listen = self.listen if part == GATEWAY else str(beside(self.listen))
+        words = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
+        return words + self._metrics(part)
+
+    def _metrics(self, part: str) -> list[str]:
+        """Where a gateway tells its metrics: the first one where it is said, the others at the ports that follow."""
+        if self.settings.metrics is None:
+            return []
+        host, port = parse_address(self.settings.metrics)
+        return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
+
+    def _sink(self, directory: Path) -> list[str]:
+        argv = ["sink", "file", str(directory), "--listen", HERE]
+        for one in self.graph.participants:
+            if one.sink.is_idempotent and self.sink_directories.get(one.sink.name) == directory:
+                argv += ["--idempotent", one.instance]
+        shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
+        return [*argv, "--cookie-file", str(shown), *self._server_tls()]
+
+    def _make_secrets(self) -> None:
+        """Make those that the gateways share before any of them starts: one that joins does not make them itself."""
+        if self.settings.control_cookie_file is None:
+            make_secret(self.directory, Secret.CONTROL)
+        if self.settings.cookie_file is None and not self.settings.open_producers:
+            make_secret(self.directory, Secret.PRODUCERS)
+
+    def _made(self, secret: Secret) -> Path:
+        """The file of a secret of this pipeline, which is there when this returns."""
+        make_secret(self.directory, secret)
+        return path_of(self.directory, secret)
+
+    def _driver(self) -> list[str]:
+        settings = self.settings
+        argv = ["driver", str(self.app), "--dir", str(self.directory)]
+        argv += ["--epoch-interval-s", str(settings.epoch_interval_s)]
+        argv += ["--epoch-records-max", str(settings.epoch_records_max)]
+        argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
+        argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
+        argv += ["--sink-refusals-max", str(settings.sink_refusals_max)]
+        argv += ["--state-keys-max", str(settings.state_keys_max)]
+        argv += ["--dead-letter-share-max", str(settings.dead_letter_share_max)]
+        argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
+        argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]
+        argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
+        argv += ["--runs", str(settings.runs)] if settings.runs else []
+        argv += ["--master", settings.master] if settings.master else []
+        for stream in sorted(self.input_streams):
+            argv += ["--input-stream", str(stream)]
+        for sink, directory in self.sink_directories.items():
+            address = json.loads((directory / "sink.json").read_text())["listen"]
+            argv += ["--sink", f"{sink}={address}"]
+        return argv + _words(settings, "control_cookie_file", "sink_cookie_file") + self._client_tls()
+
+    @property
+    def producer_words(self) -> list[str]:
+        """What a source is told of the secret that it shows."""
+        if self.settings.open_producers:
+            return []
+        return ["--cookie-file", str(self.settings.cookie_file or self._made(Secret.PRODUCERS))]
+
+    def _server_tls(self) -> list[str]:
+        return server_tls_words(self.settings)
+
+    def _client_tls(self) -> list[str]:
+        return _words(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
+
+
+def check_start(settings: Settings, listen: str = HERE) -> None:
+    """Raise ConfigError, before anything is started or written, if Spark has no Java, or somebody listens where the
+    first gateway is to."""
+    check_java()
+    for address in filter(None, (listen, settings.control, settings.metrics)):
+        check_free(parse_address(address))
+
+
+def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
+    """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
+    argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
+    argv += ["--checkpoint", str(directory / "checkpoint")]
+    if settings.control:
+        control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
+        argv += ["--control", str(control)]
+    if part != GATEWAY:
+        argv += ["--join", str(directory / GATEWAY), "--name", part, *_words(settings, "tls_ca", "tls_name")]
+    argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
+    argv += ["--overrun-bytes-max", str(settings.overrun_bytes_max)]
+    argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
+    argv += ["--latency-target-s", str(settings.latency_target_s), "--backlog-max", str(settings.backlog_max)]
+    argv += ["--held-bytes-max", str(settings.held_bytes_max)]
+    argv += ["--disk-free-bytes-min", str(settings.disk_free_bytes_min)]
+    argv += ["--stream-bytes-max", str(settings.stream_bytes_max)]
+    argv += ["--reserve-bytes-max", str(settings.reserve_bytes_max)]
+    argv += ["--sessions-max", str(settings.sessions_max)]
+    argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
+    argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
+    argv += ["--open-producers"] * settings.open_producers
+    return argv + _words(settings, "cookie_file", "control_cookie_file") + server_tls_words(settings)
+
+
+def beside(address: str) -> Address:
+    """Any other port of the same host."""
+    return Address(parse_address(address).host, 0)
+
+
+def server_tls_words(settings: Settings) -> list[str]:
+    return _words(settings, "tls_cert", "tls_key", "tls_client_ca")
+
+
+def _words(settings: Settings, *names: str) -> list[str]:
+    """Those of these settings that are set, as a command line has them."""
+    values = {name: getattr(settings, name) for name in names}
+    set_ones = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def announced_in(path: Path) -> Callable[[int], bool]:
+    """A part is ready when the file in which it says where it listens bears its own process id."""
+
+    def is_ready(pid: int) -> bool:
+        try:
+            return bool(json.loads(path.read_text())["pid"] == pid)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+
+    return is_ready

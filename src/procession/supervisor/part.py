@@ -1,0 +1,190 @@
+"""Part: a program that is supervised, and the child process that runs it at the moment.
+
+The one rule: a child is the leader of a session of its own and carries a mark, and it counts as ended only when
+everything that bears its mark has ended with it. Before it stands the supervisor; after it `sweep`, which finds what
+a child left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+
+from procession.supervisor import cleanup
+from procession.supervisor.part_log import PartLog
+from procession.supervisor.restart_policy import RestartPolicy, Restarts
+
+TURN = b"go\n"
+"""Tells a spare that its turn has come."""
+
+SPARE_PAUSE_S = 5.0
+"""A spare that ends by itself is not replaced sooner than this after its start."""
+
+
+def _ready_at_once(_pid: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What to run, how to see that it is ready, and how it is stopped: lower ranks first, equal ranks together."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_ready: Callable[[int], bool] = _ready_at_once
+    ready_timeout_s: float = 120.0
+    stop_rank: int = 0
+    stop_timeout_s: float = 10.0
+    spare: tuple[str, ...] = ()
+    """More words for `argv` that make it wait for `TURN` on its standard input before it takes over; none: no spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running process, the mark that all it starts will carry, and a descriptor that tells of its end."""
+
+    popen: subprocess.Popen[bytes]
+    mark: str
+    ended: int
+
+    def clear(self) -> None:
+        """End it, if it still runs, and everything that it has started; reap it all."""
+        self.popen.kill()
+        if self.popen.stdin:
+            self.popen.stdin.close()
+        self.popen.wait()
+        os.close(self.ended)
+        cleanup.sweep(self.mark, [self.popen.pid])
+
+
+class State(Enum):
+    """Where a child is in its life."""
+
+    WAITING = auto()  # for its next start
+    STARTING = auto()  # running, not ready yet
+    READY = auto()
+    ENDED = auto()  # for good: done, stopped or failed
+
+
+class Child:
+    """One part's process, over all its starts."""
+
+    def __init__(self, part: Part, mark: str, directory: Path, policy: RestartPolicy) -> None:
+        self.part = part
+        self.state = State.WAITING
+        self.due = 0.0  # WAITING: when it starts; STARTING: when it must be ready
+        self.starts = 0
+        self.is_killed_by_us = False
+        self.restarts = Restarts(policy)
+        self.log = PartLog(directory / f"{part.name}.log")
+        self._marks = (f"{mark}{part.name}/{number}/" for number in itertools.count())
+        self._process: Process | None = None
+        self._spare: Process | None = None
+        self._spare_due = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.popen.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def ends(self) -> list[int]:
+        """Descriptors that become readable when the process ends, or its spare."""
+        return [process.ended for process in (self._process, self._spare) if process]
+
+    def start(self, now: float) -> None:
+        """Start it, or let the spare take over."""
+        self._process = self._relieve() or self._open(self.part.argv, subprocess.DEVNULL)
+        self.starts += 1
+        self.is_killed_by_us = False
+        self.state = State.STARTING
+        self.due = now + self.part.ready_timeout_s
+
+    def _open(self, argv: tuple[str, ...], stdin: int) -> Process:
+        mark = next(self._marks)
+        output = self.log.open()
+        try:
+            popen = subprocess.Popen(
+                argv,
+                env={**os.environ, **self.part.env, cleanup.VARIABLE: mark},
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
+        return Process(popen, mark, os.pidfd_open(popen.pid))
+
+    def status(self) -> int | None:
+        """The status with which the process has ended (minus the signal's number if by one), None while it runs."""
+        return self._process.popen.poll() if self._process else None
+
+    def is_ready(self) -> bool:
+        return self.pid is not None and self.part.is_ready(self.pid)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the process itself, not to those that it has started: how they end is its own affair."""
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.popen.send_signal(number)
+
+    def clear(self) -> None:
+        """End the process, if it still runs, and everything that it has started; reap it all. The spare lives on."""
+        if self._process is not None:
+            self._process.clear()
+            self._process = None
+
+    # --- the spare
+
+    @property
+    def spare_pid(self) -> int | None:
+        return self._spare.popen.pid if self._spare else None
+
+    def spare_status(self) -> int | None:
+        """The status with which the spare has ended; None while it waits, or if there is none."""
+        return self._spare.popen.poll() if self._spare else None
+
+    @property
+    def spare_due(self) -> float:
+        """When a spare is to be started; never, if none is missing."""
+        is_missing = self.part.spare and self._spare is None and self.state is State.READY
+        return self._spare_due if is_missing else float("inf")
+
+    def keep_spare(self, now: float) -> None:
+        """See to it that a spare waits, if the part has one."""
+        if self._spare and self._spare.popen.poll() is not None:
+            self.dismiss_spare()
+        if now >= self.spare_due:
+            self._spare = self._open((*self.part.argv, *self.part.spare), subprocess.PIPE)
+            self._spare_due = now + SPARE_PAUSE_S
+
+    def dismiss_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.clear()
+            self._spare = None
+
+    def _relieve(self) -> Process | None:
+        """Tell the spare that it is its turn; None if there is none that could hear it."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        assert spare.popen.stdin is not None
+        try:
+            spare.popen.stdin.write(TURN)
+            spare.popen.stdin.close()
+        except OSError:  # it has ended meanwhile
+            spare.clear()
+            return None
+        return spare

@@ -1,0 +1,187 @@
+"""Progress: how far a pipeline is, read from its gateway and its epoch log, and shown to people.
+
+The one rule: it only looks; a display that cannot look says what it saw last. Before it the parts; after it a terminal
+(a live table), a pipe (a line now and then) or nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from procession.commit.counters import LATE_AT
+from procession.driver.epoch_log import EpochTail, Latency
+from procession.errors import ProcessionError
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import ADDRESS_FILE
+from procession.tls import ClientTls
+
+WINDOW_S = 3.0
+LINE_INTERVAL_S = 5.0
+PATIENCE_S = 0.2
+GATEWAY = "gateway"
+"""The directory of the first gateway; those of others have a number, too."""
+
+
+@dataclass
+class Progress:
+    """What a pipeline has done since we began to look."""
+
+    directory: Path
+    cookie: bytes = b""
+    tls: ClientTls | None = None
+    records_in: int = 0
+    committed: int = 0
+    late: int = 0
+    """Of the committed ones, those that came behind the watermark of their stream."""
+    late_at: Mapping[str, int] = field(default_factory=dict)
+    """The stages with a watermark, with the records that came behind it."""
+    epochs: int = 0
+    away: tuple[str, ...] = ()
+    """The gateways that the first one does not find: by event time nothing is put out without them."""
+    disks_low: tuple[Path, ...] = ()
+    """The directories of gateways whose disk has less room than `disk_free_bytes_min`: their producers wait."""
+    latency: Latency = field(default_factory=Latency)
+    _end: int = 0
+    """The number of the record that the committed epochs end before."""
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S, tls=self.tls)}
+        self._waiting: dict[str, int] = {}
+        """Where the log of each gateway ends, without the ends of streams that are in it."""
+        self._tail = EpochTail(self.directory / "epochs.jsonl")
+
+    @classmethod
+    def from_now(cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> Self:
+        """Counts go on from what the pipeline did before; rates and latencies begin now."""
+        progress = cls(directory, cookie, tls)
+        progress._read_epochs()
+        progress.latency = Latency()
+        return progress
+
+    def look(self) -> Self:
+        """Look again."""
+        self._read_epochs()
+        for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
+            if path.parent.name not in self._clients:
+                self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S, tls=self.tls)
+        low = set(self.disks_low)
+        for name, client in self._clients.items():
+            try:
+                status = client.status()
+                (low.add if status.get("is_disk_short") else low.discard)(self.directory / name)
+                # Ends of streams have sequence numbers too; what is committed is counted without them.
+                ends = sum(stream["state"] == "ending" for stream in status["streams"])
+                self._waiting[name] = _rows(status) - ends
+                if name == GATEWAY:
+                    self.away = tuple(one["name"] for one in client.gateways() if not one["is_connected"])
+            except ProcessionError:
+                client.close()
+        self.disks_low = tuple(sorted(low))
+        # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
+        self.records_in = self.committed + self.waiting(self._end)
+        now = time.monotonic()
+        self._recent.append((now, self.committed))
+        while now - self._recent[0][0] > WINDOW_S:
+            self._recent.popleft()
+        return self
+
+    def waiting(self, end: int) -> int:
+        """Records that the gateways have taken and that stand at or behind this number of the sequence."""
+        return max(0, sum(self._waiting.values()) - end)
+
+    def _read_epochs(self) -> None:
+        for line in self._tail.new():
+            self.latency.add(line)
+            self.epochs = max(self.epochs, line["epoch"] + 1)
+            self.committed, self._end = line["records_in"], line["last"]
+            self.late = line.get("late", 0)
+            self.late_at = {name[len(LATE_AT) :]: line[name] for name in line if name.startswith(LATE_AT)}
+
+    @property
+    def rate(self) -> float:
+        """Committed records a second, over the last few."""
+        (before, fewer), (now, more) = self._recent[0], self._recent[-1]
+        return (more - fewer) / (now - before) if now > before else 0.0
+
+    def latency_ms(self, share: float) -> float | None:
+        return self.latency.quantile(share)
+
+
+class Display:
+    """Shows progress on the standard error stream: a live table on a terminal, else a line now and then."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._next_line = 0.0
+        self._disks_low: tuple[Path, ...] = ()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.quiet:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        self._console.print(sentence, markup=False, soft_wrap=True)
+
+    def show(self, progress: Progress, restarts: int) -> None:
+        for path in set(progress.disks_low).difference(self._disks_low):
+            self.say(f"the disk of {path} has less room than disk_free_bytes_min: producers wait until there is more")
+        for path in set(self._disks_low).difference(progress.disks_low):
+            self.say(f"the disk of {path} has room again: producers go on")
+        self._disks_low = progress.disks_low
+        cells = _cells(progress, restarts)
+        if self._live.is_started:
+            self._live.update(_table(cells))
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_INTERVAL_S
+            self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+
+
+def _rows(status: Mapping[str, Any]) -> int:
+    """Where a gateway's log ends. By event time it is the ordered one, with what waits for its place in it, and what
+    came last: in the other are words about streams that came from elsewhere, too, and what has gone elsewhere."""
+    end = int(status["next_sequence"])
+    if "ordered_end" in status:
+        return end - int(status["heard_end"]) + int(status["waiting_records"]) + int(status["ordered_end"])
+    return end
+
+
+def _cells(progress: Progress, restarts: int) -> dict[str, str]:
+    p50, p99 = progress.latency_ms(0.5), progress.latency_ms(0.99)
+    return {
+        "records in": f"{progress.records_in:,}",
+        "committed": f"{progress.committed:,}",
+        **({"late": f"{late:,}"} if (late := progress.late + sum(progress.late_at.values())) else {}),
+        "epochs": f"{progress.epochs:,}",
+        "records/s": f"{progress.rate:,.0f}",
+        "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",
+        "restarts": str(restarts),
+        **({"away": " ".join(progress.away)} if progress.away else {}),
+        **({"disk low": " ".join(map(str, progress.disks_low))} if progress.disks_low else {}),
+    }
+
+
+def _table(cells: dict[str, str]) -> Table:
+    table = Table(show_edge=False)
+    for name in cells:
+        table.add_column(name, justify="right")
+    table.add_row(*cells.values())
+    return table

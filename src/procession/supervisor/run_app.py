@@ -1,0 +1,167 @@
+"""`procession run`: a user's app, with everything that it needs on this machine.
+
+The one rule: it ends by itself only when the inputs it was given are committed, with all that their ends let out, and
+every file sink has it; otherwise when it is asked to. What it tells at its end is what the checkpoint says. Before it
+the command line; after it `supervisor/local_pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from procession.commit.counters import LATE_AT
+from procession.commit.round_record import Round
+from procession.connectors.file_source import FileSource
+from procession.driver.app_file import load_app
+from procession.driver.held_records import held_back
+from procession.errors import ConfigError, ProcessionError
+from procession.planner.event_order import Late
+from procession.planner.graph import Graph
+from procession.sdk.transaction_log import uncommitted
+from procession.supervisor.local_pipeline import SOURCE, Local, check_start
+from procession.supervisor.progress import Display, Progress
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import Supervisor
+from procession.verify.decisions import DecisionReader
+
+LOOK_S = 0.2
+
+COUNTERS = ("records_in", "records_out", "late", "dead_letters")
+
+
+def run_app(
+    app: Path,
+    directory: Path | None,
+    inputs: Sequence[Path],
+    listen: str,
+    settings: Settings,
+    *,
+    is_silent: bool,
+    event_time: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run until the inputs are committed, or until asked to stop if there are none. Gives what was done."""
+    # What cannot be read is told now, not when everything has been started.
+    streams = FileSource(inputs).stream_ids
+    graph = load_app(app, input_streams=streams).graph
+    check_start(settings, listen)
+    directory = directory or Path(".procession") / graph.name
+    with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
+        local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
+        before = last_round(local.directory)
+        progress = Progress.from_now(local.directory, settings.control_cookie, settings.client_tls)
+        display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
+        if settings.open_producers:
+            display.say(f"open: anybody who reaches {listen} can send to this pipeline, without a secret")
+
+        def is_done() -> bool:
+            return bool(inputs) and supervisor.has(SOURCE) and supervisor.is_done(SOURCE) and is_delivered(local)
+
+        if local.start():
+            if inputs:
+                local.start_source(inputs, event_time=event_time)
+            joining = f", gateways join at {local.control}" if settings.control else ""
+            display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
+            while supervisor.watch(LOOK_S) and not is_done():
+                display.show(progress.look(), sum(supervisor.restarts.values()))
+        was_done = is_done()
+        progress.look()
+        supervisor.stop()
+        figures = _figures(graph, local.directory, before, progress.look(), settings)
+        return figures | {
+            "restarts": sum(supervisor.restarts.values()),
+            "has_inputs": bool(inputs),
+            "is_done": was_done,
+        }
+
+
+def last_round(directory: Path) -> Round | None:
+    """The record of the last epoch that the pipeline in this directory has committed; None if there is none."""
+    try:
+        return DecisionReader(directory / "checkpoint").last()
+    except ConfigError:  # there is no checkpoint yet
+        return None
+
+
+def is_delivered(local: Local) -> bool:
+    """Whether no file sink has yet to hear what became of a transaction that it has prepared."""
+    logs = [
+        local.sink_directories[one.sink.name] / f"{one.instance}.txnlog"
+        for one in local.graph.participants
+        if one.sink.name in local.sink_directories
+    ]
+    return not any(uncommitted(log) for log in logs if log.exists())
+
+
+def _figures(
+    graph: Graph, directory: Path, before: Round | None, progress: Progress, settings: Settings
+) -> dict[str, Any]:
+    """What this run has committed, by the round records: a killed driver may have told nobody of its last epoch."""
+    last = last_round(directory)
+    counts = {name: _counter(last, name) - _counter(before, name) for name in COUNTERS}
+    waiting = progress.waiting(0 if last is None else last.last)
+    held: list[str] = []
+    with suppress(ProcessionError, OSError):  # a summary must not fail on what the next start will tell
+        states = directory / "state" / DecisionReader(directory / "checkpoint").id
+        held = held_back(graph, last, states)
+    return {
+        "pipeline": graph.name,
+        "records_in": counts["records_in"] + waiting,
+        "committed": counts["records_in"],
+        "epochs": _epochs(last) - _epochs(before),
+        "late": counts["late"],
+        "late_at": _late_at(last, before),
+        "late_rule": None if graph.event_time is None else graph.event_time.late,
+        "dead_letters": counts["dead_letters"],
+        "dead_letter_share_max": settings.dead_letter_share_max,
+        "held_back": held,
+    }
+
+
+def _counter(record: Round | None, name: str) -> int:
+    return 0 if record is None else record.counters.get(name, 0)
+
+
+def _late_at(last: Round | None, before: Round | None) -> dict[str, int]:
+    """The records that came too late to each stage, in this run."""
+    names = [name for name in (last.counters if last is not None else {}) if name.startswith(LATE_AT)]
+    counts = {name.removeprefix(LATE_AT): _counter(last, name) - _counter(before, name) for name in names}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _epochs(record: Round | None) -> int:
+    return 0 if record is None else record.epoch + 1
+
+
+def is_clean(figures: Mapping[str, Any]) -> bool:
+    """Whether the run did all that it was asked for, and no more records than allowed became dead letters."""
+    return (figures["is_done"] or not figures["has_inputs"]) and not _has_too_many_letters(figures)
+
+
+def _has_too_many_letters(figures: Mapping[str, Any]) -> bool:
+    records = figures["committed"]
+    return bool(min(figures["dead_letters"], records) > figures["dead_letter_share_max"] * records)
+
+
+def sentence(figures: Mapping[str, Any]) -> str:
+    """What was done, as it stands at the end of a run."""
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
+    told = [f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"]
+    stages = figures.get("late_at", {}).items()
+    told += [f"{count:,} came too late to stage {name!r}" for name, count in stages]
+    if figures["late"]:
+        is_one = figures["late"] == 1
+        dropped, letters = ("was dropped", "is a dead letter") if is_one else ("were dropped", "are dead letters")
+        # The rule may have been another one in a run before this one, and this may have gone on with its last epoch.
+        became = {Late.DROP: f", and {dropped}", Late.DEAD_LETTER: f", and {letters}"}.get(figures["late_rule"], "")
+        told.append(f"{figures['late']:,} of them came late{became}")
+    if count := figures["dead_letters"]:
+        rule = f", more than dead_letter_share_max ({figures['dead_letter_share_max']:g}) allows"
+        told.append(f"{count:,} set aside as dead letters{rule if _has_too_many_letters(figures) else ''}")
+    if figures["has_inputs"] and not figures["is_done"]:
+        told.append("stopped before all of the input and its end were committed; start again to go on")
+    if figures["held_back"] and not figures["is_done"]:
+        told.append(f"still held back: {', '.join(figures['held_back'])}")
+    return "; ".join(told)

@@ -1,0 +1,284 @@
+"""The supervisor: starts the parts of a pipeline, starts them again when they die, and stops them in order.
+
+The one rule: when it has ended, in whatever way, no process of its parts lives on. An orderly end stops them by rank,
+with deadlines; a part's death is followed by a sweep of what it left, before its next start; if the supervisor itself
+is SIGKILLed, its warden sweeps (see `sweep`). It runs in the caller's thread, whenever the caller `watch`es; a part
+needs nobody to live, so a caller may do other things in between. Before it stands a command of the CLI; after it the
+parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from procession.errors import ProcessionError
+from procession.exit_status import HOPELESS
+from procession.supervisor import cleanup
+from procession.supervisor.part import Child, Part, State
+from procession.supervisor.restart_policy import RestartPolicy
+
+READY_POLL_S = 0.05
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class PartFailed(ProcessionError):
+    """A part ended for good: whoever its last words are for must act. Fields: part, log."""
+
+
+def _in_silence(_sentence: str) -> None:
+    pass
+
+
+class Supervisor:
+    """Use it as a context: parts are started inside, and nothing of them is left outside.
+
+    with Supervisor(directory) as supervisor:
+        supervisor.start(gateway)
+        supervisor.wait_ready("gateway")
+        while supervisor.watch(0.2):
+            show_progress()
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        policy: RestartPolicy | None = None,
+        say: Callable[[str], None] = _in_silence,
+    ) -> None:
+        self._directory = directory
+        self._policy = policy or RestartPolicy()
+        self._say = say
+        self._mark = f"{uuid.uuid4().hex}/"
+        self._children: dict[str, Child] = {}
+        self._signals: list[int] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._wake = -1
+
+    # --- the context
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        cleanup.adopt_orphans(True)
+        self._warden = cleanup.start_warden(self._mark)
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                    self._handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            for child in self._children.values():
+                child.dismiss_spare()
+                child.clear()
+            self._warden.kill()
+            self._warden.communicate()
+            cleanup.adopt_orphans(False)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            os.close(self._wake)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.ask_to_stop(number)
+
+    # --- what a caller asks
+
+    def start(self, part: Part) -> None:
+        """Start a part now; it is looked after from here on."""
+        if part.name in self._children:
+            raise ValueError(f"there is a part named {part.name} already")
+        self._children[part.name] = child = Child(part, self._mark, self._directory, self._policy)
+        self._launch(child)
+
+    def watch(self, timeout_s: float) -> bool:
+        """Look after the parts for `timeout_s`. False, at once, when asked to stop or when all are done."""
+        deadline = time.monotonic() + timeout_s
+        return self._watch_until(lambda: time.monotonic() >= deadline, deadline)
+
+    def wait_ready(self, *names: str) -> bool:
+        """Look after the parts until those named (all, if none is) are ready or done. False when asked to stop."""
+        waited_for = [self._children[name] for name in names or self._children]
+        self._watch_until(lambda: all(child.state in (State.READY, State.ENDED) for child in waited_for))
+        return not self.is_asked_to_stop
+
+    def wait_done(self, *names: str) -> bool:
+        """Look after the parts until those named have ended with status 0. False when asked to stop."""
+        waited_for = [self._children[name] for name in names]
+        self._watch_until(lambda: all(child.state is State.ENDED for child in waited_for))
+        return not self.is_asked_to_stop
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a part's process, for a test's sake: it is started again, and this death is not held against it."""
+        child = self._children[name]
+        child.is_killed_by_us = True
+        child.send(signal.SIGKILL)
+
+    def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
+        """What a signal does: `watch` returns False. From a second SIGINT on, `stop` waits for nobody."""
+        self._signals.append(number)
+        os.eventfd_write(self._wake, 1)
+
+    def has(self, name: str) -> bool:
+        """Whether a part of this name was ever started."""
+        return name in self._children
+
+    def is_done(self, name: str) -> bool:
+        """Whether a part has ended for good."""
+        return self._children[name].state is State.ENDED
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return bool(self._signals)
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The first signal that asked us to stop."""
+        return self._signals[0] if self._signals else None
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often each part was started again."""
+        return {name: max(0, child.starts - 1) for name, child in self._children.items()}
+
+    def pid(self, name: str) -> int | None:
+        """The process of a part, None while it has none."""
+        return self._children[name].pid
+
+    def spare_pid(self, name: str) -> int | None:
+        """The process that waits to take over from a part, None if none does."""
+        return self._children[name].spare_pid
+
+    def log_path(self, name: str) -> Path:
+        return self._children[name].log.path
+
+    # --- looking after
+
+    def _watch_until(self, is_enough: Callable[[], bool], deadline: float = float("inf")) -> bool:
+        while True:
+            for child in self._children.values():
+                self._look_after(child)
+            if self.is_asked_to_stop or all(child.state is State.ENDED for child in self._children.values()):
+                return False
+            if is_enough():
+                return True
+            self._rest(min(deadline, self._next_due()), self._children.values())
+
+    def _look_after(self, child: Child) -> None:
+        now = time.monotonic()
+        for note in child.log.notes():
+            self._say(f"{child.part.name}: {note}")
+        if child.is_running and (status := child.status()) is not None:
+            self._bury(child, status, now)
+        elif child.state is State.STARTING and child.is_ready():
+            child.state = State.READY
+        elif child.state is State.STARTING and now >= child.due:
+            child.clear()
+            self._start_again(child, f"was not ready within {child.part.ready_timeout_s:g} s", now)
+        elif child.state is State.WAITING and now >= child.due:
+            self._launch(child)
+        else:
+            if child.state is State.READY:  # no sooner: a start needs all there is
+                child.keep_spare(now)
+            child.log.trim()
+
+    def _launch(self, child: Child) -> None:
+        try:
+            child.start(time.monotonic())
+        except OSError as error:
+            child.state = State.ENDED
+            raise self._failure(child, f"The {child.part.name} could not be started: {error}.") from error
+
+    def _bury(self, child: Child, status: int, now: float) -> None:
+        """A child has ended by itself: clear up after it, then decide what becomes of its part."""
+        child.clear()
+        child.state = State.ENDED
+        if status in HOPELESS:
+            raise self._failure(child, child.log.last_words() or "It ended with a fatal error and said nothing.")
+        if status != 0:
+            self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)
+
+    def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
+        delay_s: float | None = self._policy.delay_first_s
+        if not child.is_killed_by_us:
+            delay_s = child.restarts.died(now, was_killed=was_killed)
+        if delay_s is None:
+            child.state = State.ENDED
+            often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
+            words = child.log.last_words() or "(none)"
+            raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last words:\n{words}")
+        self._say(f"{child.part.name} {how}; starting it again")
+        child.state = State.WAITING
+        child.due = now + delay_s
+
+    def _failure(self, child: Child, sentence: str) -> PartFailed:
+        return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
+
+    def _next_due(self) -> float:
+        """When something must be done, if nothing happens before."""
+        now = time.monotonic()
+        dues = [child.due for child in self._children.values() if child.state is State.WAITING]
+        polls = [now + READY_POLL_S for child in self._children.values() if child.state is State.STARTING]
+        spares = [child.spare_due for child in self._children.values()]
+        return min([*dues, *polls, *spares], default=float("inf"))
+
+    def _rest(self, until: float, children: Iterable[Child]) -> None:
+        """Sleep until then, or until one of the children ends, or until somebody asks us to stop."""
+        if self._warden.poll() is not None:
+            self._warden.communicate()
+            self._warden = cleanup.start_warden(self._mark)
+        events = select.poll()
+        events.register(self._wake, select.POLLIN)
+        for ended in (ended for child in children for ended in child.ends):
+            events.register(ended, select.POLLIN)
+        rest_s = until - time.monotonic()
+        events.poll(None if rest_s == float("inf") else max(0.0, rest_s) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    # --- stopping
+
+    def stop(self) -> None:
+        """SIGTERM the parts rank by rank, wait for each until its deadline, kill what is left. Nothing starts again."""
+        children = self._children.values()
+        for child in children:
+            child.dismiss_spare()
+        for rank in sorted({child.part.stop_rank for child in children}):
+            self._stop_together([child for child in children if child.part.stop_rank == rank and child.is_running])
+        for child in children:
+            child.state = State.ENDED
+
+    def _stop_together(self, group: list[Child]) -> None:
+        began = time.monotonic()
+        for child in group:
+            child.send(signal.SIGTERM)
+        for child in group:
+            deadline = began + child.part.stop_timeout_s
+            while child.status() is None and time.monotonic() < deadline and not self._is_pressed:
+                self._rest(deadline, [child])
+            if child.status() is None:
+                self._say(f"{child.part.name} did not stop in time and was killed")
+            child.clear()
+
+    @property
+    def _is_pressed(self) -> bool:
+        """A second Ctrl-C. (Not a second SIGTERM: `timeout` and service managers send two as a matter of course.)"""
+        return self._signals.count(signal.SIGINT) > 1
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was ended by signal {-status} ({signal.strsignal(-status)})"

@@ -1,0 +1,1 @@
+"""Verification: compares committed output with the input."""

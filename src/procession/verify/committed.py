@@ -1,0 +1,29 @@
+"""The committed output of a sink: what its transaction logs say is decided, as bytes.
+
+The one rule: nothing that is not committed comes out, also while the sink is writing. Before it a sink's directory;
+after it `procession cat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from procession.errors import ConfigError
+from procession.sdk.transaction_log import committed_ranges
+from procession.verify.sink_outputs import check_one_pipeline, written_in
+
+
+def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
+    """The outputs of the directory (or the one named; or all those of a sink), one after the other in the order of
+    their names."""
+    outputs = written_in(directory, instance)
+    if not outputs:
+        raise ConfigError(
+            f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
+            next_step="name the directory that the sink was given, and an instance that is there",
+        )
+    if instance is None:
+        check_one_pipeline(directory, outputs)
+    for output in outputs:
+        yield from output.read([committed_ranges(log) for log in output.logs])

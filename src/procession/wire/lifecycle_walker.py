@@ -1,0 +1,139 @@
+"""A walk: where one end of a connection stands in the tables of its dialect, and what it may do next. Pure.
+
+The one rule: a step that the tables or the credits forbid is an error of whoever takes it, and changes nothing. Before
+it stands `connection`, which turns bytes into frames and frames into bytes; after it the tables: `lifecycle`, `stream`,
+`draft_lifecycle`, and `credit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.wire import draft
+from procession.wire.credit import CreditWindow
+from procession.wire.dialect import DRAFT, V3, Dialect
+from procession.wire.draft_adapter import Interpreter
+from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, DraftOk, Extension
+from procession.wire.lifecycle import Role, Side, State
+from procession.wire.messages import TWOPC_STREAM, Ack, Eos, Hello, Message, Notify, NotifyAck, Ok, Restart
+from procession.wire.stream_lifecycle import StreamState, StreamStep
+
+OVER = frozenset({State.ERROR, State.DISCONNECTED})
+_START = StreamState.START
+_MESSAGE = StreamStep.MESSAGE
+
+Blame = type[LocalProtocolError] | type[RemoteProtocolError]
+"""Whose error a forbidden step is: ours when we send, the peer's when we receive."""
+
+
+class Walk:
+    """The state of the connection, of each of its streams, and of the credits."""
+
+    def __init__(self, side: Side, role: Role, dialect: Dialect = V3) -> None:
+        if role not in dialect.connection:
+            raise LocalProtocolError(f"the {dialect.name} is for sources")
+        self.side = side
+        self.role = role
+        self.peer = side.other
+        self.spender = Side.INITIATOR if role is Role.SOURCE else None
+        """Whose frames cost credits."""
+        self.dialect = dialect
+        self.extensions: frozenset[Extension] = frozenset()
+        self.state = State.CONNECTED
+        self.credit = CreditWindow()
+        self.interpreter = Interpreter()
+        self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing may be sent any more, and what comes is discarded."""
+        return self.state in OVER
+
+    def stream_state(self, stream_id: int) -> StreamState:
+        return self._streams.get(stream_id, _START)
+
+    def step(self, sender: Side, frame: AnyFrame, blame: Blame) -> None:
+        """Check the frame against the tables and the credits, then move. A frame that is refused changes nothing."""
+        following = self.allow(sender, type(frame), blame)
+        match frame:  # the most frequent first, and no more taken out of a frame than is asked for
+            case Message():
+                moved = self.allow_message(sender, frame.stream_id, blame)
+                if sender is self.spender:
+                    self._charge(sender)
+                self._streams[frame.stream_id] = moved
+            case Ack():
+                self._acknowledge(frame.credits, frame.positions, blame)
+            case Hello(version=version):
+                self.extensions = self._asked_for(version, blame)
+            case Ok(credits=credits):
+                if isinstance(frame, DraftOk) and self.side is Side.INITIATOR:
+                    self.interpreter.told((stream_id, point) for stream_id, _, point in frame.streams)
+                self.credit.grant(credits)
+            case Notify(stream_id=stream_id):
+                self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
+                if self.dialect is DRAFT and sender is self.side:
+                    self.interpreter.notified(stream_id)
+            case NotifyAck():
+                step = StreamStep.ACCEPTED if frame.success else StreamStep.REFUSED
+                self._streams[frame.stream_id] = self._after(frame.stream_id, step, blame)
+            case DraftMessage(stream_id=stream_id):
+                self._produce(sender, stream_id, StreamStep.LAST if frame.is_last else StreamStep.MESSAGE, blame)
+            case Eos(stream_id=stream_id):
+                self._produce(sender, stream_id, StreamStep.EOS, blame)
+            case Debug() if sender is self.spender:
+                self._charge(sender)
+            case AckCounts(credits=credits, positions=counted):
+                self._acknowledge(credits, [position[:2] for position in counted], blame)
+            case Restart():
+                self._streams = dict.fromkeys(self._streams, StreamState.TERMINATED)
+        self.state = following
+
+    def _asked_for(self, version: str, blame: Blame) -> frozenset[Extension]:
+        """What HELLO's version asks for. Which versions of its own dialect are welcome is for the decider."""
+        asked_for = draft.VERSIONS.get(version)
+        if self.dialect is DRAFT and asked_for is None:
+            raise blame(f"unknown version {version[:20]!r}, this is {draft.VERSION}")
+        if self.dialect is V3 and asked_for is not None:
+            raise blame(f"version {version!r} is not said in frames of v3")
+        return asked_for or frozenset()
+
+    def _acknowledge(self, credits_given: int, positions: Iterable[tuple[int, int]], blame: Blame) -> None:
+        points = dict(positions)
+        self._streams |= {stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id in points}
+        if self.dialect is DRAFT and self.side is Side.INITIATOR:
+            self.interpreter.told(points.items())
+        self.credit.grant(credits_given)
+
+    def allow(self, sender: Side, kind: type[AnyFrame], blame: Blame) -> State:
+        following = self.dialect.connection[self.role][self.state][sender].get(kind)
+        if following is None or (kind in NEEDS and NEEDS[kind] not in self.extensions):
+            raise blame(f"{kind.__name__} from the {sender.value} while {self.state.value}")
+        return following
+
+    def allow_message(self, sender: Side, stream_id: int, blame: Blame) -> StreamState:
+        if self.role is Role.SINK and sender is Side.ACCEPTOR and stream_id != TWOPC_STREAM:
+            raise blame(f"a sink's MESSAGE on stream {stream_id}")
+        return self._after(stream_id, _MESSAGE, blame)
+
+    def _after(self, stream_id: int, step: StreamStep, blame: Blame) -> StreamState:
+        before = self._streams.get(stream_id, _START)
+        following = self.dialect.stream[before].get(step)
+        if following is None:
+            raise blame(f"{step.value} on stream {stream_id}, which is {before.value}")
+        return following
+
+    def _produce(self, sender: Side, stream_id: int, step: StreamStep, blame: Blame) -> None:
+        """A frame of the connector: it moves its stream and costs a credit."""
+        following = self._after(stream_id, step, blame)
+        if sender is self.spender:
+            self._charge(sender, is_end=step is StreamStep.EOS)
+        self._streams[stream_id] = following
+
+    def _charge(self, sender: Side, *, is_end: bool = False) -> None:
+        if sender is self.side and self.credit.available < 1:
+            # We hold ourselves to what was granted; the drift is for peers.
+            raise LocalProtocolError("no credit left")
+        if is_end:
+            self.credit.tolerate()
+        self.credit.spend()

@@ -1,0 +1,81 @@
+"""`procession chaos` as a command: what it says to whom mistypes, and what it draws. No cluster is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from procession.chaos.scenario_catalogue import BY_NAME
+from procession.cli.chaos_command import _drawn, _recorded
+from procession.errors import ConfigError
+
+CHAOS = (sys.executable, "-m", "procession", "chaos")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["--scenario", "crash-snk"], 2, "did you mean crash-sink or"),
+        (["--scenario", "crash-sink", "--replay", "schedule.json"], 2, "give --replay without --scenario"),
+        (["--replay", "nowhere.json"], 3, "The file nowhere.json is not a schedule: No such file or directory."),
+        (["--report", "/proc/chaos"], 3, "give another --report"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
+    words: list[str], status: int, told: str
+) -> None:
+    run = subprocess.run([*CHAOS, *words], capture_output=True, text=True, check=False)
+    assert run.returncode == status
+    assert told.lower() in run.stderr.lower()
+    assert "Traceback" not in run.stderr
+    assert not run.stdout
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ({"seed": 1, "runs": []}, "it holds no run"),
+        (
+            {"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "kill", "on": "gateway-9"}]}]},
+            "'gateway-9' is none of",
+        ),
+        ({"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "dance"}]}]}, "is not a schedule"),
+        ({"seed": 1, "runs": ["one"]}, "is not a schedule"),
+        ([], "is not a schedule"),
+        ({"runs": []}, "is not a schedule: KeyError: 'seed'"),
+    ],
+)
+def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, schedule: object, told: str) -> None:
+    path = tmp_path / "schedule.json"
+    path.write_text(json.dumps(schedule))
+    with pytest.raises(ConfigError, match=told):
+        _recorded(path)
+
+
+def test_the_list_names_every_scenario() -> None:
+    listed = subprocess.run([*CHAOS, "--list", "--json"], capture_output=True, check=True)
+    assert json.loads(listed.stdout).keys() == BY_NAME.keys()
+
+
+def test_every_scenario_is_run_once_however_short_the_time() -> None:
+    over = time.monotonic() - 1
+    assert sorted(run.scenario for run in _drawn([], 7, over)) == sorted(BY_NAME)
+    assert [run.scenario for run in _drawn(["crash-sink", "none"], 7, over)] == ["crash-sink", "none"]
+
+
+def test_long_scenarios_are_run_in_the_first_turn_only() -> None:
+    names = [run.scenario for run, _ in zip(_drawn([], 7, float("inf")), range(3 * len(BY_NAME)), strict=False)]
+    long = {name for name, scenario in BY_NAME.items() if scenario.is_long}
+    assert long
+    assert all(names.count(name) == 1 for name in long)
+    assert all(names.count(name) >= 2 for name in BY_NAME.keys() - long)
+
+
+def test_the_same_seed_draws_the_same_runs() -> None:
+    first, again, other = (list(_drawn([], seed, None)) for seed in (7, 7, 8))
+    assert first == again != other

@@ -1,0 +1,81 @@
+"""The gateways of a chaos run join, answer, leave and come back under the same name. Nothing of Spark is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.chaos.chaos_cluster import ChaosCluster
+from procession.chaos.scenario import CONTROLS, GATEWAY, GATEWAYS, SECOND, THIRD, TO_GATEWAY, TO_SECOND, TO_THIRD
+from procession.gateway.control_client import ControlClient
+from procession.storage.log_ranges import FIRST_GATEWAY
+from procession.storage.secret import Secret, find_secret
+
+PATIENCE_S = 60.0
+"""It ends a hang, and measures nothing."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ChaosCluster]:
+    with ChaosCluster(tmp_path) as cluster:
+        for name in GATEWAYS:
+            cluster.start_gateway(name)
+        assert cluster.stage.wait_ready()
+        yield cluster
+
+
+def until(cluster: ChaosCluster, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, cluster.story()
+        cluster.stage.watch(0.05)
+
+
+def test_one_more_gateway_joins_leaves_and_comes_back_under_its_name(cluster: ChaosCluster) -> None:
+    until(cluster, lambda: cluster.has_joined(SECOND))
+    assert cluster.gateways() == [*GATEWAYS]
+    for _ in range(2):
+        cluster.start_gateway(THIRD)
+        until(cluster, lambda: cluster.has_joined(THIRD))
+        until(cluster, lambda: cluster.statuses().keys() == {*GATEWAYS, THIRD})
+        until(cluster, lambda: cluster.let_go(THIRD))
+        until(cluster, lambda: cluster.stage.is_done(THIRD))
+        assert cluster.gateways() == [*GATEWAYS]
+        cluster.stage.forget(THIRD)
+        assert not cluster.has_joined(THIRD)
+    assert not cluster.stage.deaths
+
+
+def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: ChaosCluster) -> None:
+    """So the driver, and a producer that is sent elsewhere, come through a proxy, however they have heard of it."""
+    cluster.start_gateway(THIRD)
+    until(cluster, lambda: all(cluster.has_joined(name) for name in (SECOND, THIRD)))
+    with ControlClient(cluster.directory / GATEWAY) as leader:
+        said = {one["name"]: one for one in leader.gateways()}
+    address = cluster.proxies.address
+    secret = find_secret(cluster.directory, Secret.CONTROL)
+    for name, listen, control in zip(
+        (FIRST_GATEWAY, SECOND, THIRD), (TO_GATEWAY, TO_SECOND, TO_THIRD), CONTROLS, strict=True
+    ):
+        assert said[name]["listen"] == str(address(listen))
+        assert said[name]["control"] == str(address(control))
+        with ControlClient(said[name]["control"], secret) as driver:
+            assert driver.status()["next_sequence"] >= 0, "and behind it there is somebody"
+
+
+def test_who_is_away_is_not_waited_for_and_who_works_is_seen_to(cluster: ChaosCluster) -> None:
+    until(cluster, lambda: cluster.statuses().keys() == {*GATEWAYS})
+    cluster.toil()
+    cluster.stage.hold(GATEWAY)
+    until(cluster, lambda: cluster.stage.pid(GATEWAY) is None)
+    before = time.monotonic()
+    assert not cluster.has_joined(SECOND), "only the leader knows"
+    assert not cluster.let_go(SECOND)
+    assert cluster.statuses().keys() == {SECOND}
+    assert time.monotonic() - before < PATIENCE_S
+    assert cluster.toil().ran_s > 0
+    cluster.stage.release(GATEWAY)
+    until(cluster, lambda: cluster.has_joined(SECOND))

@@ -1,0 +1,96 @@
+"""What a step excuses, and for how long what it has put on lasts. No cluster is started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from procession import faults
+from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Death
+from procession.chaos.fault_injector import Excuse, Undo
+from procession.chaos.faulty_sink import Behaviour, misdeeds_file
+
+FULL = os.strerror(errno.ENOSPC)
+
+
+def death(status: int, words: str) -> Death:
+    return Death("gateway", status, 0.0, False, words)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "is_covered"),
+    [
+        (EXIT_CLEAR, f"error: Cannot write log: {FULL}. Free space.", True),
+        (EXIT_CLEAR, "", False),
+        (EXIT_CLEAR, "error: Another process holds log.", False),
+        (1, f"error: Cannot write log: {FULL}. Free space.", False),
+        (1, "", False),
+        (0, FULL, False),
+        (-signal.SIGKILL, FULL, False),
+        (EXIT_CLEAR, f"Traceback (most recent call last)\nOSError: {FULL}", False),
+    ],
+)
+def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, words: str, is_covered: bool) -> None:
+    assert Excuse((EXIT_CLEAR,), FULL).covers(death(status, words)) is is_covered
+
+
+def test_what_waits_for_its_occasion_lasts_from_then_on_and_not_for_ever() -> None:
+    occasions: list[str] = []
+    undo = Undo(2.0, "link", lambda: None, limit=20.0, has_struck=lambda: bool(occasions))
+    assert not undo.is_due(3.0)
+    assert undo.is_due(20.0)
+    occasions.append("it came")
+    assert not undo.is_due(19.0)
+    assert not undo.is_due(20.9)
+    assert undo.is_due(21.0)
+
+
+def behave(path: Path, text: str) -> Behaviour:
+    path.write_text(text)
+    return Behaviour(path)
+
+
+def test_a_wayward_sink_writes_down_what_it_has_done_and_nothing_else(tmp_path: Path) -> None:
+    behaviour = behave(tmp_path / "behaviour", "abort_on=2")
+    misdeeds = misdeeds_file(tmp_path / "behaviour")
+    assert [behaviour.is_turn("abort_on"), behaviour.happens("abort_chance")] == [False, False]
+    behaviour.delay("vote_delay_s")
+    assert not misdeeds.exists()
+    assert behaviour.is_turn("abort_on")
+    assert misdeeds.read_text() == "abort_on\n"
+
+
+def test_a_wayward_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_like_every_part(tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("disk:sync")
+    argv = [sys.executable, "-m", "procession.chaos.faulty_sink", str(tmp_path / "right"), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run(
+        [*argv, "--behaviour", str(tmp_path / "behaviour")],
+        env={**os.environ, faults.FILE_VARIABLE: str(fault)},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    assert ended.returncode == EXIT_AGAIN
+    assert os.strerror(errno.EIO) in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_a_wayward_sink_feels_like_is_drawn_from_the_seed_that_it_was_given(tmp_path: Path) -> None:
+    def feelings(seed: int) -> list[bool]:
+        behaviour = behave(tmp_path / "behaviour", f"abort_chance=0.5,seed={seed}")
+        return [behaviour.happens("abort_chance") for _ in range(40)]
+
+    random.seed(1)
+    once = feelings(7)
+    random.seed(2)
+    assert once == feelings(7)
+    assert once != feelings(8)
+    assert 0 < sum(once) < 40

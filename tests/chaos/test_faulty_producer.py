@@ -1,0 +1,123 @@
+"""A rogue producer at a gateway: what it must be told, and what it says if it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from procession.address import Address, parse_address
+from procession.chaos.faulty_producer import DEEDS, MANNERS, WENT_BACK_MAX, Broken, Lost, Rogue
+from procession.connectors.file_source import stream_id_of
+from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import ADDRESS_FILE
+from procession.sdk.ack_log import AckLog, acknowledged
+
+GATEWAY = (sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Address]:
+    announcement = tmp_path / "gateway" / ADDRESS_FILE
+    process = subprocess.Popen([*GATEWAY, "--dir", str(announcement.parent)], stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + PATIENCE_S
+    while not announcement.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    yield parse_address(json.loads(announcement.read_text())["listen"])
+    process.terminate()
+    process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
+    return path
+
+
+def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
+    rogue = Rogue(gateway, path)
+    for number in range(3):
+        rogue._is_told = False
+        assert rogue._back()
+        assert rogue._is_told
+        assert rogue._went_back == number + 1
+
+
+@pytest.mark.parametrize("manners", ["zero", "duplicates"])
+def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
+    gateway: Address, path: Path, tmp_path: Path, manners: str
+) -> None:
+    assert getattr(Rogue(gateway, path), f"_{manners}")()
+    limit = time.monotonic() + PATIENCE_S
+    with ControlClient(tmp_path / "gateway") as driver:
+        while (count := driver.status()["duplicates"]) < 50:
+            assert time.monotonic() < limit, count
+            time.sleep(0.02)
+
+
+def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None:
+    assert Rogue(gateway, path)._fight()
+
+
+@pytest.mark.parametrize("manners", [manners for manners in MANNERS if manners != "reopen"])
+def test_what_was_not_done_because_nobody_was_there_is_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, manners: str
+) -> None:
+    rogue = Rogue(Address("127.0.0.1", 1), path)
+    tries: list[str] = []
+
+    def comes_back_late() -> bool:
+        tries.append(manners)
+        if len(tries) < 20:
+            raise Lost("closed")
+        rogue._is_told = len(tries) > 30
+        return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rogue, f"_{manners}", comes_back_late)
+    monkeypatch.setattr(rogue, "finish", lambda end: None)
+    rogue.run(manners)
+    assert len(tries) == 30 + DEEDS
+
+
+def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_position(
+    gateway: Address, path: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "rogue.acks"
+    rogue = Rogue(gateway, path, AckLog(log))
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = sum(map(len, lines[:-1]))
+    with ControlClient(tmp_path / "gateway") as driver, ThreadPoolExecutor(1) as thread:
+        done = thread.submit(rogue.finish, len(lines))
+        limit = time.monotonic() + PATIENCE_S
+        while (seen := [one["seen"] for one in driver.status()["streams"]]) != [last]:
+            assert time.monotonic() < limit, seen
+            time.sleep(0.02)
+        assert acknowledged([log]) == {}, "nothing is committed yet"
+        driver.fence(1)
+        driver.commit(1, 0, len(lines), {stream_id_of(path): last})
+        done.result(PATIENCE_S)
+    assert acknowledged([log]) == {stream_id_of(path): last}
+
+
+def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rogue = Rogue(Address("127.0.0.1", 1), path)
+
+    def nothing_is_said() -> bool:
+        rogue._went_back += 1
+        rogue._unanswered += 1
+        return True
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rogue, "_back", nothing_is_said)
+    with pytest.raises(Broken, match="never said so"):
+        rogue.run("back")
+    assert rogue._went_back == WENT_BACK_MAX

@@ -1,0 +1,82 @@
+"""What a run tells afterwards: recoveries, the verdict, the page."""
+
+from __future__ import annotations
+
+import re
+
+from procession.chaos.history import Chronicle, Failure, Span
+from procession.chaos.html_report import page
+from procession.chaos.recovery_times import Recoveries, quantile
+from procession.verify.verdict import Outcome, Verdict
+
+
+def clean() -> Chronicle:
+    chronicle = Chronicle(seed=7)
+    chronicle.spans.append(Span("crash-sink", 0.0, 9.5, 1_000))
+    chronicle.recoveries.hit("sink-left", 1.0)
+    chronicle.recoveries.back("sink-left", 2.5)
+    chronicle.absences.append(("sink-left", 1.0, 2.5))
+    chronicle.event(1.0, "sink-left", "kill on sink-left <now>")
+    chronicle.samples += [(0.0, 0), (5.0, 500), (10.0, 1_000)]
+    chronicle.verdicts = {"left": Verdict(Outcome.CLEAN, 1_000, 1_000)}
+    chronicle.committed, chronicle.seconds = 1_000, 10.0
+    return chronicle
+
+
+def test_a_recovery_is_timed_only_if_the_part_was_down_alone() -> None:
+    recoveries = Recoveries()
+    recoveries.hit("gateway", 1.0)
+    recoveries.back("gateway", 2.0)
+    recoveries.hit("gateway", 10.0)
+    recoveries.hit("sink-left", 10.5)
+    recoveries.back("sink-left", 11.0)
+    recoveries.back("gateway", 12.0)
+    assert recoveries.times_s["gateway"] == [1.0]
+    assert not recoveries.times_s["sink-left"]
+    assert recoveries.figures()["gateway"] == {"kills": 2, "recovered": 2, "timed": 1, "p50_s": 1.0, "p99_s": 1.0}
+
+
+def test_a_part_that_is_hit_again_before_it_is_back_has_recovered_once() -> None:
+    recoveries = Recoveries()
+    for now in (1.0, 1.2, 1.4):
+        recoveries.hit("source-0", now)
+    recoveries.back("source-0", 3.0)
+    assert (recoveries.events, recoveries.recovered["source-0"], recoveries.times_s["source-0"]) == (3, 1, [])
+
+
+def test_quantiles_of_few_values_are_values() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0, 3.0], 0.99) == 3.0
+
+
+def test_a_run_is_clean_only_if_it_was_compared_to_the_end() -> None:
+    assert clean().outcome is Outcome.CLEAN
+    stopped = clean()
+    stopped.was_stopped = True
+    assert stopped.outcome is Outcome.UNKNOWN
+    unseen = clean()
+    unseen.verdicts = {}
+    assert unseen.outcome is Outcome.UNKNOWN
+    failed = clean()
+    failed.failures.append(Failure("stall", "nothing was committed", "crash-sink", "story"))
+    assert failed.outcome is Outcome.VIOLATED
+    assert "stall in crash-sink: nothing was committed" in failed.sentence()
+
+
+def test_the_verdict_says_how_many_events_an_hour_there_were_and_of_what_parts() -> None:
+    told = clean().sentence()
+    assert told.startswith("1 crashes, 1,000 records: 0 lost, 0 doubled, 0 out of order; clean (seed 7, 10 s)")
+    assert "360 kill-and-restart events an hour (sink 1), 0 pauses and 0 other faults, in 1 scenarios" in told
+    assert "sink: 1 killed, 1 back at work, p50 1.5 s, p99 1.5 s" in told
+
+
+def test_the_page_needs_nothing_else_and_holds_the_picture_and_the_figures() -> None:
+    chronicle = clean()
+    chronicle.failures.append(Failure("death", "gateway ended", "crash-sink", "<story> of all parts"))
+    text = page(chronicle)
+    assert not re.search(r"(src|href)=|https?://", text)
+    assert "<svg" in text
+    assert "sink-left away for 1.50 s" in text
+    assert "&lt;story&gt; of all parts" in text
+    assert '"events_per_hour": 360' in text.replace("&quot;", '"')

@@ -1,0 +1,135 @@
+"""What the vigil calls wrong, on a cluster that only says what it is told to say."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from procession.chaos.chaos_records import records, tag
+from procession.chaos.cluster_view import Cluster, Death
+from procession.chaos.fault_injector import Excuse, Hands
+from procession.chaos.history import Chronicle
+from procession.chaos.monitor import Failed, Vigil
+from procession.chaos.output_monitor import Outputs, Stream
+from procession.connectors.file_source import stream_id_of
+from procession.verify.verdict import Outcome
+from tests.chaos.fake_cluster import FakeCluster
+
+COUNT = 40
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.fake = FakeCluster(directory)
+        self.path = directory / f"{tag(0)}.txt"
+        self.path.write_bytes(b"".join(line + b"\n" for line in records(tag(0), COUNT)))
+        self.id = stream_id_of(self.path)
+        cluster = cast(Cluster, self.fake)
+        self.chronicle = Chronicle(0)
+        self.outputs = Outputs(self.fake.instances(), self.fake.decisions)
+        self.outputs.expect(Stream(tag(0), self.path, COUNT))
+        self.hands = Hands(cluster, self.chronicle)
+        self.vigil = Vigil(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
+        self.vigil.is_awaiting = False
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
+    world.fake.commit(world.path)
+    world.fake.acknowledge(world.path, 51)
+    world.vigil.look()
+    assert {one.outcome for one in world.outputs.compare_all().values()} == {Outcome.CLEAN}
+
+
+@pytest.mark.parametrize("decided", [None, 51])
+def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: World, decided: int | None) -> None:
+    world.fake.heard = {world.id: 102}
+    world.fake.positions = {} if decided is None else {world.id: decided}
+    with pytest.raises(
+        Failed, match="the producer of stream s0000 was told that it is committed up to 102, but"
+    ) as info:
+        world.vigil.look()
+    assert info.value.kind == "violation"
+
+
+def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -> None:
+    world.fake.gateway_says = [{"id": world.id, "name": "s0000.txt", "committed": 102, "seen": 102}]
+    world.fake.positions = {world.id: 51}
+    with pytest.raises(Failed, match=r"s0000\.txt is acknowledged up to 102, but committed up to 51"):
+        world.vigil.look()
+
+
+def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
+    world.fake.heard = {world.id: 102}
+    world.fake.positions = None
+    world.vigil.look()
+    world.fake.positions = {world.id: 51}
+    with pytest.raises(Failed, match="was told"):
+        world.vigil.check()
+
+
+def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
+    world.fake.commit(world.path)
+    world.fake.committed = -1
+    with pytest.raises(Failed, match="is visible, but nobody decided to commit it"):
+        world.vigil.look()
+
+
+def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None:
+    world.fake.commit(world.path, COUNT - 2)
+    world.fake.acknowledge(world.path, 51 * (COUNT - 2))
+    world.vigil.look()
+    for verdict in world.outputs.compare_all().values():
+        assert (verdict.outcome, verdict.lost, verdict.acknowledged_lost) == (Outcome.VIOLATED, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("heard", "is_named", "why"),
+    [(False, True, "No producer noted down"), (True, False, "No round record named")],
+)
+def test_what_was_never_held_against_a_decision_is_not_clean(
+    world: World, heard: bool, is_named: bool, why: str
+) -> None:
+    world.fake.commit(world.path)
+    if heard:
+        world.fake.acknowledge(world.path, 51)
+    if not is_named:
+        world.fake.rounds.clear()
+    world.vigil.look()
+    for verdict in world.outputs.compare_all().values():
+        assert verdict.outcome is Outcome.UNKNOWN
+        assert why in verdict.why
+
+
+@pytest.mark.parametrize("status", [0, 1, -signal.SIGKILL])
+def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: World, status: int) -> None:
+    world.fake.stage.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
+    with pytest.raises(Failed, match="and nothing was done to it that explains this") as info:
+        world.vigil.look()
+    assert info.value.kind == "death"
+
+
+def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World) -> None:
+    spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
+    world.hands.excuses["driver"] = Excuse((-signal.SIGKILL,))
+    world.fake.stage.deaths.append(spare)
+    world.vigil.look()
+    assert not world.chronicle.recoveries.events, "the driver itself lives"
+    world.hands.excuses.clear()
+    world.fake.stage.deaths.append(spare)
+    with pytest.raises(Failed, match="the spare of driver was gone with signal 9"):
+        world.vigil.look()
+
+
+def test_a_part_that_was_not_ready_in_time_is_told_of_in_a_note(world: World) -> None:
+    world.fake.stage.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
+    world.vigil.look()
+    assert world.chronicle.notes == ["driver was not ready, and was started again"]

@@ -1,0 +1,445 @@
+"""The link to a sink over real TCP: it waits, says so, settles before it sends, and gives up where nothing helps."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.address import Address, listening_socket
+from procession.commit.coordinator import REFUSALS_MAX
+from procession.commit.round_events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.sink_link import Link, SinkOptions, packed
+from procession.connectors.file_sink import opener
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.sdk.sink_directory import Home
+from procession.sdk.sink_server import SinkServer
+from procession.tls import ClientTls, ServerTls
+from procession.wire import two_phase_commit
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import (
+    TWOPC_STREAM,
+    Error,
+    Frame,
+    ListUncommitted,
+    Messages,
+    NotifyAck,
+    Ok,
+    Phase1,
+    Reply,
+    ReplyUncommitted,
+    Restart,
+    WorkersLeft,
+)
+from tests.certificates import Authority
+
+TXN = "p-w-out-id-abc.1.1:c_id=0"
+PATIENCE_S = 30.0
+
+
+class Talk:
+    """A link, what it reports and what it says; `until` waits for an event of a kind."""
+
+    def __init__(
+        self,
+        port: int,
+        cookie: bytes = b"",
+        answer_timeout_s: float = 10.0,
+        tls: ClientTls | None = None,
+        knows_workers_left: bool = False,
+    ) -> None:
+        self.events: list[Event] = []
+        self.said: list[str] = []
+        self._news = asyncio.Event()
+        options = SinkOptions(
+            "out",
+            "127.0.0.1",
+            port,
+            "p",
+            "p-out-0",
+            cookie,
+            tls,
+            answer_timeout_s=answer_timeout_s,
+            backoff_max_s=0.05,
+            knows_workers_left=knows_workers_left,
+        )
+        self.link = Link(options, self._take, self._hear)
+        self.task = asyncio.ensure_future(self.link.run())
+
+    @property
+    def greetings(self) -> int:
+        return sum(isinstance(event, SinkConnected) for event in self.events)
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        self._news.set()
+
+    def _hear(self, sentence: str) -> None:
+        self.said.append(sentence)
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return int(free.getsockname()[1])
+
+
+class Sink:
+    """A file sink in this process, at a given port."""
+
+    def __init__(self, directory: Path, port: int, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
+        self._home = Home(directory, opener(directory))
+        listener = listening_socket(Address("127.0.0.1", port))
+        self._task = asyncio.ensure_future(SinkServer(self._home.open_outlet, cookie=cookie, tls=tls).serve(listener))
+
+    async def end(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._home.close()
+
+
+def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        talk = Talk(port)
+        await talk.until(lambda: len(talk.said) == 2)
+        first = f"sink 'out' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
+        assert talk.said[0] == first
+        assert talk.link._failures > REFUSALS_MAX, "however long it takes: it has not refused anything"
+        assert talk.events == []
+        sink = Sink(tmp_path, port)
+        await talk.until(lambda: bool(talk.events))
+        assert talk.events == [SinkConnected("out", (), 0)]
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port, cookie=b"right")
+        talk = Talk(port, cookie=b"wrong")
+        with pytest.raises(ConfigError, match="the cookie does not match") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert "same cookie" in caught.value.next_step
+        assert "right" not in caught.value.explain()
+        assert len(talk.said) == 1, "said once, not at each of the refusals"
+        assert talk.events == []
+        assert REFUSALS_MAX > 1, "once may be a sink that is just stopping"
+        await sink.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def story() -> None:
+        port, authority = free_port(), Authority(tmp_path / "authority")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
+        talk = Talk(port, tls=authority.client())
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 300_000), iter([pa.array([bytes(100_000)] * 3)]))
+        await talk.until(lambda: len(talk.events) == 2)
+        assert talk.events[1] == VoteReceived("out", TXN, True)
+        talk.link.phase2(TXN, commit=True)
+        await talk.until(lambda: len(talk.events) == 3)
+        await talk.end()
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
+
+
+def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path) -> None:
+    async def story() -> None:
+        port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server())
+        talk = Talk(port, tls=ClientTls(other.ca))
+        with pytest.raises(ConfigError, match="its certificate is not to be trusted") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert "certificates" in caught.value.next_step
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_tries_again(tmp_path: Path) -> None:
+    # With TLS 1.3 a client has shaken hands before the server looks at its certificate: it may only see a lost
+    # connection. The sink's log has the reason.
+    async def story() -> None:
+        port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
+        sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
+        talk = Talk(port, tls=ClientTls(authority.ca, *other.issue("client.example")))
+        await talk.until(lambda: bool(talk.said))
+        assert talk.events == []
+        await talk.end()
+        await sink.end()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_sink_lists_what_is_open(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port)
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 6), iter([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])]))
+        await talk.until(lambda: len(talk.events) == 2)
+        assert talk.events[1] == VoteReceived("out", TXN, True)
+        await sink.end()
+        sink = Sink(tmp_path, port)
+        await talk.until(lambda: len(talk.events) == 4)
+        assert talk.events[2:] == [SinkLost("out"), SinkConnected("out", (TXN,), 0)]
+        talk.link.phase2(TXN, True)
+        await talk.until(lambda: len(talk.events) == 5)
+        assert talk.events[4] == Phase2Confirmed("out", TXN)
+        assert (tmp_path / "p-out-0.data").read_bytes() == b"abcdef"
+        talk.link.reconnect(0.0)
+        await talk.until(lambda: len(talk.events) == 7)
+        assert talk.events[6] == SinkConnected("out", (), 6)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path) -> None:
+    """A peer that takes everything and says nothing: in the greeting it is away, after the question for a vote hung."""
+
+    async def story() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(PATIENCE_S), "127.0.0.1", 0)
+        talk = Talk(silent.sockets[0].getsockname()[1], answer_timeout_s=0.1)
+        await talk.until(lambda: bool(talk.said))
+        assert f"refused its greeting (1 of {REFUSALS_MAX}): no answer; trying again" in talk.said[0]
+        assert talk.events == []
+        await talk.end()
+        silent.close()
+
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port, answer_timeout_s=0.3)
+        await talk.until(lambda: bool(talk.events))
+        talk.link._connection.receive = lambda data: []  # type: ignore[method-assign, union-attr]  # the vote is lost
+        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
+        await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("last_word", [Restart(None), Error("no more")])
+def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and_nobody_is_blamed(
+    last_word: Frame,
+) -> None:
+    """Our side of the connection is over at once; the data that is still to be sent must not count as our mistake."""
+
+    async def story() -> None:
+        sessions = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sessions
+            sessions += 1
+            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            while not any(isinstance(event, Messages) for event in connection.receive(await reader.read(65_536))):
+                pass
+            listed = two_phase_commit.wrap(ReplyUncommitted(1, ()))
+            for frame in (Ok(2), NotifyAck(True, 1, 0), listed, *([last_word] if sessions == 1 else [])):
+                writer.write(connection.send(frame))
+            await reader.read(65_536)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1], answer_timeout_s=5.0)
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(Emit("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
+        await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
+        assert not talk.task.done()
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+class Closing:
+    """A sink that ends its sessions: at the greeting, at PHASE1 or as soon as it was greeted."""
+
+    def __init__(self, closes_at: str) -> None:
+        self.closes_at = closes_at
+        self.sessions = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.sessions += 1
+        connection = Connection(Side.ACCEPTOR, Role.SINK)
+        while data := await reader.read(65_536):
+            for event in connection.receive(data):
+                for payload in event.bodies() if isinstance(event, Messages) else ():
+                    if not self._answer(payload, connection, writer):
+                        writer.close()
+                        return
+
+    def _answer(self, payload: bytes, connection: Connection, writer: asyncio.StreamWriter) -> bool:
+        try:
+            message = two_phase_commit.decode(payload)
+        except RemoteProtocolError:
+            return True  # a record
+        if isinstance(message, ListUncommitted) and self.closes_at != "greeting":
+            answers = (Ok(2), NotifyAck(True, 1, 0), two_phase_commit.wrap(ReplyUncommitted(1, ())))
+            writer.write(b"".join(map(connection.send, answers)))
+            return self.closes_at != "idle"
+        return False
+
+
+def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_likely_causes() -> None:
+    async def story() -> None:
+        sink = Closing("greeting")
+        server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        with pytest.raises(ConfigError, match=f"refused its greeting {REFUSALS_MAX} times in a row") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        for likely in ("cookie", "output of another pipeline", "proxy", "sink_refusals_max"):
+            assert likely in caught.value.next_step
+        assert sink.sessions == REFUSALS_MAX
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_likely_causes() -> None:
+    async def story() -> None:
+        sink = Closing("phase1")
+        server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        for number in range(1, REFUSALS_MAX + 1):
+            await talk.until(lambda n=number: talk.greetings == n)  # type: ignore[misc]
+            await talk.link.emit(Emit("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), iter([pa.array([b"x"])]))
+        with pytest.raises(ConfigError, match=f"{REFUSALS_MAX} times in a row before its vote") as caught:
+            await asyncio.wait_for(talk.task, PATIENCE_S)
+        assert f":c_id={REFUSALS_MAX}:" in caught.value.sentence
+        for likely in ("rule", "output of another pipeline", "full disk", "sink_refusals_max"):
+            assert likely in caught.value.next_step
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -> None:
+    async def story() -> None:
+        server = await asyncio.start_server(Closing("idle").serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1])
+        await talk.until(lambda: talk.greetings == 2 * REFUSALS_MAX)
+        assert not talk.task.done()
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greeting(knows: bool) -> None:
+    async def story() -> None:
+        heard: list[WorkersLeft] = []
+        writers: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            writers.append(writer)
+            while data := await reader.read(65_536):
+                received = [event for event in connection.receive(data) if isinstance(event, Messages)]
+                for stream_id, some in (one for event in received for one in event.by_stream()):
+                    for payload in some.payloads.to_pylist() if stream_id == TWOPC_STREAM else ():
+                        message = two_phase_commit.decode(payload)
+                        if isinstance(message, WorkersLeft):
+                            heard.append(message)
+                        elif isinstance(message, ListUncommitted):
+                            answers = (Ok(2), NotifyAck(True, 1, 0), two_phase_commit.wrap(ReplyUncommitted(1, ())))
+                            writer.write(b"".join(map(connection.send, answers)))
+                        else:
+                            assert isinstance(message, Phase1)
+                            writer.write(connection.send(two_phase_commit.wrap(Reply(message.txn_id, True))))
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        talk = Talk(server.sockets[0].getsockname()[1], knows_workers_left=knows)
+        await talk.until(lambda: bool(talk.events))
+        talk.link.workers_left(("gateway-1",))
+        talk.link.workers_left(("gateway-1",))
+        talk.link.workers_left(())  # it is back: nobody has left, which is nothing to tell
+        talk.link.workers_left(("gateway-1", "gateway-2"))
+        writers[0].close()
+        await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
+        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.until(lambda: VoteReceived("out", TXN, True) in talk.events)
+        both = ("gateway-1", "gateway-2")
+        first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # as far as it was read before we closed
+        assert heard == ([*first[: len(heard) - 1], WorkersLeft(3, both)] if knows else [])
+        await talk.end()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port)
+        await talk.until(lambda: bool(talk.events))
+        with pytest.raises(StorageError, match="manifests say"):
+            await talk.link.emit(Emit("out", TXN, 0, 0, 5), iter([pa.array([b"x"])]))
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())
+
+
+@given(
+    records=st.lists(st.binary(max_size=12), min_size=1, max_size=60),
+    bytes_max=st.integers(0, 20),
+    skipped=st.integers(0, 5),
+)
+def test_packing_changes_where_messages_are_cut_and_nothing_else(
+    records: list[bytes], bytes_max: int, skipped: int
+) -> None:
+    column = pa.array([b"skipped"] * skipped + records, pa.binary()).slice(skipped)
+    messages, edges = packed(column, bytes_max)
+    assert messages.type == pa.binary()
+    whole = messages.to_pylist()
+    assert b"".join(whole) == b"".join(records)
+    assert [edge - edges[0] for edge in edges] == [sum(map(len, whole[:number])) for number in range(len(whole) + 1)]
+    assert edges[0] == 0
+    if bytes_max == 0:
+        assert whole == records
+    starts = {sum(map(len, records[:number])) for number in range(len(records) + 1)}
+    assert set(edges.tolist()) <= starts, "a record is never cut"
+    longest = max(map(len, records))
+    assert all(len(message) <= max(1, bytes_max) + longest for message in whole)

@@ -1,0 +1,32 @@
+"""The log of epochs: latency is told only where it is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procession.commit.performer import Outcome
+from procession.commit.round_record import Round
+from procession.driver.epoch_log import EpochLog, Latency
+from procession.storage.run_store import Manifest
+
+NOW_NS = 1_700_000_000 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("age_s", "latency_ms"),
+    [(0.25, 250.0), (3599.0, 3_599_000.0), (7200.0, None), (NOW_NS / 1e9 - 1, None), (-3600.0, None)],
+    ids=["just now", "behind by an hour", "a history", "a number that is no time", "the future"],
+)
+def test_latency_is_told_only_of_event_times_near_the_clock(
+    tmp_path: Path, age_s: float, latency_ms: float | None
+) -> None:
+    time_ns = NOW_NS - round(age_s * 1e9)
+    manifest = Manifest(0, 0, 0, 0, 2, records=2, times=(time_ns, time_ns))
+    EpochLog(tmp_path / "epochs.jsonl").add(Outcome(Round(0, 1, "f", 0, 2, {}), [manifest], 0.1, NOW_NS))
+    latency = Latency()
+    latency.add(json.loads((tmp_path / "epochs.jsonl").read_text()))
+    found = latency.quantile(0.5)
+    assert found == (latency_ms if latency_ms is None else pytest.approx(latency_ms, rel=0.02))

@@ -1,0 +1,125 @@
+"""Adaptive credits in the gateway's decisions: what is granted, withheld and given back, and what an operator sees."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from procession.gateway.gateway_events import Action, Send, SessionClosed, SessionOpened, Ticked
+from procession.gateway.gateway_options import Limits
+from procession.wire.messages import Ack, Ok
+from tests.gateway.bench import A, B, Bench, sent
+from tests.sdk.gateways import living_gateway
+
+ADAPTIVE = Limits(credits="adaptive", credits_max=100, credits_min=10, backlog_max=1000)
+
+
+def granted(actions: list[Action], session: int) -> int:
+    return sum(frame.credits for frame in sent(actions, session) if isinstance(frame, Ack))
+
+
+def test_a_session_begins_with_its_share_of_the_window() -> None:
+    bench = Bench(ADAPTIVE)
+    assert bench.hello(A) == [Ok(100)]
+    assert bench.hello(B) == [Ok(50)]
+
+
+def test_a_session_that_comes_while_the_window_is_full_gets_the_least_there_is() -> None:
+    bench = Bench(ADAPTIVE)
+    bench.open(A, 7)
+    bench.message(A, 7, *range(99))
+    assert granted(bench.message(A, 7, 99), A) == 0
+    assert bench.hello(B) == [Ok(10)]
+
+
+def test_a_full_window_gives_nothing_back_until_a_commit_and_then_to_everybody() -> None:
+    bench = Bench(ADAPTIVE)
+    bench.open(A, 7)
+    bench.open(B, 8)
+    left = {A: 99, B: 49}
+    for number in count():
+        if not any(left.values()):
+            break
+        for session, stream_id in ((A, 7), (B, 8)):
+            if left[session]:
+                actions = bench.message(session, stream_id, number)
+                left[session] -= 1
+                for other in left:
+                    left[other] += granted(actions, other)
+    assert 100 <= len(bench.rows) < 100 + 100, "the window, and what was granted before it was full"
+    actions = bench.commit(0)
+    assert granted(actions, A) >= 10
+    assert granted(actions, B) >= 10
+
+
+def test_a_session_never_holds_more_than_the_maximum() -> None:
+    bench = Bench(ADAPTIVE)
+    bench.open(A, 7)
+    held, epoch = 99, 0
+    for number in range(2000):
+        if not held:
+            actions = bench.commit(epoch)
+            epoch += 1
+        else:
+            actions = bench.message(A, 7, number)
+            held -= 1
+        held += granted(actions, A)
+        assert 0 <= held <= 100
+    assert len(bench.rows) > 1000, "it went on"
+
+
+def test_with_a_fixed_window_credits_come_back_before_anything_is_committed() -> None:
+    bench = Bench(Limits(credits_max=100, credits_min=10, backlog_max=10))
+    bench.open(A, 7)
+    assert granted(bench.message(A, 7, *range(99)), A) == 100
+    assert [type(action) for action in bench.commit(0, end=50) if isinstance(action, Send)] == []
+
+
+def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_with_a_fixed_window() -> None:
+    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    bench.open(A, 7)
+    bench.message(A, 7, *range(99))
+    assert bench.hello(B) == [Ok(10)], "or each that comes again could send as much as a window holds"
+    bench.commit(0)
+    assert bench.hello(3) == [Ok(100)]
+
+
+def test_past_the_limits_nobody_is_read_but_who_has_not_said_hello() -> None:
+    bench = Bench(Limits(credits_max=100, lag_bytes_max=1000, overrun_bytes_max=1000))
+    bench.open(A, 7)
+    state, flow = bench.state, bench.state.flow
+    for number in range(99):
+        bench.message(A, 7, number)
+        assert flow.is_over is state.holds(A) is (flow.lag.bytes > 2000)
+    assert flow.is_over
+    state.handle(SessionOpened(B))
+    assert not state.holds(B)
+    bench.commit(0)
+    assert not state.holds(A)
+    flow.is_disk_full = True
+    assert state.holds(A)
+
+
+def test_what_a_notify_and_duplicates_took_comes_back_also_while_too_much_is_not_committed() -> None:
+    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    bench.open(A, 7)
+    bench.message(A, 7, *range(80))
+    bench.do(SessionClosed(A))
+    bench.open(B, 7)
+    bench.message(B, 7, *range(75, 84))
+    assert granted(bench.do(Ticked()), B) == 1 + 5, "its NOTIFY, and what was there already"
+    assert granted(bench.do(Ticked()), B) == 0, "once"
+    assert len(bench.rows) == 84
+
+
+@pytest.mark.parametrize("credits", ["fixed", "adaptive"])
+def test_the_status_says_how_the_window_is(tmp_path: Path, credits: str) -> None:  # noqa: A002
+    with living_gateway(tmp_path, limits={"credits": credits, "latency_target_s": 30.0}) as gateway:
+        status = gateway.client().status()
+    assert status["credits"] == credits
+    assert status["buffered"] == 0
+    shown = {name: status[name] for name in ("window", "latency_target_s", "wait_s", "commits_per_s") if name in status}
+    expected = {"window": 16384, "latency_target_s": 30.0, "wait_s": 0.0, "commits_per_s": 0.0}
+    assert shown == (expected if credits == "adaptive" else {})

@@ -1,0 +1,317 @@
+"""A gateway that puts its streams in the order of event time: what it offers, keeps back, acknowledges and finds again.
+
+Real logs on a real disk, and the real decisions; the sockets and the driver are played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procession.errors import ConfigError
+from procession.gateway.gateway_events import Granted, SessionClosed, Ticked
+from procession.gateway.gateway_metrics import stream_rows
+from procession.gateway.performer import Gateway
+from procession.merge.event_time import NO_REFERENCE, Declared
+from procession.merge.stream_clocks import Clock
+from procession.storage.segment import KIND_EOS, KIND_LATE, KIND_RECORD
+from procession.wire.messages import Notify, NotifyAck
+from tests.gateway.ordered_site import Client, Site, in_loop
+
+
+def records(*pairs: tuple[int, int]) -> list[tuple[int, int, int]]:
+    return [(KIND_RECORD, *pair) for pair in pairs]
+
+
+@in_loop
+async def test_an_epoch_takes_what_is_settled_and_the_rest_stays_unacknowledged(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    fast, slow = Client(site, 1), Client(site, 2)
+    fast.records(1, (0, 10), (1, 20), (2, 30))
+    assert await site.epoch() == []
+    assert site.status["waits_for"] == 2
+    assert site.status["waiting_records"] == 3
+    slow.records(2, (5, 15), (6, 20))
+    assert await site.epoch() == records((1, 0), (2, 5), (1, 1), (2, 6))
+    assert fast.acked == {1: 1}
+    assert slow.acked == {2: 6}
+    assert site.status["waits_for"] == 2
+    assert site.status["committed_end"] == 4
+    slow.end(2)
+    assert await site.epoch() == [(KIND_EOS, 2, 6), (KIND_RECORD, 1, 2)]
+    assert site.status["waits_for"] is None
+    assert {stream["id"]: stream["state"] for stream in site.status["streams"]} == {1: "open", 2: "closed"}
+
+
+@in_loop
+async def test_the_end_of_a_stream_is_released_by_the_commit_that_has_it_and_by_none_before(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    fast, slow = Client(site, 1), Client(site, 2)
+    fast.records(1, (0, 100))
+    fast.end(1)
+    slow.records(2, (0, 50))
+    assert await site.epoch() == records((2, 0))
+    site.kill()
+    again = Client(site, 1)
+    assert [frame for frame in again.frames if isinstance(frame, NotifyAck)] == [NotifyAck(False, 1, 0)]
+    Client(site, 2).end(2)
+    assert [row for row in await site.epoch() if row[0] == KIND_EOS] == [(KIND_EOS, 2, 0), (KIND_EOS, 1, 0)]
+    again.hear(Notify(1, "", 0))
+    assert [frame for frame in again.frames if isinstance(frame, NotifyAck)][-1] == NotifyAck(True, 1, 0)
+
+
+@in_loop
+async def test_an_end_that_is_sent_again_after_its_commit_is_answered_and_makes_no_row(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    client = Client(site, 1)
+    client.records(1, (7, 10))
+    client.end(1)
+    Client(site, 2).records(2, (0, 99))
+    assert len(await site.epoch()) == 2 + 1
+    site.kill()
+    again = Client(site, 1)
+    again.records(1, (7, 10))
+    again.end(1)
+    assert again.acked == {1: 7}
+    assert await site.epoch() == []
+    assert site.status["waiting_records"] == 0
+    again.hear(Notify(1, "", 0))
+    again.records(1, (8, 20))
+    assert again.reason == "stream 1 has ended"
+
+
+@in_loop
+async def test_undeclared_streams_and_the_draft_are_refused(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1})))
+    client = Client(site, 3)
+    assert client.reason == "stream 3 is not declared in the pipeline"
+    drafted = Client(site, version="draft")
+    assert drafted.reason is not None
+    assert "event time" in drafted.reason
+
+
+@in_loop
+async def test_a_late_record_is_marked_and_stands_at_the_watermark_of_its_stream(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    one, two = Client(site, 1), Client(site, 2)
+    one.records(1, (0, 10), (1, 30), (2, 20), (3, 40))
+    two.records(2, (0, 25), (1, 40))
+    assert await site.epoch() == [
+        (KIND_RECORD, 1, 0),
+        (KIND_RECORD, 2, 0),
+        (KIND_RECORD, 1, 1),
+        (KIND_LATE, 1, 2),
+        (KIND_RECORD, 1, 3),
+    ]
+    assert one.acked == {1: 3}
+    assert site.status["late_records"] == 1
+
+
+@in_loop
+async def test_with_an_allowed_lateness_nothing_is_acknowledged_before_all_below_it_is_committed(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, Declared(frozenset({1}), lateness_ns=10))
+    client = Client(site, 1)
+    client.records(1, (0, 100), (1, 95), (2, 111), (3, 102), (4, 113))
+    assert await site.epoch() == records((1, 1), (1, 0), (1, 3))
+    assert client.acked == {1: 1}, "record 2 is still to come, so 3 is not told"
+    client.records(1, (5, 130))
+    site.gateway.flush()
+    site.kill()
+    assert await site.epoch() == records((1, 2), (1, 4))
+    assert site.positions == {1: 4}
+
+
+@in_loop
+async def test_nobody_waits_for_an_idle_stream_and_what_then_comes_too_late_is_late_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2}), idle_timeout_s=1e-9))
+    Client(site, 1).records(1, (0, 10), (1, 20))
+    await site.read()
+    await site.read()
+    assert [row for row in site.rows if row[0] == KIND_RECORD] == records((1, 0), (1, 1))
+    site.kill()
+    Client(site, 2).records(2, (0, 15), (1, 25))
+    await site.read()
+    await site.read()
+    assert (KIND_LATE, 2, 0) in site.rows
+    assert (KIND_RECORD, 2, 1) in site.rows
+
+
+@in_loop
+async def test_a_directory_keeps_the_order_that_it_was_begun_with(tmp_path: Path) -> None:
+    site = Site(tmp_path, Declared(frozenset({1})))
+    Client(site, 1).records(1, (0, 1))
+    await site.epoch()
+    await site.gateway.close()
+    with pytest.raises(ConfigError, match="begun in the order of event time, not of arrival"):
+        Gateway(replace(site.config, declared=None))
+
+
+# The whole, whatever the timing
+
+
+def streams_of(seed: int) -> dict[int, list[tuple[int, int]]]:
+    chance, streams = random.Random(seed), {}
+    for stream_id in (3, 5, 9):
+        now, made = 0, []
+        for message_id in range(0, 120, chance.choice((1, 3))):
+            now += chance.randrange(4)
+            made.append((message_id, now + chance.choice((0, 0, 0, -1, -7))))
+        streams[stream_id] = made
+    return streams
+
+
+async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int, int, int]]:
+    """All rows, read while producers come and go, epochs are repeated, and the gateway is killed."""
+    chance = random.Random(seed)
+    streams = streams_of(1)
+    site = Site(directory, Declared(frozenset(streams), lateness_ns))
+    clients: dict[int, Client] = {}
+    sent = dict.fromkeys(streams, 0)
+    while site.status["committed_end"] < sum(map(len, streams.values())) + len(streams):
+        stream_id = chance.choice(list(streams))
+        if stream_id not in clients:
+            clients[stream_id] = Client(site, stream_id)
+            answers = [frame for frame in clients[stream_id].frames if isinstance(frame, NotifyAck)]
+            if not answers[-1].success:
+                del clients[stream_id]  # its end waits for a commit
+            else:
+                known = answers[-1].point_of_reference
+                made = streams[stream_id]
+                sent[stream_id] = sum(one <= known for one, _ in made) if known != NO_REFERENCE else 0
+        elif sent[stream_id] <= len(streams[stream_id]):
+            client, made = clients[stream_id], streams[stream_id]
+            piece = made[sent[stream_id] :][: chance.randrange(1, 30)]
+            sent[stream_id] += len(piece)
+            if piece:
+                client.records(stream_id, *piece)
+            else:
+                client.end(stream_id)
+                sent[stream_id] += 1
+        match chance.randrange(12):
+            case 0:
+                site.kill()
+                clients.clear()
+            case 1 | 2 | 3:
+                before = len(site.rows)
+                await site.read(chance.choice((1, 7, 100)))
+                if chance.randrange(3) == 0:  # the epoch is run again: the same rows
+                    again = site.rows[before:]
+                    del site.rows[before:]
+                    await site.read(len(again) or 1)
+                    assert site.rows[before:][: len(again)] == again
+                await site.commit()
+            case 4:
+                if chance.randrange(2):
+                    site.gateway.handle(Ticked())
+                elif (client_ := clients.pop(stream_id, None)) is not None:
+                    site.gateway.handle(SessionClosed(client_.number))
+    assert site.positions == {stream_id: made[-1][0] for stream_id, made in streams.items()}
+    assert site.status["lag_bytes"] == 0
+    rows = site.rows
+    await site.gateway.close()
+    logs = [path for folder in ("log", "ordered") for path in (directory / folder).glob("*") if path.is_file()]
+    assert len(logs) <= 4, "what is committed is trimmed, in both logs"
+    return rows
+
+
+@pytest.mark.parametrize("lateness_ns", [0, 5])
+def test_whatever_the_timing_and_the_crashes_the_rows_are_the_same(tmp_path: Path, lateness_ns: int) -> None:
+    runs = [asyncio.run(lived(tmp_path / str(seed), seed, lateness_ns)) for seed in range(6)]
+    made = streams_of(1)
+    assert {row for row in runs[0] if row[0] != KIND_EOS} >= {(KIND_RECORD, stream_id, 0) for stream_id in made}
+    assert len(runs[0]) == sum(map(len, made.values())) + len(made)
+    assert any(kind == KIND_LATE for kind, _, _ in runs[0])
+    assert all(run == runs[0] for run in runs)
+
+
+MOVED_RECORDS = [(0, 247), (1, 247), (2, 207), (3, 247), (4, 208)]
+
+
+class Successor(Site):
+    """The stream was at another gateway up to id 4; there only id 2 was taken, and the others were given up."""
+
+    def ask(self, stream_id: int) -> None:
+        self.gateway.handle(Granted(stream_id, None, Clock(247, False, 4)))
+
+
+@pytest.mark.parametrize("is_floor_raised", [False, True], ids=["", "the log begins behind its coming"])
+def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_a_restart(
+    tmp_path: Path, is_floor_raised: bool
+) -> None:
+    async def run() -> None:
+        site = Successor(tmp_path, Declared(frozenset({1}), lateness_ns=40))
+        first = Client(site, 1)
+        if is_floor_raised:
+            await site.epoch()
+            assert site.gateway.state.snapshot.point is not None
+            assert site.gateway.state.snapshot.point.floor == 1
+        first.records(1, MOVED_RECORDS[0])
+        await site.read()  # it is on disk
+        site.kill()
+        again = Client(site, 1)
+        again.records(1, *MOVED_RECORDS)  # nothing is acknowledged: it sends all again
+        again.end(1)
+        await site.epoch()
+        came = sorted(one for kind, _, one in site.rows if kind == KIND_RECORD)
+        assert came == [0, 1, 3, 4], "all but id 2, which was taken at the first gateway"
+        assert again.acked == {1: 4}
+
+    asyncio.run(run())
+
+
+def lags(site: Site) -> dict[int, int]:
+    return {row["id"]: row["lag"] for row in stream_rows(site.gateway, 0, 10)["streams"]}
+
+
+@in_loop
+async def test_each_stream_is_as_far_behind_as_its_own_records_are_not_committed_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    ahead, behind = Client(site, 1), Client(site, 2)
+    ahead.records(1, *((number, 1_000 + number) for number in range(10)))
+    behind.records(2, *((number, number) for number in range(7)))
+    assert lags(site) == {1: 10, 2: 7}
+    await site.epoch()
+    assert lags(site) == {1: 10, 2: 0}
+    site.kill()
+    assert lags(site) == {1: 10, 2: 0}
+
+
+class Lender(Site):
+    """The leader knows how far streams came that were given up, and grants them again."""
+
+    def start(self) -> None:
+        self.known: dict[int, tuple[int | None, Any]] = {}
+        super().start()
+
+    def ask(self, stream_id: int) -> None:
+        self.gateway.handle(Granted(stream_id, *self.known.get(stream_id, (None, None))))
+
+    def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
+        self.known[stream_id] = committed, clock
+        super().relinquish(stream_id, committed, clock)
+
+
+@in_loop
+async def test_words_about_streams_do_not_fill_a_window_that_adapts(tmp_path: Path) -> None:
+    site = Lender(tmp_path, Declared(frozenset({1})), credits="adaptive", credits_max=50, credits_min=5, backlog_max=60)
+    for number in range(100):
+        client = Client(site, 1)
+        client.records(1, (number, number))
+        await site.epoch()
+        client.die()
+        await site.epoch()
+    assert site.gateway.state.next_sequence > 150, "each time that it comes again there is a row about it"
+    assert site.status["buffered"] == 0, "all records are committed"
+    site.kill()
+    assert site.status["buffered"] == 0

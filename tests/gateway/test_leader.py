@@ -1,0 +1,89 @@
+"""The leader among its gateways: words that come late, and links that were replaced, take nobody's stream away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError, RemoteProtocolError
+from procession.gateway.gateway_options import Limits
+from procession.gateway.leader import Leadership
+from procession.gateway.members import Member, Members, Standing
+from procession.gateway.state import GatewayState
+
+
+def member(name: str, identity: str | None = None) -> Member:
+    return Member(name, identity or f"of {name}", "127.0.0.1:1", "127.0.0.1:2", "directory")
+
+
+@pytest.fixture
+def leadership(tmp_path: Path) -> Leadership:
+    state = GatewayState(Limits(), is_leading=True)
+    leads = Leadership(Members(tmp_path), state, lambda event: None)
+    leads.begin(member("gateway-0"))
+    return leads
+
+
+def test_a_join_that_was_given_up_and_comes_late_changes_nothing(leadership: Leadership) -> None:
+    link, _ = leadership.join(member("gateway-1"), [], {}, 0, (3, 2))
+    assert leadership.notify(link, 7)["granted"]
+    for late in ((3, 1), (2, 9)):
+        with pytest.raises(RemoteProtocolError, match="later link"):
+            leadership.join(member("gateway-1"), [], {}, 0, late)
+    assert leadership.registry.active == {7: "gateway-1"}
+    leadership.join(member("gateway-1"), [7], {}, 0, (4, 1))
+    assert leadership.registry.active == {7: "gateway-1"}
+
+
+def test_a_link_that_was_replaced_is_told_so_and_not_refused_for_ever(leadership: Leadership) -> None:
+    old, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 1))
+    new, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 2))
+    assert not leadership.notify(old, 7)["granted"]
+    with pytest.raises(RemoteProtocolError, match="taken this one's place"):
+        leadership.beat(old)
+    leadership.lost(old)
+    assert leadership.beat(new) == {"is_leaving": False, "others": ["127.0.0.1:1"]}
+    assert leadership.notify(new, 7)["granted"]
+
+
+def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) -> None:
+    """Its holder may leave next, and nobody else has heard the name."""
+    state = GatewayState(Limits(), is_leading=True)
+    leads = Leadership(Members(tmp_path), state, lambda event: None)
+    leads.begin(member("gateway-0"))
+    link, _ = leads.join(member("gateway-1"), [7, 8], {}, 0)
+    leads.given_up(link, 7, 41, None, "orders")
+    leads.given_up(link, 8, None, None, "nothing came of it")
+    assert state.registry[7].name == "orders"
+    assert 8 not in state.registry
+    assert state.registry.positions({7: 41})[7].name == "orders", "so a snapshot has it, too"
+
+
+def test_a_gateway_goes_only_when_it_holds_nothing_and_the_leader_knows_its_epochs(leadership: Leadership) -> None:
+    link, _ = leadership.join(member("gateway-1"), [7], {}, 0)
+    leadership.leave("gateway-1")
+    assert leadership.beat(link)["is_leaving"]
+    assert not leadership.left(link, 0), "it holds a stream"
+    leadership.given_up(link, 7, 41)
+    assert not leadership.left(link, 1), "the leader has heard of no epoch: if it died, nobody would know of id 41"
+    assert leadership.left(link, 0)
+    assert list(leadership.gateways) == ["gateway-0"]
+
+
+def test_a_name_stays_with_its_directory_over_a_leader_that_begins_anew(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    assert [members.join(member("", identity)).name for identity in "ab"] == ["gateway-1", "gateway-2"]
+    members.stand("gateway-1", Standing.LEFT)
+    again = Members(tmp_path)
+    assert list(again.present) == ["gateway-2"]
+    assert again.join(member("", "c")).name == "gateway-3"
+    with pytest.raises(ConfigError, match="already, with another directory"):
+        again.join(member("gateway-1", "d"))
+    assert again.join(member("", "a")).name == "gateway-1"
+    assert again["gateway-1"].standing is Standing.HERE
+
+
+def test_a_directory_of_another_pipeline_is_refused(leadership: Leadership) -> None:
+    with pytest.raises(ConfigError, match="used by another pipeline"):
+        leadership.join(member("gateway-1"), [], {}, 100)

@@ -1,0 +1,220 @@
+"""The event order against a slow, obvious reference: every interleaving, cut and restart gives the one sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point
+from procession.merge.stream_clocks import TIME_MAX, TIME_MIN, Clock
+from procession.merge.waiting_rows import Key
+
+
+class Row(NamedTuple):
+    stream_id: int
+    message_id: int
+    event_time: int
+    is_end: bool = False
+    is_tick: bool = False
+    is_given: bool = False
+    is_moved: bool = False
+
+
+class Placed(NamedTuple):
+    key: Key
+    is_late: bool
+
+
+def heard(rows: list[Row]) -> Heard:
+    return Heard(
+        np.array([row.stream_id for row in rows], np.uint64),
+        np.array([row.message_id for row in rows], np.uint64),
+        np.array([row.event_time for row in rows], np.int64),
+        np.ones(len(rows), np.int64),
+        np.array([row.is_end for row in rows], np.bool_),
+        np.array([row.is_tick for row in rows], np.bool_),
+        np.array([row.is_given for row in rows], np.bool_),
+        np.array([row.is_moved for row in rows], np.bool_),
+    )
+
+
+def reference(streams: list[list[Row]], lateness: int) -> list[Placed]:
+    """One stream after the other, one row after the other, then one sort."""
+    placed = []
+    for rows in streams:
+        largest = TIME_MIN
+        for row in rows:
+            watermark = max(largest - lateness, TIME_MIN)
+            if row.is_end:
+                order_time, is_late = largest, False
+            else:
+                order_time, is_late = max(row.event_time, watermark), row.event_time < watermark
+                largest = max(largest, row.event_time)
+            placed.append(Placed(Key(order_time, row.stream_id, END_ID if row.is_end else row.message_id), is_late))
+    return sorted(placed, key=lambda one: one.key)
+
+
+def taken_by(order: EventOrder) -> tuple[list[Placed], list[int]]:
+    rows, references = order.take()
+    return [Placed(rows.key(n), bool(rows.are_late[n])) for n in range(len(rows))], references.tolist()
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[list[Row]], int]:
+    lateness = draw(st.sampled_from([0, 0, 1, 3, 10]))
+    streams = []
+    for stream_id in draw(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True)):
+        now, rows, message_id = draw(st.integers(-5, 5)), [], draw(st.integers(0, 3))
+        for _ in range(draw(st.integers(0, 12))):
+            rows.append(Row(stream_id, message_id, now + draw(st.integers(-6, 3))))
+            now += draw(st.integers(0, 3))
+            message_id += draw(st.integers(1, 3))
+        rows.append(Row(stream_id, rows[-1].message_id if rows else END_ID, 0, is_end=True))
+        streams.append(rows)
+    return streams, lateness
+
+
+def interleaved(draw: st.DrawFn, streams: list[list[Row]]) -> list[Row]:
+    rest = [list(rows) for rows in streams]
+    rows = []
+    while any(rest):
+        chosen = draw(st.sampled_from([one for one in rest if one]))
+        count = draw(st.integers(1, 6))
+        rows += chosen[:count]
+        del chosen[:count]
+    return rows
+
+
+@given(st.data(), worlds())
+def test_every_interleaving_gives_the_sequence_of_the_reference(
+    data: st.DataObject, world: tuple[list[list[Row]], int]
+) -> None:
+    streams, lateness = world
+    rows = interleaved(lambda strategy: data.draw(strategy), streams)
+    order = EventOrder(Declared(frozenset(one[0].stream_id for one in streams), lateness))
+    expected, found = reference(streams, lateness), []
+    while rows:
+        size = data.draw(st.integers(1, 8))
+        order.hear(heard(rows[:size]))
+        del rows[:size]
+        if data.draw(st.booleans()):
+            found += taken_by(order)[0]
+            assert found == expected[: len(found)]
+    found += taken_by(order)[0]
+    assert found == expected
+    assert order.late == Counter(one.key.stream_id for one in expected if one.is_late)
+    assert order.point.floor == len(expected), "nothing waits, and nothing of the arrival log is needed"
+    assert len(order.waiting) == 0
+
+
+@given(st.data(), worlds())
+def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept(
+    data: st.DataObject, world: tuple[list[list[Row]], int]
+) -> None:
+    streams, lateness = world
+    log = interleaved(lambda strategy: data.draw(strategy), streams)
+    declared = Declared(frozenset(one[0].stream_id for one in streams), lateness)
+    order, expected = EventOrder(declared), reference(streams, lateness)
+    kept: list[Placed] = []
+    told: list[int] = []
+    point, arrived = Point(), 0
+    while arrived < len(log):
+        size = data.draw(st.integers(1, 8))
+        order.hear(heard(log[arrived : arrived + size]))
+        arrived = min(arrived + size, len(log))
+        placed, references = taken_by(order)
+        is_killed = data.draw(st.integers(0, 3)) == 0
+        # A crash may lose the end of what was being written; what is kept before it is in order.
+        count = data.draw(st.integers(0, len(placed))) if is_killed else len(placed)
+        kept, told = kept + placed[:count], told + references[:count]
+        if not is_killed:
+            point = order.point if data.draw(st.booleans()) else point
+            continue
+        safe: dict[int, int] = {}
+        for one, at in zip(kept, told, strict=True):
+            if at != NO_REFERENCE:
+                safe[one.key.stream_id] = at
+        order = EventOrder(declared, point._replace(cut=kept[-1].key if kept else None), safe)
+        for start in range(point.floor, arrived, 5):
+            order.hear(heard(log[start : min(start + 5, arrived)]), is_again=True)
+    placed, references = taken_by(order)
+    assert kept + placed == expected
+    check_references(expected, told + references)
+
+
+def check_references(placed: list[Placed], references: list[int]) -> None:
+    """After each row: the largest id of its stream of which all below are taken, too."""
+    for stream_id in {one.key.stream_id for one in placed}:
+        ids = sorted(
+            one.key.message_id for one in placed if one.key.stream_id == stream_id and one.key.message_id != END_ID
+        )
+        taken: set[int] = set()
+        for one, reference_ in zip(placed, references, strict=True):
+            if one.key.stream_id != stream_id:
+                continue
+            if one.key.message_id == END_ID:
+                assert reference_ == NO_REFERENCE
+                continue
+            taken.add(one.key.message_id)
+            whole = next((number for number, at in enumerate(ids) if at not in taken), len(ids))
+            assert reference_ == (ids[whole - 1] if whole else NO_REFERENCE)
+
+
+def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_free() -> None:
+    order = EventOrder(Declared(frozenset({1, 2})))
+    order.hear(heard([Row(1, 0, 10), Row(1, 1, 20)]))
+    assert taken_by(order)[0] == []
+    assert order.clocks.slowest() == 2
+    order.hear(heard([Row(2, END_ID, 0, is_end=True)]))
+    assert [one.key.message_id for one in taken_by(order)[0]] == [END_ID, 0, 1]
+    assert order.clocks.slowest() == 1
+
+
+def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_waits_for_it() -> None:
+    order = EventOrder(Declared(frozenset({1, 2})))
+    order.hear(heard([Row(1, 0, 10), Row(2, 0, 10)]))
+    assert [one.key.stream_id for one in taken_by(order)[0]] == [1], "stream 1 may have more of the same time"
+    order.hear(heard([Row(1, 1, 10), Row(1, 2, 11)]))
+    assert [(one.key.stream_id, one.key.message_id) for one in taken_by(order)[0]] == [(1, 1), (2, 0)]
+
+
+def test_a_record_is_late_only_against_its_own_stream() -> None:
+    order = EventOrder(Declared(frozenset({1, 2}), lateness_ns=5))
+    order.hear(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
+    found = {one.key.message_id: one for one in taken_by(order)[0]}
+    assert not found[0].is_late
+    assert not found[2].is_late, "five behind its stream is allowed"
+    assert found[3] == Placed(Key(2, 2, 3), is_late=True), "it stands at the watermark"
+
+
+def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_it_is_late() -> None:
+    order = EventOrder(Declared(frozenset({1, 2}), lateness_ns=5))
+    order.hear(heard([Row(1, 0, 100), Row(1, 1, 106)]))
+    tick = order.clocks.tick(frozenset({2}))
+    assert tick == 102
+    order.hear(heard([Row(2, 0, tick, is_tick=True)]))
+    assert [one.key.order_time for one in taken_by(order)[0]] == [100]
+    order.hear(heard([Row(2, 5, 101), Row(2, 6, 102)]))
+    assert [bool(one) for one in order.waiting._stacks[0].are_late] == [False, True, False, False]
+
+
+def test_extreme_times_are_in_order_too() -> None:
+    order = EventOrder(Declared(frozenset({1}), lateness_ns=10**18))
+    order.hear(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
+    assert [one.key.message_id for one in taken_by(order)[0]] == [0, 2, 1, END_ID]
+    assert order.clocks.known == {1: Clock(TIME_MAX, is_ended=True, seen=2)}
+
+
+@pytest.mark.parametrize("lateness", [0, 7])
+def test_many_small_chunks_leave_few_stacks(lateness: int) -> None:
+    order, ids = EventOrder(Declared(frozenset({1, 2}), lateness)), count()
+    for _ in range(300):
+        order.hear(heard([Row(1, next(ids), 5), Row(1, next(ids), 6)]))
+    assert len(order.waiting) == 600
+    assert len(order.waiting._stacks) <= 10

@@ -1,0 +1,525 @@
+"""A pipeline run one record at a time, as anybody would write it: what any plan of it must agree with."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy as own
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from procession.operators.codecs import DECODE, ENCODE
+from procession.operators.end_of_input import sources_before
+from procession.operators.expiry import Expiring
+from procession.operators.stream_join import LatePair
+from procession.operators.value_codec import PLAIN
+from procession.operators.windows import Late, late_record
+from procession.planner.graph import Framing, Graph, Kind, Node, Order
+from procession.planner.inputs import number_of
+from procession.planner.keys import NO_KEY, KeyCodec
+from procession.planner.order_key import AFTER
+from procession.planner.rules import make_plan
+from procession.planner.strategies import TABLE
+from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
+from procession.times import in_unit, nanoseconds
+
+Record = dict[str, Any]
+LOWEST = -(2**62)
+
+
+Ends = Sequence[tuple[int, int]]
+"""Where streams end: (before the record with this number, the stream's number)."""
+
+
+def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1, ends: Ends = ()) -> pa.RecordBatch:
+    """An ingress batch; the message id of record i is 10 * i, and records go round the streams, some of which end."""
+    rows = [(i, 1, (0, stream_id + i % streams, 10 * i, 1, b"k", payload)) for i, payload in enumerate(payloads)]
+    rows += [(i, 0, (1, stream_id + stream, 0, 0, b"", b"")) for i, stream in ends]
+    columns = list(zip(*(row for *_, row in sorted(rows, key=lambda row: row[:2])), strict=True)) or [()] * 6
+    return pa.record_batch(
+        [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)], schema=INGRESS_SCHEMA
+    )
+
+
+def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
+    """An ingress batch of what living sources have sent: the kind, the stream and the payload of each. The message ids
+    are not theirs."""
+    kinds, streams, payloads = zip(*sent, strict=True)
+    columns = [kinds, streams, range(len(sent)), [0] * len(sent), [b""] * len(sent), payloads]
+    arrays = [pa.array(list(column), one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=INGRESS_SCHEMA)
+
+
+@dataclass
+class Sequential:
+    """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches
+    before the next one does, and every stage gets a copy of what it is given. `by_row` has the one-row sense of each
+    function that takes many: the payload of a `map_batches`, the list of payloads of a `transform`."""
+
+    graph: Graph
+    by_row: dict[str, Callable[[bytes], Any]] = field(default_factory=dict)
+    outputs: dict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
+    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    states: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    """What each keyed stage has of each key: as bytes, so that nothing is shared with what went out."""
+
+    windows: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """The records that wait for a partner in each join."""
+    serial: int = 0
+    time: int = 0
+    """The event time of the record at hand."""
+    fired: bytes = NO_KEY
+    """The key of the window that has just fired."""
+
+    stage_time: int = 0
+    """The same as the stage at hand has it, where states expire."""
+    expiries: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    latest: int = 0
+    has_ended: dict[int, bool] = field(default_factory=dict)
+    """Of each stream that has begun, whether it has ended."""
+    is_over: dict[int, bool] = field(default_factory=dict)
+    """Of each stage, whether all its streams have ended, and it knows."""
+    input: int = 0
+    """Whose times the record at hand counts among, at a stage whose watermark is the minimum over several."""
+    known: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
+    """`has_ended`, as each stage knows it: it learns of an end behind all that stages before it have made of that."""
+    aside: Exception | None = None
+    """Why the record at hand is late at the stage at hand, if it is."""
+    came: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """How far each input of each stage has come."""
+
+    def __post_init__(self) -> None:
+        plan = make_plan(self.graph)
+        self.inputs = plan.inputs
+        self.origins = {chain.root: plan.origins[chain.number] for chain in plan.chains}
+
+    @property
+    def keys(self) -> KeyCodec:
+        return KeyCodec(self.graph.types)
+
+    def run(self, batch: pa.RecordBatch) -> dict[str, bytes]:
+        with self.loop:
+            for record in batch.to_pylist():
+                letters: list[tuple[int, bytes]] = []
+                if record["kind"] == KIND_EOS:
+                    self._end(record, letters)
+                else:
+                    self._begin(record["stream_id"])
+                    source = self._source_of(record)
+                    self.input = record["stream_id"] if self.graph.nodes[source].ends else number_of(source)
+                    self.time = record["event_time"]
+                    self.latest = max(self.latest, self.time)
+                    self._walk(
+                        self._source_of(record), record["payload"], record, letters, self.keys.encode(record["key"])
+                    )
+                for _, letter in sorted(letters, key=lambda letter: letter[0]):
+                    self.outputs["dead-letter"] += letter + b"\n"
+        return {one.name: self.outputs[one.name] for one in self.graph.participants}
+
+    # Ends
+
+    def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
+        """Those of these streams that come to a stage."""
+        before, nodes = {index}, self.graph.nodes
+        for one in range(index, -1, -1):
+            before |= set(nodes[one].parents) if one in before else set()
+        return {stream for stream in among if self._source_of({"stream_id": stream}) in before}
+
+    def _begin(self, stream: int) -> None:
+        self.has_ended[stream] = False
+        for index in range(len(self.graph.nodes)):
+            self.known[index][stream] = False
+            if self._streams_of(index, [stream]):
+                self.is_over[index] = False
+
+    # Watermarks
+
+    def _holding(self, index: int) -> set[int]:
+        """The inputs of a stage that have not ended, as far as it knows."""
+        known, inputs = self.known[index], self.inputs[index]
+        found = set()
+        for number, ending in inputs.wholes.items():
+            awaited = [stream for source in self.graph.sources for stream in source.awaited]
+            mine = self._streams_of(number_of(number), [*known, *awaited])
+            if ending is None or not mine or not all(known.get(stream) for stream in mine):
+                found.add(number)
+        for number, ending in inputs.sources.items():
+            found |= {stream for stream in known if ending.takes(stream) and not known[stream]}
+            found |= {stream for stream in ending.awaited if not known.get(stream)}
+            if not ending.awaited and not any(map(ending.takes, known)):
+                found.add(number)
+        return found
+
+    def _moved(self, index: int, to: int | None) -> int:
+        """The watermark of a stage: a record has come that would take its input to here (None: an input has ended)."""
+        if index not in self.inputs:
+            assert to is not None
+            self.watermarks[index] = max(self.watermarks.get(index, to), to)
+            return self.watermarks[index]
+        holding, came = self._holding(index), self.came[index]
+        for number in came.keys() - holding:
+            del came[number]
+        if to is not None and self.input in holding:
+            came[self.input] = max(to, came.get(self.input, to))
+        least = min((came.get(number, LOWEST) for number in holding), default=LOWEST)
+        self.watermarks[index] = max(least, self.watermarks.get(index, LOWEST))
+        return self.watermarks[index]
+
+    def _due(self, index: int) -> Iterator[Any]:
+        """What the watermark of a stage lets out, as it stands."""
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        watermark = self.watermarks[index]
+        if node.kind is Kind.JOIN:
+            held = self.held.setdefault(index, [])
+            gone = [one for one in held if one["time"] + stage.within < watermark]
+            held[:] = [one for one in held if one not in gone]
+            for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
+                if stage.is_outer and one["side"] == 0 and not one["partners"]:
+                    self.fired = one["key"]
+                    yield own(stage.join(PLAIN.thawed(one["value"]), None))
+        elif isinstance(stage, Expiring):
+            yield from self._expired(index, watermark)
+        elif not stage.windows.count:
+            opened = self.windows.setdefault(index, {})
+            for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
+                start, values = opened.pop((whose, end))
+                yield self._told(node, start, end, values, whose, "end")
+
+    def _end(self, record: Record, letters: list[tuple[int, bytes]]) -> None:
+        self.has_ended[record["stream_id"]] = True
+        for index, node in enumerate(self.graph.nodes):
+            self.known[index][record["stream_id"]] = True
+            if index in self.inputs:
+                self.time = self.latest
+                self._moved(index, None)
+                for one, key in [(one, self.fired) for one in self._due(index)]:
+                    self._walk_on(index, one, record, letters, key)
+            awaited = [stream for source in self.graph.sources for stream in source.awaited]
+            mine = self._streams_of(index, [*self.has_ended, *awaited])
+            if (
+                record["stream_id"] in mine
+                and all(source.ends for source in sources_before(self.graph, index))
+                and all(self.has_ended.get(stream) for stream in mine)
+                and not self.is_over.get(index)
+                and node.stateful is not None
+            ):
+                self.is_over[index] = True
+                self.time = self.latest
+                for one, key in [(one, self.fired) for one in self._fired(index)]:
+                    self._walk_on(index, one, record, letters, key)
+
+    def _walk_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
+        """A stage lets something out because streams have ended."""
+        # None of those that are open: what a stage lets out by itself is of that stage, or of nobody.
+        origin = self.origins.get(index)
+        self.input = -1 if origin is None else origin
+        for child in self.graph.children(index):
+            self._walk(child, value, record, letters, key)
+
+    def _fired(self, index: int) -> Iterator[Any]:
+        """What a stage still holds."""
+        node = self.graph.nodes[index]
+        stateful: Any = node.stateful
+        if node.kind is Kind.JOIN:
+            for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
+                if stateful.windowing.is_outer and one["side"] == 0 and not one["partners"]:
+                    yield own(stateful.windowing.join(PLAIN.thawed(one["value"]), None))
+        elif isinstance(stateful.windowing, Expiring):
+            yield from self._expired(index, AFTER)
+        elif stateful.windowing is not None:
+            opened = self.windows.pop(index, {})
+            for end, whose in sorted((end, whose) for whose, end in opened):
+                held = opened[whose, end]
+                start, values = (0, held) if stateful.windowing.windows.count else held
+                yield self._told(node, start, end, values, whose, "end")
+        if stateful.sorting is not None:
+            self.fired = NO_KEY
+            ranked = sorted(
+                self.windows.pop(index, {}).values(), reverse=stateful.sorting.is_reversed, key=itemgetter(0)
+            )
+            yield from (value for _, value in ranked)
+        if stateful.totals is not None:
+            total = stateful.totals.aggregate
+            held = self.windows.pop(index, {})
+            if not held and node.key is None:
+                held = {NO_KEY: [0, total.create()]}
+            for key, (count, one) in sorted(held.items()):
+                self.fired = key
+                named = {"key": self.keys.decode(key)} if node.key is not None else {}
+                yield named | {"count": count, "value": own(total.finish(one))}
+
+    def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
+        stateful: Any = node.stateful
+        self.fired = whose
+        named = {"key": self.keys.decode(whose)} if node.key is not None else {}
+        result = stateful.windowing.aggregate.of(own(values))
+        unit = node.unit
+        times = {"start": in_unit(start, unit), "end": in_unit(end, unit)}
+        return named | times | {"count": len(values), "value": result, "fired": why}
+
+    def _source_of(self, record: Record) -> int:
+        sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
+        named = [index for index in sources if record["stream_id"] in (self.graph.nodes[index].streams or ())]
+        return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
+
+    def _output_of(self, node: Node, record: Record, key: bytes) -> str:
+        """The output that a record is in: of those of a sink with several connections, its stream's or its key's."""
+        if node.connections == 1:
+            return node.name
+        is_by_key = self.graph.order_at(node) is Order.KEY
+        share = zlib.crc32(self._plain(key)) % 4096 if is_by_key else record["stream_id"] % 4096
+        return f"{node.name}.{share % node.connections}"
+
+    def _walk(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
+        came, of = self.time, self.input
+        try:
+            self._go_on(index, value, record, letters, key)
+        finally:
+            self.time, self.input = came, of  # a time that was given is that of the ways from there on
+
+    def _go_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
+        node = self.graph.nodes[index]
+        if node.kind is Kind.SINK:
+            output = self._output_of(node, record, key)
+            self.outputs[output] += ENCODE[node.codec](value) + (b"\n" if node.framing is Framing.LINES else b"")
+            return
+        try:
+            key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
+            key = key if key_of is None else self.keys.encode(key_of(value))
+            expired = [(one, self.fired) for one in self._expiring(index, value)]
+            for one, gone in expired:
+                for child in self.graph.children(index):
+                    self._walk(child, one, record, letters, gone)
+            # A copy as soon as it is given: the function may change what it gave before it gives the next.
+            values = [(own(one), self._key_of(node, key)) for one in self._results(index, value)]
+        except Exception as error:
+            letters.append((index, letter_of(record, node.name, error)))
+            return
+        aside, self.aside = self.aside, None
+        if aside is not None and node.stateful is not None and node.stateful.sets_late_aside:
+            letters.append((index, letter_of(record, node.name, aside)))
+        self.input = self.origins.get(index) or self.input
+        for one, its_key in values:
+            for child in self.graph.children(index):
+                self._walk(child, own(one), record, letters, its_key)
+
+    def _key_of(self, node: Node, key: bytes) -> bytes:
+        """The key of what comes out: that of the window, if it is a window's."""
+        if node.kind is Kind.TRANSFORM:  # Spark SQL has keys as bytes
+            return self.keys.encode(self._plain(key))
+        return self.fired if TABLE[node.kind].is_timed else key
+
+    def _plain(self, key: bytes) -> bytes:
+        plain: bytes = self.keys.shown(pa.array([key], pa.binary()))[0].as_py()
+        return plain
+
+    def _results(self, index: int, value: Any) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        function: Any = node.function
+        match node.kind:
+            case Kind.SOURCE:
+                yield DECODE[node.codec](value)
+            case Kind.MAP:
+                yield function(value)
+            case Kind.MAP_ASYNC:
+                yield self.loop.run(function(value))
+            case Kind.FILTER:
+                if function(value):
+                    yield value
+            case Kind.FLAT_MAP | Kind.HASH_JOIN:
+                yield from function(value)
+            case Kind.MAP_BATCHES:
+                yield self.by_row[node.name](value.encode() if isinstance(value, str) else value)
+            case Kind.TRANSFORM:
+                yield from self.by_row[node.name](value.encode() if isinstance(value, str) else value)
+            case Kind.PEEK:
+                function(value)
+                yield value
+            case Kind.ADD_TIMESTAMPS:
+                self.time = nanoseconds(function(value), node.unit)
+                yield value
+            case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
+                yield value
+            case Kind.DISTINCT:
+                place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
+                is_new = place not in self.states
+                self.states[place] = b""
+                self._stay(*place)
+                if is_new:
+                    yield value
+            case Kind.WINDOW | Kind.WINDOW_BY_KEY:
+                yield from self._windows(index, value)
+            case Kind.JOIN:
+                yield from self._pairs(index, value)
+            case Kind.SORT:
+                assert node.stateful is not None
+                assert node.stateful.sorting is not None
+                records = self.windows.setdefault(index, {})
+                records[len(records)] = node.stateful.sorting.by(value), value
+            case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
+                key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
+                assert node.stateful is not None
+                assert node.stateful.totals is not None
+                total = node.stateful.totals.aggregate
+                all_held = self.windows.setdefault(index, {})
+                held = all_held.get(key) or [0, total.create()]
+                held[1] = total.add(held[1], value)
+                held[0] += 1
+                all_held[key] = held
+            case _:
+                yield from self._stateful(index, value)
+
+    def _windows(self, index: int, value: Any) -> Iterator[Any]:
+        """Every open window of every key in one dictionary, looked through for each record."""
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        stage: Any = node.stateful.windowing
+        key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
+        time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
+        opened = self.windows.setdefault(index, {})
+
+        def told(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
+            return self._told(node, start, end, values, whose, why)
+
+        by = stage.windows
+        if by.count:
+            held = opened.setdefault((key, 0), [])
+            held.append(value)
+            if len(held) == by.count:
+                del opened[key, 0]
+                yield told(0, 0, len(held), held, key, "end")
+            elif stage.early_records and len(held) % stage.early_records == 0:
+                yield told(0, 0, len(held), held, key, "early")
+            return
+        watermark = self._moved(index, (time - stage.lateness) // by.step * by.step)
+        yield from self._due(index)
+        near = [end for whose, end in opened if whose == key and time < end and time + by.size > opened[whose, end][0]]
+        if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
+            if stage.late is Late.FIRE:
+                for end in by.ends(time):
+                    yield told(end - by.size, end, 1, [value], key, "late")
+            if stage.late is not Late.OLDEST:
+                self.aside = late_record(time, watermark)
+                return
+            time = watermark
+            near = [e for whose, e in opened if whose == key and time < e and time + by.size > opened[whose, e][0]]
+        if by.is_session:
+            parts = [opened.pop((key, end)) for end in sorted(near)]
+            start = min([time, *(start for start, _ in parts)])
+            end = max([time + by.size, *near])
+            opened[key, end] = start, [*(one for _, values in parts for one in values), value]
+            ends = [end]
+        else:
+            ends = [end for end in by.ends(time) if end > watermark]
+            for end in ends:
+                opened.setdefault((key, end), (end - by.size, []))[1].append(value)
+        for end in ends:
+            start, values = opened[key, end]
+            if stage.early_records and len(values) % stage.early_records == 0:
+                yield told(start, end, len(values), values, key, "early")
+
+    def _pairs(self, index: int, sided: Any) -> Iterator[Any]:
+        """Every record that is held, of whatever key, in one list, looked through for each record."""
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        stage: Any = node.stateful.windowing
+        key = self.keys.encode(node.key(sided))  # type: ignore[misc]
+        time = nanoseconds(node.time(sided), node.unit) if node.time is not None else self.time
+        side, value = sided
+        watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
+        held = self.held.setdefault(index, [])
+        yield from self._due(index)
+        if time + stage.within < watermark and stage.late is not LatePair.MEET:
+            self.aside = late_record(time, watermark)
+            return
+        near = [one for one in held if one["key"] == key and one["side"] != side]
+        near = [one for one in near if abs(one["time"] - time) <= stage.within]
+        both = [(one, [PLAIN.thawed(one["value"]), own(value)]) for one in near]
+        pairs = [(one, own(stage.join(*sides[:: -1 if side == 0 else 1]))) for one, sides in both]
+        for one, pair in pairs:
+            one["partners"] += 1
+            yield pair
+        if time + stage.within >= watermark:
+            self.serial += 1
+            same = {"serial": self.serial, "side": side, "key": key, "time": time}
+            held.append({**same, "value": PLAIN.packed(value), "partners": len(pairs)})
+        elif stage.is_outer and side == 0 and not pairs:
+            yield own(stage.join(value, None))
+
+    def _expiring(self, index: int, value: Any) -> Iterator[Any]:
+        """A record has come to a stage: what has expired by its time goes before the record is looked at."""
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        if not isinstance(stage, Expiring):
+            return
+        self.keys.encode(node.key(value))  # type: ignore[misc]
+        self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
+        watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
+        yield from self._expired(index, watermark)
+
+    def _expired(self, index: int, watermark: int) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        stage: Any = node.stateful and node.stateful.windowing
+        gone = sorted((end, key) for (of, key), end in self.expiries.items() if of == index and end <= watermark)
+        for _, key in gone:
+            del self.expiries[index, key]
+            state = self.states.pop((index, key))
+            result = stage.on_evict(self.keys.decode(key), PLAIN.thawed(state)) if stage.on_evict else None
+            if result is not None:
+                self.fired = key
+                yield result
+
+    def _stay(self, index: int, key: bytes) -> None:
+        """This record's key is remembered from now on, or for longer."""
+        node = self.graph.nodes[index]
+        if node.stateful is not None and isinstance(node.stateful.windowing, Expiring):
+            until = max(self.stage_time, self.watermarks[index]) + node.stateful.windowing.ttl
+            self.expiries[index, key] = max(until, self.expiries.get((index, key), until))
+
+    def _stateful(self, index: int, value: Any) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        assert node.stateful is not None
+        assert node.stateful.step is not None
+        place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
+        state = PLAIN.thawed(self.states[place]) if place in self.states else node.stateful.initial()
+        is_known = place in self.states
+        try:
+            state, result = node.stateful.step(state, value)
+            results = list(result) if node.kind is Kind.FLAT_MAP_STATEFUL else [result]
+        except Exception:
+            # What a step has done to its state before it raised stays done.
+            if is_known:
+                self.states[place] = PLAIN.packed(state)
+            raise
+        if node.kind is Kind.FILTER_STATEFUL:
+            results = [value] if result else []
+        results = [own(one) for one in results]
+        if state is None:
+            self.states.pop(place, None)
+            self.expiries.pop(place, None)
+        else:
+            self.states[place] = PLAIN.packed(state)
+            self._stay(*place)
+        yield from results
+
+
+def letter_of(record: Record, stage: str, error: Exception) -> bytes:
+    return json.dumps(
+        {
+            "stream_id": record["stream_id"],
+            "message_id": record["message_id"],
+            "stage": stage,
+            "error": f"{type(error).__name__}: {error}",
+            "payload": base64.b64encode(record["payload"]).decode(),
+        }
+    ).encode()

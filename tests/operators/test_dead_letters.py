@@ -1,0 +1,108 @@
+"""Letters of late records: whatever the rule, the others go on as if these had never come; and none is lost unseen."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.api.pipeline import Pipeline
+from procession.errors import ProcessionError, RecordError
+from procession.operators import chain as chain_module
+from procession.operators.chain import Chain
+from procession.operators.chain_rows import Rows
+from procession.planner.graph import Graph
+from procession.planner.rules import make_plan
+from tests.operators.reference import batch_of
+
+STREAMS = (7, 8)
+
+
+def merged(late: Any, *, has_letters: bool = False) -> Graph:
+    """Two sources with a stream each, one of text; what a function raises on the other's records is a letter, too."""
+    pipeline = Pipeline("p", order_by="event_time", late=late, dead_letter="file:dead" if has_letters else None)
+    words = pipeline.source("words", streams=[STREAMS[0]], codec="text").map(lambda word: word.upper())
+    raw = pipeline.source("raw", streams=[STREAMS[1]]).filter(lambda payload: payload != b"d" or 1 / 0)
+    words.merge(raw).sink("out", to="file:out")
+    return pipeline.graph()
+
+
+def run(graph: Graph, payloads: list[bytes], late: list[bool]) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """What the sink gets, and the dead letters: records go round the streams, and those that are marked came late."""
+    chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
+    rows = Rows.of_ingress(batch_of(payloads, STREAMS[0], len(STREAMS)), np.arange(len(payloads)), np.array(late))
+    got: dict[str, bytes] = {"out": b"", "dead-letter": b""}
+    for output in chain.run(rows):
+        got[graph.nodes[output.to].name] += b"".join(output.rows.column("payload").to_pylist())
+    return got["out"].splitlines(), [json.loads(line) for line in got["dead-letter"].splitlines()]
+
+
+def on_time(payloads: list[bytes], late: list[bool]) -> list[bytes]:
+    """One record after the other: text in capitals from the first stream, as it is from the second."""
+    return [
+        payload if number % 2 else payload.upper()
+        for number, (payload, is_late) in enumerate(zip(payloads, late, strict=True))
+        if not is_late
+    ]
+
+
+RECORDS = st.lists(st.tuples(st.sampled_from([b"a", b"bb", b"c"]), st.booleans()), min_size=1, max_size=30)
+
+
+@given(RECORDS, st.integers(1, 5))
+def test_dropped_records_leave_no_trace_in_the_output_and_no_letter(
+    records: list[tuple[bytes, bool]], slice_records: int
+) -> None:
+    payloads, late = [one for one, _ in records], [is_late for _, is_late in records]
+    for has_letters in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chain_module, "CHAIN_RECORDS_MAX", slice_records)
+            output, letters = run(merged("drop", has_letters=has_letters), payloads, late)
+        assert output == on_time(payloads, late)
+        assert letters == []
+
+
+@given(RECORDS)
+def test_as_dead_letters_they_are_all_there_in_their_order_and_the_output_is_the_same(
+    records: list[tuple[bytes, bool]],
+) -> None:
+    payloads, late = [one for one, _ in records], [is_late for _, is_late in records]
+    output, letters = run(merged("dead-letter", has_letters=True), payloads, late)
+    assert output == on_time(payloads, late)
+    told = [(one["stream_id"], one["message_id"], base64.b64decode(one["payload"])) for one in letters]
+    assert told == [(STREAMS[n % 2], 10 * n, payloads[n]) for n in range(len(payloads)) if late[n]]
+    assert {one["error"] for one in letters} <= {"LateRecord: its event time 1 is behind its stream's watermark"}
+
+
+def test_no_function_and_no_codec_sees_a_record_that_is_dropped_and_the_letters_of_others_stay() -> None:
+    payloads, late = [b"\xff", b"d", b"a", b"d"], [True, True, False, False]
+    output, letters = run(merged("drop", has_letters=True), payloads, late)
+    assert output == [b"A"]
+    assert [(one["message_id"], one["stage"]) for one in letters] == [(30, "filter-3")], "late ones are no letters"
+
+
+@pytest.mark.parametrize("has_letters", [False, True])
+@pytest.mark.parametrize("rule", ["fail", None])
+def test_to_fail_names_a_late_record_and_what_to_do_whether_or_not_there_are_letters(
+    rule: str | None, *, has_letters: bool
+) -> None:
+    with pytest.raises(RecordError) as caught:
+        run(merged(rule, has_letters=has_letters), [b"a", b"b", b"c", b"\xff", b"e"], [False, False, True, False, True])
+    error = caught.value
+    assert error.sentence == "message 20 of stream 7 is late: its event time 1 is behind its stream's watermark"
+    assert (error.stage, error.stream_id, error.message_id) == ("words", 7, 20)
+    for word in ("lateness_s", "new directory", 'late="drop"', 'late="dead-letter"', "nothing of this epoch was"):
+        assert word in error.next_step
+    assert "trace" not in error.fields, "it is no error of anybody's code"
+    again = ProcessionError.from_dict(json.loads(json.dumps(error.as_dict())))
+    assert again.explain() == error.explain() == pickle.loads(pickle.dumps(error)).explain()
+
+
+def test_to_fail_lets_an_epoch_without_a_late_record_pass() -> None:
+    assert run(merged("fail"), [b"a", b"b"], [False, False]) == ([b"A", b"b"], [])

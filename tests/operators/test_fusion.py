@@ -1,0 +1,89 @@
+"""The loop that calls functions of one record in a row, against one call after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession.operators.fusion import LINES, fused
+from procession.planner.graph import Kind
+
+KINDS = st.lists(st.sampled_from(list(LINES)), min_size=1, max_size=4).map(tuple)
+
+
+class Refused(Exception):
+    """What a function of these tests raises."""
+
+
+def function_of(place: int, kind: Kind, calls: list[tuple[int, int]]) -> Callable[[int], Any]:
+    """Raises on some values and drops others, each stage on its own; tells of every call."""
+
+    def call(value: int) -> Any:
+        calls.append((place, value))
+        if value % 5 == place:
+            raise Refused(place, value)
+        return value % 3 if kind is Kind.FILTER else value * 7 + place
+
+    return call
+
+
+def one_by_one(
+    kinds: tuple[Kind, ...], functions: list[Callable[[int], Any]], values: list[int]
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    results, rows, failures = [], [], []
+    for row, value in enumerate(values):
+        for place, (kind, function) in enumerate(zip(kinds, functions, strict=True)):
+            try:
+                answer = function(value)
+            except Refused:
+                failures.append((place, row))
+                break
+            if kind is Kind.FILTER and not answer:
+                break
+            value = answer if kind is Kind.MAP else value
+        else:
+            results.append(value)
+            rows.append(row)
+    return results, rows, failures
+
+
+@given(KINDS, st.lists(st.integers(0, 100), max_size=40))
+def test_a_loop_does_what_one_call_after_the_other_does_and_calls_nothing_twice(
+    kinds: tuple[Kind, ...], values: list[int]
+) -> None:
+    calls: list[tuple[int, int]] = []
+    failures: list[tuple[int, int]] = []
+
+    def failed(place: int, row: int, error: Exception) -> None:
+        assert isinstance(error, Refused)
+        failures.append((place, row))
+
+    functions = [function_of(place, kind, calls) for place, kind in enumerate(kinds)]
+    results, rows = fused(kinds, functions, values, failed)
+    made = list(calls)
+    calls.clear()
+    expected = one_by_one(kinds, functions, values)
+    assert (results, list(range(len(values))) if rows is None else rows.tolist(), failures) == expected
+    assert made == calls
+
+
+def test_what_a_failure_raises_ends_the_loop() -> None:
+    def stop(place: int, row: int, error: Exception) -> None:
+        raise LookupError(place, row)
+
+    with pytest.raises(LookupError) as raised:
+        fused((Kind.PEEK, Kind.MAP), [str, int], ["1", "2", "x", "3"], stop)
+    assert raised.value.args == (1, 2)
+
+
+def test_a_built_in_function_is_told_apart_from_the_loop_itself() -> None:
+    failures: list[tuple[int, int]] = []
+    results, rows = fused(
+        (Kind.FILTER, Kind.MAP), [len, int], ["1", "", "x", "3"], lambda place, row, _: failures.append((place, row))
+    )
+    assert rows is not None
+    assert (results, rows.tolist(), failures) == ([1, 3], [0, 3], [(1, 2)])

@@ -1,0 +1,288 @@
+"""Continuity: which changes of a program go on with the states of a checkpoint, and what the others are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from procession import Pipeline, PlanError, aggregates, windows
+from procession.api.pipeline import Stage
+from procession.commit.round_record import Round
+from procession.driver.stage_states import check_last, keyed_versions
+from procession.planner.rules import make_plan
+
+Change = Callable[[Stage], Any]
+MINUTES = windows.tumbling(60)
+
+
+def key(value: bytes) -> bytes:
+    return value[:1]
+
+
+def counted(state: int, value: bytes) -> tuple[int, bytes]:
+    return state + 1, value
+
+
+def stateful(stage: Stage, name: str = "counted", parallelism: int = 2) -> Stage:
+    return stage.map_stateful(counted, key=key, initial=0, name=name, parallelism=parallelism)
+
+
+def windowed(stage: Stage, kind: windows.Windows = MINUTES, parallelism: int = 2, **more: Any) -> Stage:
+    return stage.window(kind, aggregates.count(), key=key, time=float, name="minutes", parallelism=parallelism, **more)
+
+
+def last_round(change: Change) -> Round:
+    """What a program that was so leaves behind."""
+    plan = _planned(change)
+    states = {
+        name: replace(version, tasks=((),) * plan.chains[chain].tasks)
+        for chain, (name, version) in keyed_versions(plan).items()
+    }
+    return Round(7, 1, "", 0, 9, {}, states=states)
+
+
+def _planned(change: Change) -> Any:
+    pipeline = Pipeline("p", parallelism=2)
+    change(pipeline.source(ends=True)).sink("out", to="file:out", codec="json")
+    return make_plan(pipeline.graph())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (stateful, lambda stage: stateful(stage.map(bytes.upper).filter(bool))),
+        (stateful, lambda stage: stateful(stage).rebalance().map(bytes.lower)),
+        (stateful, lambda stage: stateful(stage, parallelism=3)),
+        (windowed, lambda stage: windowed(stage, late="fire", lateness_s=3, early_records=2)),
+        (lambda stage: stage, lambda stage: stage.flat_map(bytes.split)),
+    ],
+    ids=["stages before it", "stages behind it", "parallelism", "options of windows", "no states at all"],
+)
+def test_changes_around_states_go_on(before: Change, after: Change) -> None:
+    check_last(_planned(after), last_round(before))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stage", "sentence", "step"),
+    [
+        (stateful, lambda one: stateful(one, "other"), "other", "states of stage 'counted'", "name='counted'"),
+        (stateful, lambda one: one, "counted", "the program has no more", "put the stage back"),
+        (lambda one: one, stateful, "counted", "has none of it", "leave the stage out"),
+        (
+            stateful,
+            lambda one: one.distinct(key, name="counted"),
+            "counted",
+            "was a map_stateful",
+            "map_stateful again",
+        ),
+        (
+            windowed,
+            lambda one: windowed(one, windows.tumbling(30)),
+            "minutes",
+            "was a window_by_key of 60 s, every 60 s",
+            "make it a window_by_key of 60 s, every 60 s again",
+        ),
+        (
+            lambda one: windowed(one, windows.session(9)),
+            lambda one: windowed(one, windows.session(8)),
+            "minutes",
+            "sessions with gaps of 9 s",
+            "again",
+        ),
+        (windowed, lambda one: windowed(one, parallelism=3), "minutes", "ran with parallelism 2", "parallelism=2"),
+        (
+            lambda one: one.sort(key, reverse=True, name="sorted"),
+            lambda one: one.sort(key, name="sorted"),
+            "sorted",
+            "was a sort in reverse",
+            "make it a sort in reverse again",
+        ),
+    ],
+    ids=[
+        "renamed",
+        "gone",
+        "new",
+        "another kind",
+        "other windows",
+        "other gaps",
+        "other tasks",
+        "other way",
+    ],
+)
+def test_changes_of_states_are_refused_by_name_and_with_the_way_out(
+    before: Change, after: Change, stage: str, sentence: str, step: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        check_last(_planned(after), last_round(before))
+    assert caught.value.stage == stage
+    assert sentence in caught.value.sentence
+    assert step in caught.value.next_step
+    assert "--dir" in caught.value.next_step
+
+
+# What a stage is known by, beside its name
+
+
+def other_key(value: bytes) -> bytes:
+    return value[:2]
+
+
+def key_again(record: bytes) -> bytes:
+    """The same as `key`, in other words."""
+    # as it should be
+    return record[:1]
+
+
+def summed(state: int, value: bytes) -> tuple[int, bytes]:
+    return state + len(value), value
+
+
+def unnamed(*steps: Any) -> Change:
+    """Stages without names, one behind the other: each a step, or a step and its key, or a function of stages."""
+
+    def change(stage: Stage) -> Stage:
+        for step in steps:
+            is_stateful = isinstance(step, tuple)
+            stage = stage.map_stateful(step[0], key=step[1], initial=0) if is_stateful else stage.map(step)
+        return stage
+
+    return change
+
+
+def told(error: PlanError) -> str:
+    return f"{error.sentence}; {error.next_step}"
+
+
+def refused(before: Change, after: Change, changed: tuple[str, ...] = ()) -> PlanError:
+    with pytest.raises(PlanError) as caught:
+        check_last(_planned(after), last_round(before), changed)
+    return caught.value
+
+
+COUNT, SUM = (counted, key), (summed, key)
+
+
+def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart() -> None:
+    error = refused(unnamed(COUNT, SUM), unnamed(SUM, COUNT))
+    assert "'map-stateful-1' are of what is 'map-stateful-2' now" in told(error)
+    assert "give 'map-stateful-2' name='map-stateful-1'" in told(error)
+    assert "give 'map-stateful-1' name='map-stateful-2'" in told(error)
+
+
+def test_lambdas_on_one_line_that_were_swapped_are_told_apart() -> None:
+    one, two = (lambda state, value: (state + 1, value)), (lambda state, value: (state + 2, value))
+    error = refused(unnamed((one, key), (two, key)), unnamed((two, key), (one, key)))
+    assert "'map-stateful-1' are of what is 'map-stateful-2' now" in told(error)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_maps_put_in_front_are_refused_with_advice_that_gives_each_stage_its_own_states(count: int) -> None:
+    before, maps = unnamed(COUNT, SUM), [bytes.upper] * count
+    error = refused(before, unnamed(*maps, COUNT, SUM))
+    for place in (1, 2):
+        assert f"give 'map-stateful-{place + count}' name='map-stateful-{place}'" in told(error)
+
+    def advised(stage: Stage) -> Stage:
+        for function in maps:
+            stage = stage.map(function)
+        stage = stage.map_stateful(counted, key=key, initial=0, name="map-stateful-1")
+        return stage.map_stateful(summed, key=key, initial=0, name="map-stateful-2")
+
+    check_last(_planned(advised), last_round(before))
+
+
+def test_stages_that_do_the_same_are_told_apart_by_their_order() -> None:
+    error = refused(unnamed(COUNT, COUNT), unnamed(bytes.upper, COUNT, COUNT))
+    assert "give 'map-stateful-2' name='map-stateful-1'" in told(error)
+    assert "give 'map-stateful-3' name='map-stateful-2'" in told(error)
+
+
+def test_one_function_may_be_edited_but_not_two_that_could_be_swapped() -> None:
+    def edited(state: int, value: bytes) -> tuple[int, bytes]:
+        return state + 3, value.upper()
+
+    check_last(_planned(unnamed((edited, key), SUM)), last_round(unnamed(COUNT, SUM)))
+    error = refused(unnamed(COUNT, SUM), unnamed((edited, key), (lambda state, value: (state, value), key)))
+    assert "cannot be told" in told(error)
+    assert "name='map-stateful-1'" in told(error)
+
+
+def test_another_key_is_refused_and_accepted_by_name() -> None:
+    after: Change = lambda stage: stage.map_stateful(counted, key=other_key, initial=0, name="counted")  # noqa: E731
+    error = refused(stateful, after)
+    assert "stage 'counted' has another function for its key" in told(error)
+    assert "--changed-stages counted" in told(error)
+    check_last(_planned(after), last_round(stateful), ("counted",))
+    # It is known from then on.
+    check_last(_planned(after), last_round(after))
+    assert "another function for its key" in refused(after, stateful).sentence
+
+
+def test_a_setting_that_names_no_stage_with_states_is_refused() -> None:
+    error = refused(stateful, stateful, ("count",))
+    assert "'count', which is no stage that keeps states" in told(error)
+    assert "counted" in told(error)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [key_again, lambda value: value[:1], lambda one: one[:1]],
+    ids=["other words", "lambda", "other argument"],
+)
+def test_a_key_function_that_is_only_written_differently_goes_on(same: Any) -> None:
+    after: Change = lambda stage: stage.map_stateful(counted, key=same, initial=0, name="counted")  # noqa: E731
+    check_last(_planned(after), last_round(stateful))
+
+
+@pytest.mark.parametrize("option", [{"reverse": False}, {}])
+def test_another_rank_of_a_sort_is_refused(option: Any) -> None:
+    error = refused(lambda one: one.sort(len, **option, name="s"), lambda one: one.sort(key, **option, name="s"))
+    assert "stage 's' has another function for its key" in told(error)
+
+
+def test_a_stage_that_is_fed_by_another_is_refused_and_accepted_by_name() -> None:
+    def second_of(name: str) -> Any:
+        pipeline = Pipeline("p", parallelism=2)
+        source = pipeline.source(ends=True)
+        first = stateful(source, "first")
+        stateful(first if name == "first" else source, "second").sink("out", to="file:out", codec="json")
+        first.sink("other", to="file:out", codec="json")
+        return make_plan(pipeline.graph())
+
+    plan = second_of("first")
+    states = {
+        name: replace(version, tasks=((),) * plan.chains[chain].tasks)
+        for chain, (name, version) in keyed_versions(plan).items()
+    }
+    last = Round(7, 1, "", 0, 9, {}, states=states)
+    with pytest.raises(PlanError) as caught:
+        check_last(second_of("source"), last)
+    assert "'second' was fed by first when the checkpoint was made, and is fed by source now" in caught.value.sentence
+    check_last(second_of("source"), last, ("second",))
+    check_last(second_of("first"), last)
+
+
+def test_a_checkpoint_from_before_identities_were_kept_goes_on_by_name_and_kind() -> None:
+    last = last_round(unnamed(COUNT, SUM))
+    record = json.loads(last.to_json())
+    for version in record["states"].values():
+        del version["identity"]
+    old = Round.from_json(json.dumps(record).encode())
+    check_last(_planned(unnamed((counted, other_key), SUM)), old)
+    assert "put the stage back" in told(refused_by(old, unnamed(COUNT)))
+
+
+def refused_by(last: Round, after: Change) -> PlanError:
+    with pytest.raises(PlanError) as caught:
+        check_last(_planned(after), last)
+    return caught.value
+
+
+def test_the_round_record_keeps_what_a_stage_is_known_by() -> None:
+    last = last_round(stateful)
+    assert Round.from_json(last.to_json()) == last
+    assert last.states["counted"].identity["named"] == "yes"

@@ -1,0 +1,116 @@
+"""What `explain` shows, held to golden files: `python -m tests.planner.test_explain` writes them anew, to be read
+in the diff."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession.planner.drawing import as_svg
+from procession.planner.explain import as_dot, as_json, explain
+from procession.planner.plan import Plan
+from procession.planner.rules import make_plan
+from tests.planner.pipelines import PIPELINES
+
+GOLDEN = Path(__file__).with_name("golden")
+# Every plan as a text; one of each for the other forms.
+FORMS: dict[str, Callable[[Plan], str]] = {
+    **{f"{name}.txt": explain for name in PIPELINES},
+    "diamond.json": as_json,
+    "diamond.dot": as_dot,
+    "diamond.svg": as_svg,
+    "cells.json": as_json,
+    "several_outputs.json": as_json,
+    "several_outputs.dot": as_dot,
+    "several_outputs.svg": as_svg,
+}
+
+
+def shown(file: str) -> str:
+    return FORMS[file](make_plan(PIPELINES[file.partition(".")[0]]().graph()))
+
+
+@pytest.mark.parametrize("file", FORMS)
+def test_a_plan_is_shown_as_in_its_golden_file(file: str) -> None:
+    assert shown(file) == (GOLDEN / file).read_text(), "if it is meant: python -m tests.planner.test_explain"
+
+
+def test_every_golden_file_is_looked_at() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(FORMS)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_stage_every_edge_and_every_reason_is_in_every_form(name: str) -> None:
+    pipeline = PIPELINES[name]()
+    plan = make_plan(pipeline.graph())
+    assert pipeline.explain() == explain(plan)
+    parsed = json.loads(as_json(plan))
+    picture = ElementTree.fromstring(as_svg(plan))
+    titles = " ".join(element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}title"))
+    for node in plan.graph.nodes:
+        assert node.name in explain(plan)
+        assert f'"{node.name}"' in as_dot(plan)
+        assert node.name in titles
+    assert [stage["id"] for stage in parsed["stages"]] == [node.name for node in plan.graph.nodes]
+    for edge in plan.edges:
+        assert edge.why in explain(plan)
+        assert edge.why in titles
+        assert edge.why in as_dot(plan)
+    assert [(edge["strategy"], edge["why"]) for edge in parsed["edges"]] == [
+        (edge.strategy.value, edge.why) for edge in plan.edges
+    ]
+
+
+def test_a_name_cannot_break_out_of_the_picture() -> None:
+    # Names are checked, reasons are ours; still, everything that is written into a picture is escaped.
+    picture = as_svg(make_plan(PIPELINES["diamond"]().graph()))
+    assert "×" in picture
+    assert "tasks' outputs" not in picture
+    assert "tasks&#x27; outputs" in picture
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_no_arrowhead_and_no_label_covers_a_label(name: str) -> None:
+    picture = ElementTree.fromstring(as_svg(make_plan(PIPELINES[name]().graph())))
+    (marker,) = picture.iter(f"{SVG}marker")
+    # Else it would grow with the width of the line.
+    assert marker.get("markerUnits") == "userSpaceOnUse"
+    size = int(marker.get("markerWidth", ""))
+    arrows = [path.get("d", "") for path in picture.iter(f"{SVG}path") if path.get("marker-end")]
+    ends = [re.findall(r"-?\d+", path)[-2:] for path in arrows if "V" not in path]
+    heads = [(int(x) - size, int(y) - size // 2, int(x), int(y) + size // 2) for x, y in ends]
+    labels = []
+    for text in picture.iter(f"{SVG}text"):
+        if text.get("paint-order"):
+            x, y, half = int(text.get("x", "")), int(text.get("y", "")), 7 * len(text[0].tail or "") // 2
+            labels.append((x - half, y - 11, x + half, y + 3))
+    assert labels
+    for number, one in enumerate(labels):
+        for other in [*heads, *labels[:number]]:
+            is_apart = one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
+            assert is_apart, (one, other)
+
+
+def test_the_dead_letters_have_an_arrow() -> None:
+    picture = ElementTree.fromstring(as_svg(make_plan(PIPELINES["diamond"]().graph())))
+    (group,) = (one for one in picture.iter(f"{SVG}g") if "dead-letter" in "".join(one.itertext()))
+    (box,) = group.iter(f"{SVG}rect")
+    left, top, width = (int(box.get(name, "")) for name in ("x", "y", "width"))
+    assert any(
+        path.get("d", "").startswith(f"M{left + width // 2} ") and path.get("d", "").endswith(f"V{top}")
+        for path in picture.iter(f"{SVG}path")
+        if path.get("marker-end")
+    )
+
+
+if __name__ == "__main__":
+    for file in FORMS:
+        (GOLDEN / file).write_text(shown(file))

@@ -1,0 +1,70 @@
+"""The acknowledgement log: what was heard, over any number of lives of the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.errors import StorageError
+from procession.sdk.ack_log import AckLog, AckTail, acknowledged
+from procession.storage.journal import Journal, read_journal
+
+STREAM = 2**64 - 3
+
+
+def test_the_highest_of_each_stream_is_what_counts(tmp_path: Path) -> None:
+    for number, heard in enumerate([(STREAM, 10), (STREAM, 20), (7, 5)]):
+        log = AckLog(tmp_path / "acks")  # a life of the source each
+        log.heard(*heard, now=float(number))
+        log.close()
+    other = AckLog(tmp_path / "other")
+    other.heard(STREAM, 15, 9.0)
+    other.close()
+    assert acknowledged([tmp_path / "acks", tmp_path / "other"]) == {STREAM: 20, 7: 5}
+    assert next(iter(read_journal(tmp_path / "acks"))) == {"stream": STREAM, "id": 10, "time": 0.0}
+
+
+def test_a_source_that_died_while_it_wrote_leaves_what_it_had_heard_before(tmp_path: Path) -> None:
+    log = AckLog(tmp_path / "acks")
+    log.heard(1, 10, 0.0)
+    log.close()
+    with (tmp_path / "acks").open("ab") as file:
+        file.write(b'0badc0de {"stre')
+    assert acknowledged([tmp_path / "acks"]) == {1: 10}
+    AckLog(tmp_path / "acks").heard(1, 11, 1.0)
+    assert acknowledged([tmp_path / "acks"]) == {1: 11}
+
+
+def test_a_tail_reads_only_what_is_new(tmp_path: Path) -> None:
+    log, tail = AckLog(tmp_path / "acks"), AckTail([tmp_path / "acks"])
+    assert tail.look() == {}
+    log.heard(1, 10, 0.0)
+    assert tail.look() == {1: 10}
+    first = (tmp_path / "acks").stat().st_size
+    (tmp_path / "acks").write_bytes(b"x" * first)  # what was read is not looked at again
+    assert tail.look() == {1: 10}
+    log.heard(1, 11, 1.0)
+    assert tail.look() == {1: 11}
+
+
+def test_a_tail_follows_one_log_more_from_its_beginning(tmp_path: Path) -> None:
+    log, other, tail = AckLog(tmp_path / "acks"), AckLog(tmp_path / "others"), AckTail([tmp_path / "acks"])
+    log.heard(1, 10, 0.0)
+    other.heard(2, 20, 0.0)
+    assert tail.look() == {1: 10}
+    tail.follow(tmp_path / "others")
+    assert tail.look() == {1: 10, 2: 20}
+
+
+def test_nothing_heard_is_nothing_acknowledged(tmp_path: Path) -> None:
+    assert acknowledged([tmp_path / "nowhere"]) == {}
+
+
+def test_another_file_is_not_taken_for_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.txnlog")
+    journal.open()
+    journal.append({"op": "phase2", "txn": "t", "commit": True})
+    journal.close()
+    with pytest.raises(StorageError, match="not a log of acknowledgements"):
+        acknowledged([tmp_path / "x.txnlog"])

@@ -1,0 +1,53 @@
+"""A sink's home: one process holds it, and what a crash left of a replacement is cleared away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procession.address import Address
+from procession.errors import StorageError
+from procession.sdk.output import refuse_to_wait
+from procession.sdk.sink_directory import Home
+from procession.sdk.testing import MemoryOutput
+
+
+def test_a_home_is_held_by_one(tmp_path: Path) -> None:
+    home = Home(tmp_path, lambda _: MemoryOutput())
+    with pytest.raises(StorageError, match="Another process holds"):
+        Home(tmp_path, lambda _: MemoryOutput())
+    home.close()
+    Home(tmp_path, lambda _: MemoryOutput()).close()
+
+
+def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    drafts = ["out.txnlog.123.draft", "a.b.txnlog.9.draft", "sink.json.77.draft"]
+    others = ["out.txnlog", "out.draft", "mine.7.draft", "out.data"]
+    for name in drafts + others:
+        (tmp_path / name).write_bytes(b"")
+    Home(tmp_path, lambda _: MemoryOutput()).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
+    told: list[object] = []
+    home = Home(tmp_path, lambda _: MemoryOutput(), tell=told.append)
+    assert home.previous() is None
+    home.announce(Address("127.0.0.1", 7200))
+    assert home.previous() == Address("127.0.0.1", 7200)
+    outlet = home.open_outlet("app", refuse_to_wait)
+    outlet.begin()
+    for number, commit in enumerate((True, False)):
+        outlet.append([outlet.committed_end], [b"abc"])
+        assert outlet.phase1(f"t{number}", [(1, outlet.committed_end, outlet.committed_end + 3)])
+        outlet.phase2(f"t{number}", commit)
+    outlet.close()
+    home.close()
+    listening, *decided = told
+    assert isinstance(listening, dict)
+    assert (listening["event"], listening["listen"]) == ("listening", "127.0.0.1:7200")
+    assert decided == [
+        {"event": "committed", "instance": "app", "txn_id": "t0", "start": 0, "end": 3},
+        {"event": "aborted", "instance": "app", "txn_id": "t1", "start": 3, "end": 6},
+    ]

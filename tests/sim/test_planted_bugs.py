@@ -1,0 +1,48 @@
+"""The simulator finds bugs: each that is planted, within ten thousand runs; and without one it finds nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.sim.runner import plan_of, run_plan
+from procession.sim.violation import Breach
+from tests.sim.planted import BUGS, Bug
+
+RUNS_MAX = 10_000
+
+
+def first_breach(start: int, runs: int, *, is_blind: bool = False) -> Breach | None:
+    for seed in range(start, start + runs):
+        if (breach := run_plan(plan_of(seed), is_blind=is_blind).breach) is not None:
+            return breach
+    return None
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
+def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.plant(monkeypatch)
+    breach = first_breach(bug.seed, RUNS_MAX - bug.seed)
+    assert breach is not None
+    assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.blind_seed is not None], ids=lambda bug: bug.plant.__name__)
+def test_a_planted_bug_is_found_from_outside(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what sinks show, what producers are told and what stops: not because a rule that we made was not kept."""
+    assert bug.blind_seed is not None
+    bug.plant(monkeypatch)
+    breach = first_breach(bug.blind_seed, RUNS_MAX - bug.blind_seed, is_blind=True)
+    assert breach is not None
+    assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
+
+
+def test_where_nothing_is_planted_nothing_is_found_from_outside() -> None:
+    assert first_breach(0, 50, is_blind=True) is None
+
+
+def test_at_least_ten_bugs_are_planted() -> None:
+    assert len({bug.plant for bug in BUGS}) >= 10
+
+
+def test_where_nothing_is_planted_nothing_is_found() -> None:
+    assert first_breach(0, 150) is None

@@ -1,0 +1,222 @@
+"""The simulator itself: a seed is a history, a plan can be written down and made smaller, old failures stay mended."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError, StorageError
+from procession.sim.disk import Directory, Disk, File
+from procession.sim.disk_calls import Files
+from procession.sim.environment import Machine
+from procession.sim.fault_plan import KINDS, Fault, Plan, SinkPlan, StreamPlan
+from procession.sim.run_totals import Tally
+from procession.sim.runner import BLOCK_RUNS, Done, plan_of, run_again, run_block, run_plan, run_seeds
+from procession.sim.shrink import shrink
+from procession.sim.simulated_process import Process
+from procession.sim.world import World
+from tests.sim.planted import what_was_seen_is_forgotten_on_reconnect
+
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_what_once_failed_stays_mended(path: Path) -> None:
+    breach = run_plan(Plan.from_json(path.read_text())).breach
+    assert breach is None, json.loads(path.read_text())["why"]
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    for seed in range(5):
+        assert run_plan(plan_of(seed), is_told=True) == run_plan(plan_of(seed), is_told=True)
+
+
+def test_listening_to_the_story_changes_nothing() -> None:
+    for seed in range(5):
+        told, untold = run_plan(plan_of(seed), is_told=True), run_plan(plan_of(seed))
+        assert told.story
+        assert not untold.story
+        assert (told.events, told.struck, told.epochs) == (untold.events, untold.struck, untold.epochs)
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    for seed in range(20):
+        assert Plan.from_json(plan_of(seed).to_json()) == plan_of(seed)
+
+
+FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Procession",
+        "{}",
+        "[]",
+        '{"plan": 3}',
+        f'{{{FEW}, "faults": [], "colour": "red"}}',
+        f'{{{FEW}, "faults": [], "tasks": []}}',
+        '{"seed": 1, "streams": [], "sinks": [], "faults": []}',
+        f'{{{FEW}, "faults": [], "gateways": 0}}',
+        f'{{{FEW}, "faults": [], "credits_max": "many"}}',
+        f'{{{FEW}, "faults": [{{"part": "driver", "step": 1, "kind": "earthquake", "seconds": 1}}]}}',
+        f'{{{FEW}, "faults": [{{"part": "sink-1", "step": 1, "kind": "kill", "seconds": 1}}]}}',
+    ],
+)
+def test_what_is_no_plan_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match="no plan of a simulation"):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize("streams", [(), (StreamPlan(0, True),)], ids=("no streams", "no records"))
+def test_a_plan_that_shows_nothing_is_no_clean_one(streams: tuple[StreamPlan, ...]) -> None:
+    report = run_again(Plan(1, streams, (SinkPlan(),)))
+    assert report.verdict == "unknown"
+    assert next(report.lines()).startswith("unknown: ")
+
+
+def test_every_kind_of_fault_strikes() -> None:
+    """In a hundred runs or so, but for the rarest."""
+    done = run_block(range(120))
+    assert done.failing is None
+    tally = done.tally
+    kinds = {kind for kinds in KINDS.values() for kind in kinds} | {"blackout"}
+    assert len(set(tally.faults) & kinds) >= len(kinds) - 2
+    assert tally.epochs > tally.runs
+
+
+def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_gateways_leave_and_come_back() -> None:
+    plans = [plan for seed in range(400) if (plan := plan_of(seed)).gateways > 1]
+    assert len(plans) > 60
+    stories = [run_plan(plan, is_told=True).story for plan in plans[:60]]
+    parts = [[(line.split()[1], line) for line in story] for story in stories]
+    opened = [{part for part, line in story if "'granted': True" in line} for story in parts]
+    anew = [sum(part == "gateway" and "= recovered" in line for part, line in story) for story in parts]
+    moved = [sum("'granted': True" in line and "'committed': None" not in line for _, line in story) for story in parts]
+    left = [sum("= has left" in line for _, line in story) for story in parts]
+    assert sum(map(bool, opened)) > 15, "the leader grants streams to others"
+    assert sum(moved) > 5, "a stream goes on elsewhere"
+    assert sum(count > 1 for count in anew) > 5
+    assert sum(left) > 0
+
+
+def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_was_seen_is_forgotten_on_reconnect(monkeypatch)
+    report = run_seeds(0, 100)
+    assert report.verdict == "violated"
+    first, plan, *_, smallest = report.lines()
+    seed = int(first.split(":")[0].removeprefix("seed "))
+    assert seed == report.next_seed - 1
+    assert Plan.from_json(plan.removeprefix("plan: ")) == plan_of(seed)
+    assert len(Plan.from_json(smallest).faults) <= len(plan_of(seed).faults)
+    told = json.loads(json.dumps(report.as_dict()))["failure"]
+    assert told["seed"] == seed
+    assert Plan.from_json(json.dumps(told["smallest"])) == Plan.from_json(smallest)
+    assert told["story"]
+    assert run_again(Plan.from_json(smallest)).verdict == "violated"
+    monkeypatch.undo()
+    assert run_again(Plan.from_json(smallest)).verdict == "clean"
+
+
+def test_several_processes_say_what_one_says() -> None:
+    runs = BLOCK_RUNS + 50
+    alone, together = run_seeds(0, runs).as_dict(), run_seeds(0, runs, jobs=2).as_dict()
+    times = {"cpu_s", "seconds"}
+    assert {name: alone[name] for name in alone.keys() - times} == {
+        name: together[name] for name in together.keys() - times
+    }
+
+
+def test_of_several_seeds_that_fail_the_lowest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_was_seen_is_forgotten_on_reconnect(monkeypatch)
+    lowest = next(seed for seed in range(85) if run_plan(plan_of(seed)).breach)
+    report = run_seeds(0, 85)
+    assert report.failure is not None
+    assert report.failure.plan.seed == lowest
+
+
+def test_an_interrupt_is_no_verdict_and_says_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seeds: range) -> Done:
+        if seeds[0] == 2 * BLOCK_RUNS:
+            raise KeyboardInterrupt
+        return Done(Tally(runs=len(seeds)))
+
+    monkeypatch.setattr("procession.sim.runner.run_block", interrupted)
+    report = run_seeds(0, 5 * BLOCK_RUNS)
+    assert report.verdict == "stopped"
+    assert report.as_dict()["next_seed"] == 2 * BLOCK_RUNS
+    assert f"the next seed is {2 * BLOCK_RUNS}" in list(report.lines())
+
+
+def test_a_shrunk_plan_fails_too_and_has_nothing_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_was_seen_is_forgotten_on_reconnect(monkeypatch)
+    plan = next(plan_of(seed) for seed in range(200) if run_plan(plan_of(seed)).breach)
+    smallest = shrink(plan, lambda candidate: run_plan(candidate).breach)
+    assert run_plan(smallest).breach is not None
+    assert sum(stream.records for stream in smallest.streams) <= sum(stream.records for stream in plan.streams)
+    assert len(smallest.faults) <= 2
+
+
+def test_i11_neither_tasks_nor_cuts_of_epochs_are_seen_in_the_output() -> None:
+    outputs = set()
+    for tasks, epoch_records_max in product(((1,), (2,), (3,), (3, 1, 2)), (1, 2, 1000)):
+        kill = Fault("driver", 60, "kill", 0.05)
+        plan = Plan(0, (StreamPlan(9, True),), (SinkPlan(),), (kill,), 16, epoch_records_max, tasks=tasks)
+        world = World(plan, random.Random(0))
+        assert world.run().breach is None
+        outputs.add(
+            b"".join(line.partition(b"#")[0] + b" " for line in world.site.oracle.outputs["sink-0"].splitlines())
+        )
+    assert outputs == {b"1:0@1 1:1@2 1:2@1 1:3@2 1:4@1 1:5@2 1:6@3 1:7@4 1:8@3 "}
+
+
+def power_cuts(file: File) -> set[bytes]:
+    found = set()
+    for seed in range(200):
+        copy = File(file.data)
+        copy.durable = file.durable
+        copy.cut_power(random.Random(seed))
+        found.add(copy.data)
+    return found
+
+
+def test_a_power_cut_keeps_a_prefix_of_what_was_appended_and_all_that_was_synced() -> None:
+    file = File(b"synced+new")
+    file.durable = b"synced"
+    assert power_cuts(file) == {b"synced", b"synced+", b"synced+n", b"synced+ne", b"synced+new"}
+
+
+def test_a_power_cut_leaves_a_file_that_was_cut_as_it_was_or_as_it_is() -> None:
+    file = File(b"syn")
+    file.durable = b"synced"
+    assert power_cuts(file) == {b"synced", b"syn"}
+
+
+def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_durable() -> None:
+    world = World(plan_of(0), random.Random(0))
+    machine = Machine("m")
+    files = Files(Process(world.site, "p", machine), machine.disk)
+    files.make_directory("d")
+    machine.disk.fsync_failures = 1
+    with pytest.raises(StorageError, match="Cannot sync"):
+        files.sync_directory("")
+    assert files.exists("d")
+    assert machine.disk.durable_directory("d") is None
+    files.sync_directory("")
+    assert machine.disk.durable_directory("d") is not None
+
+
+def test_of_the_names_in_a_directory_a_power_cut_keeps_the_first_few_changes_and_a_rename_is_whole() -> None:
+    found = set()
+    for seed in range(200):
+        disk = Disk()
+        disk.root.change({"draft": File(b"x")})
+        disk.root.change({"draft": None, "name": disk.root.names["draft"]})
+        disk.root.change({"other": Directory()})
+        disk.cut_power(random.Random(seed))
+        found.add(tuple(sorted(disk.root.names)))
+    assert found == {(), ("draft",), ("name",), ("name", "other")}

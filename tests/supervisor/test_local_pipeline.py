@@ -1,0 +1,134 @@
+"""The gateways of a local pipeline: how many there may be, with which words they are started, and who may join them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from procession.cli.main import app
+from procession.errors import ConfigError, UsageError
+from procession.exit_status import Status
+from procession.planner.graph import Graph
+from procession.storage.secret import Secret, find_secret, path_of
+from procession.supervisor.local_pipeline import Local, gateway_words
+from procession.supervisor.membership import listed
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings, load_settings
+from tests.supervisor.started import Started
+from tests.walk.cluster import read_json, wait_for
+from tests.walk.commands import running
+
+WRONG = {
+    "0": "greater than or equal to 1",
+    "-1": "greater than or equal to 1",
+    "65": "less than or equal to 64",
+    "x": "a valid integer",
+    "1.5": "a valid integer",
+    "": "a valid integer",
+}
+
+
+@pytest.mark.parametrize("number", WRONG)
+@pytest.mark.parametrize("words", [["run", "app.py"], ["demo"]], ids=["run", "demo"])
+def test_a_number_of_gateways_that_cannot_be_is_one_sentence_and_nothing_is_begun(
+    words: list[str], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [*words, "--gateways", number], env={"TERM": "dumb", "COLUMNS": "200"})
+    assert done.exit_code == Status.USAGE
+    assert done.stderr.count("Invalid value for '--gateways': ") == 1, done.stderr
+    assert WRONG[number] in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [0, 65, "x"])
+def test_a_number_in_the_environment_or_the_file_is_checked_likewise(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROCESSION_GATEWAYS", str(value))
+    with pytest.raises(ConfigError, match="setting 'gateways' is not right: ") as caught:
+        load_settings()
+    assert "PROCESSION_GATEWAYS" in caught.value.next_step
+    monkeypatch.delenv("PROCESSION_GATEWAYS")
+    (tmp_path / "procession.toml").write_text(f"gateways = {json.dumps(value)}\n")
+    with pytest.raises(ConfigError, match="setting 'gateways' is not right: "):
+        load_settings()
+
+
+def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> dict[str, str]:
+    """Who was to be started, with which words."""
+    supervisor = Started()
+    settings = Settings.model_validate(chosen)
+    local = Local(supervisor, directory / "app.py", Graph("p", (), 1), directory, directory, settings, listen)  # type: ignore[arg-type]
+    local.start()
+    return supervisor.words
+
+
+def test_so_many_gateways_are_started_and_all_but_the_first_join_it(tmp_path: Path) -> None:
+    words = started(tmp_path, gateways=3)
+    assert list(words) == ["gateway", "gateway-1", "gateway-2", "driver"]
+    first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --checkpoint"
+    assert first in words["gateway"], "only this machine can ask it, if nobody says otherwise"
+    for name in ("gateway-1", "gateway-2"):
+        other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0"
+        checkpoint = f"--checkpoint {tmp_path}/checkpoint"
+        assert f"{other} {checkpoint} --join {tmp_path}/gateway --name {name} --lag" in words[name]
+
+
+def test_where_the_first_gateway_is_asked_can_be_said_and_the_others_are_asked_at_the_same_host(tmp_path: Path) -> None:
+    words = started(tmp_path, "192.0.2.1:7100", gateways=2, control="192.0.2.1:7101", metrics="127.0.0.1:9100")
+    assert "--control 192.0.2.1:7101 --lag" in words["gateway"]
+    assert "--listen 192.0.2.1:7100 " in words["gateway"]
+    assert "--metrics 127.0.0.1:9100" in words["gateway"]
+    assert "--control 192.0.2.1:0 --join" in words["gateway-1"]
+    assert "--listen 192.0.2.1:0 " in words["gateway-1"]
+    assert "--metrics 127.0.0.1:9101" in words["gateway-1"]
+    with pytest.raises(UsageError, match="'here' is not an address"):
+        started(tmp_path, control="here")
+
+
+def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_path: Path) -> None:
+    """As from another machine: it knows nothing of the first one but this address, which is not the usual one."""
+    settings = Settings.model_validate({"control": "127.0.0.2:0"})
+    leader, other = tmp_path / "pipeline" / "gateway", tmp_path / "elsewhere"
+    with running(*gateway_words(settings, leader.parent, "gateway", "127.0.0.1:0"), cwd=tmp_path) as first:
+        wait_for((leader / "gateway.json").exists, "the first gateway", lambda: first.said)
+        control = read_json(leader / "gateway.json")["control"]
+        assert control.startswith("127.0.0.2:")
+        words = ["gateway", "--dir", other, "--listen", "127.0.0.3:0", "--control", "127.0.0.3:0", "--join", control]
+        secret = find_secret(leader.parent, Secret.CONTROL)
+        for option, name in (("--cookie-file", Secret.PRODUCERS), ("--control-cookie-file", Secret.CONTROL)):
+            words += [option, path_of(leader.parent, name)]
+        with running(*words, cwd=tmp_path) as second:
+
+            def has_joined() -> bool:
+                return [one["is_connected"] for one in listed(control, secret)] == [True, True]
+
+            wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
+            assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")
+
+
+class Looking(Started):
+    """Notes, when a part is started, which secrets there are."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self.found: dict[str, set[Secret]] = {}
+
+    def start(self, part: Part) -> None:
+        super().start(part)
+        self.found[part.name] = {one for one in Secret if path_of(self._directory, one).exists()}
+
+
+def test_the_secrets_that_gateways_share_are_there_before_the_first_one_starts(tmp_path: Path) -> None:
+    supervisor: Any = Looking(tmp_path)
+    graph = Graph("p", (), 1)
+    Local(supervisor, tmp_path / "app.py", graph, tmp_path, tmp_path, Settings(gateways=3)).start()
+    for gateway in ("gateway", "gateway-1", "gateway-2"):
+        assert {Secret.CONTROL, Secret.PRODUCERS} <= supervisor.found[gateway]

@@ -1,0 +1,83 @@
+"""A part with a spare, with real processes: who takes over, when, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.supervisor import part as parts
+from procession.supervisor.supervisor import Supervisor
+from tests.supervisor.test_supervisor import FOREVER, QUICK, is_gone, part, telling, watch_until
+
+WAIT = "import sys\nif 'spare' in sys.argv and not sys.stdin.readline(): sys.exit(0)\n"
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr(parts, "SPARE_PAUSE_S", 0.05)
+    with Supervisor(tmp_path / "logs", QUICK) as supervisor:
+        yield supervisor
+
+
+def start(supervisor: Supervisor, told: Path, code: str = "") -> int:
+    """A part that drives, and its spare, which waits for its turn. Gives the spare's process id."""
+    supervisor.start(part("driver", code + WAIT + telling(told) + FOREVER, told, spare=("spare",)))
+    assert supervisor.wait_ready("driver")
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
+    spare = supervisor.spare_pid("driver")
+    assert spare is not None
+    return spare
+
+
+def test_the_spare_takes_over_when_its_part_is_killed_and_another_one_waits(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    spare = start(supervisor, told)
+    assert int(told.read_text()) == supervisor.pid("driver") != spare, "a spare does nothing before its turn"
+    supervisor.kill("driver")
+    watch_until(supervisor, lambda: int(told.read_text()) == spare)
+    assert supervisor.pid("driver") == spare
+    assert supervisor.restarts == {"driver": 1}
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))
+
+
+def test_a_spare_that_dies_is_replaced_and_its_part_goes_on(supervisor: Supervisor, tmp_path: Path) -> None:
+    spare = start(supervisor, tmp_path / "told")
+    driver = supervisor.pid("driver")
+    os.kill(spare, signal.SIGKILL)
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))
+    assert supervisor.pid("driver") == driver
+    assert supervisor.restarts == {"driver": 0}
+
+
+def test_a_part_whose_spare_has_just_died_is_started_anew(supervisor: Supervisor, tmp_path: Path) -> None:
+    spare = start(supervisor, tmp_path / "told")
+    driver = supervisor.pid("driver")
+    os.kill(spare, signal.SIGKILL)
+    supervisor.kill("driver")
+    watch_until(supervisor, lambda: supervisor.pid("driver") not in (None, driver, spare))
+    assert supervisor.wait_ready("driver")
+
+
+def test_nothing_is_left_of_a_spare_when_the_supervisor_has_ended(tmp_path: Path) -> None:
+    with Supervisor(tmp_path / "logs", QUICK) as supervisor:
+        spare = start(supervisor, tmp_path / "told")
+        driver = supervisor.pid("driver")
+    assert driver is not None
+    assert is_gone(spare)
+    assert is_gone(driver)
+
+
+def test_a_spare_whose_supervisor_is_gone_ends_by_itself(supervisor: Supervisor, tmp_path: Path) -> None:
+    spare = start(supervisor, tmp_path / "told")
+    child = supervisor._children["driver"]
+    assert child._spare is not None
+    assert child._spare.popen.stdin is not None
+    child._spare.popen.stdin.close()  # what the kernel does when the supervisor ends
+    assert child._spare.popen.wait(30) == 0
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))

@@ -1,0 +1,300 @@
+"""The supervisor with real processes: restarts, last words, order of stopping, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.exit_status import Status
+from procession.supervisor import cleanup
+from procession.supervisor.part import Part
+from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.supervisor import PartFailed, Supervisor
+
+PATIENCE_S = 30.0
+QUICK = RestartPolicy(delay_first_s=0.01, delay_max_s=0.02, deaths_max=3)
+FOREVER = "import signal\nwhile True: signal.pause()"
+# Tells that it is there (with its pid) only when it can be stopped; what it left is for the supervisor to find.
+TELL = "import os, pathlib\npathlib.Path(PLACE + '.new').write_text(TEXT)\nos.rename(PLACE + '.new', PLACE)\n"
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", code)
+
+
+def telling(place: Path, text: str = "str(os.getpid())") -> str:
+    return TELL.replace("PLACE", repr(str(place))).replace("TEXT", text)
+
+
+def part(name: str, code: str, told: Path | None = None, **options: object) -> Part:
+    if told is not None:
+        options["is_ready"] = lambda pid: told.exists() and told.read_text().split()[:1] == [str(pid)]
+    return Part(name, python(code), **options)  # type: ignore[arg-type]
+
+
+def watch_until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        assert supervisor.watch(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def wait_for_end(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([ended], [], [], PATIENCE_S)[0], f"process {pid} lives on"
+        os.close(ended)
+
+
+@pytest.fixture
+def sentences() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, sentences: list[str]) -> Iterator[Supervisor]:
+    with Supervisor(tmp_path / "logs", QUICK, sentences.append) as supervisor:
+        yield supervisor
+
+
+def test_a_part_that_is_killed_is_started_again_and_not_held_against(
+    supervisor: Supervisor, sentences: list[str]
+) -> None:
+    supervisor.start(part("gateway", FOREVER))
+    for times in range(1, QUICK.deaths_max + 2):
+        before = supervisor.pid("gateway")
+        supervisor.kill("gateway")
+        watch_until(supervisor, lambda times=times: supervisor.restarts == {"gateway": times})  # type: ignore[misc]
+        assert supervisor.pid("gateway") != before
+    assert "gateway was ended by signal 9 (Killed); starting it again" in sentences
+
+
+def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(supervisor: Supervisor) -> None:
+    supervisor.start(part("sink", "import sys; sys.exit('the disk is upside down')"))
+    with pytest.raises(PartFailed, match=r"sink failed 3 times within 120 s; it ended with status 1") as failure:
+        watch_until(supervisor, lambda: False)
+    assert failure.value.sentence.count("the disk is upside down") == 1
+    assert supervisor.restarts == {"sink": QUICK.deaths_max - 1}
+
+
+def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supervisor) -> None:
+    words = "error: The port is in use.\n  Next: choose another."
+    supervisor.start(part("gateway", f"import sys; print('noise'); print({words!r}); sys.exit({int(Status.ACT)})"))
+    with pytest.raises(PartFailed) as failure:
+        watch_until(supervisor, lambda: False)
+    assert failure.value.explain() == "The port is in use.\n  Next: choose another."
+    assert failure.value.part == "gateway"
+    assert supervisor.restarts == {"gateway": 0}
+
+
+def test_a_program_that_is_not_there_is_one_clear_sentence(supervisor: Supervisor) -> None:
+    with pytest.raises(PartFailed, match=r"The sink could not be started: .*no-such-program"):
+        supervisor.start(Part("sink", ("no-such-program",)))
+
+
+def test_a_part_that_ends_with_status_0_is_done(supervisor: Supervisor) -> None:
+    supervisor.start(part("gateway", FOREVER))
+    supervisor.start(part("source", "pass"))
+    assert supervisor.wait_done("source")
+    assert supervisor.restarts == {"gateway": 0, "source": 0}
+    assert supervisor.pid("source") is None
+
+
+def test_watching_ends_when_all_parts_are_done(supervisor: Supervisor) -> None:
+    supervisor.start(part("source", "pass"))
+    began = time.monotonic()
+    while supervisor.watch(PATIENCE_S):
+        pass
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_part_that_never_gets_ready_is_started_again_and_at_last_given_up(supervisor: Supervisor) -> None:
+    supervisor.start(part("driver", FOREVER, is_ready=lambda _pid: False, ready_timeout_s=0.05))
+    with pytest.raises(PartFailed, match=r"driver failed 3 times .* it was not ready within 0.05 s"):
+        supervisor.wait_ready()
+
+
+def test_readiness_is_asked_of_each_start(supervisor: Supervisor, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    supervisor.start(part("gateway", telling(told) + FOREVER, told))
+    assert supervisor.wait_ready("gateway")
+    supervisor.kill("gateway")
+    watch_until(supervisor, lambda: supervisor.restarts == {"gateway": 1})
+    assert supervisor.wait_ready("gateway")
+    assert told.read_text() == str(supervisor.pid("gateway"))
+
+
+# Like Spark's driver: a child in its session, one in a process group of its own, one in its own session with a child.
+FAMILY = f"""
+import os, subprocess, sys
+forever = [sys.executable, "-I", "-S", "-c", {FOREVER!r}]
+nest = [sys.executable, "-I", "-S", "-c", '''
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdout.close()
+import signal
+while True: signal.pause()
+''']
+deep = subprocess.Popen(nest + forever, start_new_session=True, stdout=subprocess.PIPE, text=True)
+family = [deep.pid, int(deep.stdout.readline())]
+family += [subprocess.Popen(forever).pid, subprocess.Popen(forever, process_group=0).pid]
+"""
+
+
+def family_code(told: Path) -> str:
+    return FAMILY + telling(told, '" ".join(map(str, [os.getpid(), *family]))') + FOREVER
+
+
+def pids_in(told: Path) -> list[int]:
+    return [int(pid) for pid in told.read_text().split()]
+
+
+def test_everything_that_a_dead_driver_left_is_gone_before_the_next_one_starts(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    supervisor.start(part("driver", family_code(told), told))
+    assert supervisor.wait_ready()
+    family = pids_in(told)
+    assert len(family) == 5
+    assert not any(map(is_gone, family))
+    supervisor.kill("driver")
+    watch_until(supervisor, lambda: supervisor.restarts == {"driver": 1})
+    assert all(map(is_gone, family))
+
+
+def test_nothing_and_no_port_is_left_behind(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    listen = "import socket; server = socket.create_server(('127.0.0.1', 0))\n"
+    with Supervisor(tmp_path / "logs", QUICK) as supervisor:
+        code = listen + telling(told, "f'{os.getpid()} {server.getsockname()[1]}'") + FOREVER
+        supervisor.start(part("gateway", code, told))
+        supervisor.start(part("driver", family_code(tmp_path / "family"), tmp_path / "family"))
+        assert supervisor.wait_ready()
+        pid, port = pids_in(told)
+    assert all(map(is_gone, [pid, *pids_in(tmp_path / "family")]))
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_parts_stop_by_rank_and_each_in_its_own_time(tmp_path: Path) -> None:
+    story = tmp_path / "story"
+    code = (
+        "import signal, sys\n"
+        f"def stop(*_):\n    print(NAME, file=open({str(story)!r}, 'a'))\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+    )
+    with Supervisor(tmp_path / "logs", QUICK) as supervisor:
+        for name, rank in {"sink": 4, "gateway": 3, "source": 1, "driver": 2}.items():
+            told = tmp_path / name
+            supervisor.start(
+                part(name, code.replace("NAME", repr(name)) + telling(told) + FOREVER, told, stop_rank=rank)
+            )
+        assert supervisor.wait_ready()
+    assert story.read_text().split() == ["source", "driver", "gateway", "sink"]
+
+
+def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path, sentences: list[str]) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    with Supervisor(tmp_path / "logs", QUICK, sentences.append) as supervisor:
+        told = tmp_path / "deaf"
+        supervisor.start(part("deaf", deaf + telling(told) + FOREVER, told, stop_timeout_s=0.05))
+        supervisor.start(part("frozen", FOREVER, stop_timeout_s=0.05))
+        assert supervisor.wait_ready()
+        pids = [supervisor.pid(name) or 0 for name in ("deaf", "frozen")]
+        os.kill(pids[1], signal.SIGSTOP)
+        os.waitid(os.P_PID, pids[1], os.WSTOPPED | os.WNOWAIT)
+    assert all(map(is_gone, pids))
+    assert sentences == [f"{name} did not stop in time and was killed" for name in ("deaf", "frozen")]
+
+
+def test_a_warden_that_is_killed_is_replaced(supervisor: Supervisor) -> None:
+    supervisor.start(part("gateway", FOREVER))
+    first = supervisor._warden.pid
+    os.kill(first, signal.SIGKILL)
+    watch_until(supervisor, lambda: supervisor._warden.pid != first)
+    assert is_gone(first)
+
+
+# --- the supervisor as a process of its own
+
+PROGRAM = """
+import signal
+import sys
+from pathlib import Path
+from procession.supervisor.part import Part
+from procession.supervisor.supervisor import Supervisor
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
+place, code = Path(sys.argv[1]), sys.argv[2]
+told = place / "told"
+with Supervisor(place / "logs") as supervisor:
+    argv = (sys.executable, "-I", "-S", "-c", code)
+    supervisor.start(Part("driver", argv, is_ready=lambda pid: told.exists(), stop_timeout_s=float(sys.argv[3])))
+    if supervisor.wait_ready():
+        print("ready", flush=True)
+    while supervisor.watch(60):
+        pass
+sys.exit(128 + supervisor.stop_signal)
+"""
+
+
+def supervising_program(tmp_path: Path, code: str, stop_timeout_s: float) -> subprocess.Popen[str]:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), code, str(stop_timeout_s)], stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout
+    assert program.stdout.readline() == "ready\n"
+    return program
+
+
+def marked_family(leader: int) -> list[int]:
+    environment = Path(f"/proc/{leader}/environ").read_bytes().split(b"\0")
+    mark = (
+        next(entry for entry in environment if entry.startswith(cleanup.VARIABLE.encode())).decode().partition("=")[2]
+    )
+    return [one.pid for one in cleanup.find(mark)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    with supervising_program(tmp_path, family_code(tmp_path / "told"), PATIENCE_S) as program:
+        family = pids_in(tmp_path / "told")
+        program.send_signal(number)
+        assert program.wait(PATIENCE_S) == 128 + number
+        assert all(map(is_gone, family))
+
+
+def test_a_second_interrupt_waits_for_nobody(tmp_path: Path) -> None:
+    told, asked = tmp_path / "told", tmp_path / "asked"
+    os.mkfifo(asked)
+    deaf = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: open({str(asked)!r}, 'w').close())\n"
+    with supervising_program(tmp_path, deaf + telling(told) + FOREVER, 10 * PATIENCE_S) as program:
+        program.send_signal(signal.SIGINT)
+        asked.read_text()  # which waits until the part was asked
+        program.send_signal(signal.SIGINT)
+        assert program.wait(PATIENCE_S) == 128 + signal.SIGINT
+        assert all(map(is_gone, pids_in(told)))
+
+
+def test_when_the_supervisor_is_sigkilled_nothing_of_its_parts_lives_on(tmp_path: Path) -> None:
+    with supervising_program(tmp_path, family_code(tmp_path / "told"), PATIENCE_S) as program:
+        family = pids_in(tmp_path / "told")
+        assert sorted(marked_family(family[0])) == sorted(family)
+        program.kill()
+        wait_for_end(family)

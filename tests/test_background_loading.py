@@ -1,0 +1,33 @@
+"""What is dear to load is loaded once, beside the work, when there was enough of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from procession.background_loading import Readiness
+
+
+def test_it_is_made_ready_once_in_a_thread_after_enough_work() -> None:
+    threads: list[threading.Thread] = []
+
+    async def work() -> None:
+        readiness = Readiness(lambda: threads.append(threading.current_thread()), after=10)
+        readiness.worked(9)
+        assert not threads
+        for _ in range(100):
+            readiness.worked(9)
+
+    asyncio.run(work())
+    assert len(threads) == 1
+    assert threads != [threading.main_thread()]
+
+
+def test_what_cannot_be_made_ready_changes_nothing() -> None:
+    def fail() -> None:
+        raise RuntimeError("no such processor")
+
+    async def work() -> None:
+        Readiness(fail, after=1).worked(1)
+
+    asyncio.run(work())

@@ -1,0 +1,63 @@
+"""What a sink has committed, printed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from procession.errors import ConfigError
+from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.verify.committed import committed_output
+from procession.verify.comparison import Question
+
+
+def output(directory: Path, name: str, data: bytes, committed: int) -> None:
+    (directory / f"{name}.data").write_bytes(data)
+    log = TxnLog(directory / f"{name}.txnlog")
+    log.open()
+    log.vote(Transaction("t", 0, committed), True)
+    log.decide("t", True)
+    log.vote(Transaction("u", committed, len(data)), True)
+    log.close()
+
+
+def test_only_what_is_committed_comes_out(tmp_path: Path) -> None:
+    output(tmp_path, "a", b"one\ntwo\nthr", 8)
+    output(tmp_path, "b", b"four\n", 5)
+    assert b"".join(committed_output(tmp_path, None)) == b"one\ntwo\nfour\n"
+    assert b"".join(committed_output(tmp_path, "b")) == b"four\n"
+
+
+def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: Path) -> None:
+    for pipeline in ("first", "second"):
+        for sink in ("out", "other"):
+            path = tmp_path / f"{pipeline}-{sink}-0"
+            path.with_suffix(".data").write_bytes(f"{pipeline}\n".encode())
+            log = TxnLog(path.with_suffix(".txnlog"))
+            log.open()
+            txn = f"{pipeline}-w-{sink}-id-abc.e0.f1:c_id=1"
+            log.vote(Transaction(txn, 0, len(pipeline) + 1), True)
+            log.decide(txn, True)
+            log.close()
+    with pytest.raises(ConfigError, match="several pipelines: first, second") as caught:
+        list(committed_output(tmp_path, None))
+    assert caught.value.next_step == (
+        "say which with --instance, one of first-other, first-out, second-other, second-out"
+    )
+    assert b"".join(committed_output(tmp_path, "second-out")) == b"second\n"
+    (tmp_path / "input").write_bytes(b"second\n")
+    asked = Question([tmp_path / "input"], tmp_path)
+    with pytest.raises(ConfigError, match="several pipelines"):
+        asked.check()
+    replace(asked, instance="second-out").check()
+    for path in tmp_path.glob("first-*"):
+        path.unlink()
+    assert b"".join(committed_output(tmp_path, None)) == b"second\nsecond\n", "several sinks of one are no question"
+
+
+@pytest.mark.parametrize("instance", [None, "c"])
+def test_an_output_that_is_not_there_is_one_sentence(tmp_path: Path, instance: str | None) -> None:
+    with pytest.raises(ConfigError):
+        list(committed_output(tmp_path, instance))

@@ -1,0 +1,102 @@
+"""What the harness says at the end, on a cluster that only says what it is told to say: three values, with reasons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from procession.chaos.cluster_view import Cluster
+from procession.chaos.harness import Harness, Load
+from procession.chaos.history import Chronicle, Failure
+from procession.chaos.html_report import page
+from procession.chaos.scenario import Run
+from procession.chaos.screen import Screen
+from procession.verify.verdict import Outcome
+from tests.chaos.fake_cluster import FakeCluster
+
+LOAD = Load(rate=10.0, seconds=1.0)
+QUIET = Run("quiet", ())
+AGAIN = "and all of them again at the end"
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeCluster:
+    return FakeCluster(tmp_path)
+
+
+def harness(fake: FakeCluster) -> Harness:
+    return Harness(cast(Cluster, fake), load=LOAD, deadline_s=0.3)
+
+
+def test_a_run_that_was_seen_through_is_clean(fake: FakeCluster) -> None:
+    chronicle = harness(fake).run([QUIET])
+    assert chronicle.outcome is Outcome.CLEAN, chronicle.sentence()
+    assert AGAIN in page(chronicle)
+    figures = chronicle.figures()
+    assert figures["decided_transactions"] == figures["acknowledged_streams"] == len(list(fake.directory.glob("*.txt")))
+
+
+def test_a_lost_tail_is_a_violation_that_names_it_and_says_that_it_was_acknowledged(fake: FakeCluster) -> None:
+    fake.swallowed = 1
+    chronicle = harness(fake).run([QUIET])
+    (failure,) = chronicle.failures
+    assert failure.kind == "violation"
+    assert failure.sentence.startswith("lost: left has 9 of 10 records of stream s0000. ")
+    lost = len(list(fake.directory.glob("*.txt")))
+    assert chronicle.figures()["lost"] == chronicle.figures()["acknowledged_lost"] == lost
+    told = f"{9 * lost} records: {lost} lost, 0 doubled, 0 out of order, {lost} acknowledged but lost; violated"
+    assert told in chronicle.sentence()
+
+
+def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
+    chronicle = harness(fake).run([])
+    assert (chronicle.outcome, chronicle.failures) == (Outcome.UNKNOWN, [])
+    assert "unknown at left: The input is empty" in chronicle.sentence()
+
+
+def not_compared(chronicle: Chronicle) -> bool:
+    told = json.loads(json.dumps(chronicle.figures()))
+    return told["lost"] is None and "not compared to the end" in chronicle.sentence() and AGAIN not in page(chronicle)
+
+
+def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
+    fake.instances()["left"].with_suffix(".txnlog").write_bytes(b"00000000 {}\n")
+    chronicle = harness(fake).run([QUIET])
+    assert chronicle.outcome is Outcome.VIOLATED
+    assert "is damaged at byte 0" in chronicle.failures[0].sentence
+    assert chronicle.failures[0].story == "the story of all parts"
+    assert not_compared(chronicle)
+
+
+def test_a_harness_that_fails_itself_says_so_with_its_trace_and_judges_nothing(fake: FakeCluster) -> None:
+    def broken() -> Iterator[Run]:
+        yield QUIET
+        raise KeyError("nowhere")
+
+    chronicle = harness(fake).run(broken())
+    assert chronicle.outcome is Outcome.UNKNOWN
+    assert "unknown in quiet: the harness itself failed: KeyError: 'nowhere'" in chronicle.sentence()
+    assert "Traceback" in page(chronicle)
+    assert not_compared(chronicle)
+
+
+def test_a_run_that_was_stopped_has_counted_nothing(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake.stage, "watch", lambda timeout_s: False)
+    chronicle = harness(fake).run([QUIET])
+    assert chronicle.was_stopped
+    assert chronicle.outcome is Outcome.UNKNOWN
+    assert not_compared(chronicle)
+
+
+def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    for chronicle, told in (
+        (Chronicle(0), "verdict nothing to judge yet"),
+        (Chronicle(0, committed=1), "verdict clean so far"),
+        (Chronicle(0, committed=1, failures=[Failure("death", "it ended", "")]), "verdict violated"),
+    ):
+        Screen().show(chronicle)
+        assert told in capsys.readouterr().err
