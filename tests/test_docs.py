@@ -54,7 +54,7 @@ from procession.wire.messages import (
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "procession"
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
 
 BLOCK = re.compile(r"^```(?P<language>[a-z]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -200,6 +200,32 @@ def test_every_module_and_function_that_is_named_exists() -> None:
         found = [base / path for base in (SOURCE, SOURCE.parent, ROOT) if (base / path).exists()]
         assert found, f"{page} names {path}"
         assert not function or re.search(rf"def {function}\b", found[0].read_text()), f"{page} names {path} {function}"
+
+
+NAMED_PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.py|\.md))`")
+PAGES_WITH_PATHS = ["CONTRIBUTING.md", "docs/walk.md"]
+
+
+def paths_that_do_not_exist(text: str) -> list[str]:
+    """Of the files and directories that a text names: below the project, or below the source."""
+    return [path for path in NAMED_PATH.findall(text) if not any((base / path).exists() for base in (ROOT, SOURCE))]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PATHS)
+def test_every_path_on_a_page_for_contributors_exists(page: str) -> None:
+    assert len(NAMED_PATH.findall(TEXTS[page])) > 20
+    assert paths_that_do_not_exist(TEXTS[page]) == []
+
+
+@pytest.mark.parametrize("path", ["gateway/gone.py", "gone/", "docs/gone.md", "gone.py"])
+def test_a_planted_path_that_does_not_exist_is_found(path: str) -> None:
+    assert paths_that_do_not_exist(f"See `{path}` and `wire/v3.py`.") == [path]
+
+
+def test_every_room_is_in_the_tree_for_contributors() -> None:
+    tree = TEXTS["CONTRIBUTING.md"].partition("## The tree")[2].partition("\n## ")[0]
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert set(re.findall(r"^\|[^|]*\| `(\w+)/` \|", tree, re.MULTILINE)) == rooms
 
 
 def sentences_in_the_code() -> set[str]:
