@@ -27,4 +27,4 @@ known = orders.join(
     outer=True,
     name="settling",
 )
-known.sink("settled", to="file:output", codec="json")
+known.sink("settled", to="file:output")

@@ -13,4 +13,4 @@ shops = sales.aggregate(
     key=lambda sale: sale["shop"],
     name="by-shop",
 )
-dearest.merge(shops).sink("told", to="file:output", codec="json")
+dearest.merge(shops).sink("told", to="file:output")

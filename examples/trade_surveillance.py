@@ -34,4 +34,4 @@ events = pipeline.source("events", codec="json")
 alerts = events.flat_map_stateful(
     looked_at, key=lambda event: event["symbol"], initial={"trades": [], "cancels": {}}, name="books"
 )
-alerts.sink("alerts", to="file:output", codec="json")
+alerts.sink("alerts", to="file:output")

@@ -12,4 +12,4 @@ visits = clicks.window(
     lateness_s=5,
     name="sessions",
 )
-visits.sink("visits", to="file:output", codec="json")
+visits.sink("visits", to="file:output")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,55 @@ def test_a_stage_is_shown_by_its_name() -> None:
     assert repr(stage) == "<stage 'mine' of pipeline 'p'>"
     with pytest.raises(PlanError, match="given <stage 'mine' of pipeline 'p'>, which is no stage of pipeline 'q'"):
         Pipeline("q").source().merge(stage)
+
+
+@pytest.mark.parametrize("codec", ["bytes", "text", "json", "msgpack", "arrow"])
+def test_a_sink_has_the_codec_of_its_source_unless_it_says_another(codec: Any) -> None:
+    pipeline = Pipeline("p")
+    stage = pipeline.source("in", codec=codec).filter(bool).map(list)
+    stage.sink("out", to="file:out")
+    stage.sink("told", to="file:out", codec="bytes")
+    stage.map_batches(list).sink("payloads", to="file:out")
+    out, told, payloads = pipeline.graph().sinks
+    assert (out.codec, told.codec, payloads.codec) == (Codec(codec), Codec.BYTES, Codec.BYTES)
+    assert out.framing is (Framing.RAW if codec in ("msgpack", "arrow") else Framing.LINES)
+
+
+def test_sources_of_different_codecs_before_one_sink_ask_for_its_codec() -> None:
+    def sink(first: Any, second: Any, **options: Any) -> Codec:
+        pipeline = Pipeline("p")
+        one = pipeline.source("one", codec=first, streams=[1])
+        one.merge(pipeline.source("two", codec=second)).map(list).sink("out", to="file:out", **options)
+        return pipeline.graph().sinks[0].codec
+
+    assert sink("json", "json") is Codec.JSON
+    assert sink("text", "bytes") is Codec.BYTES, "they are written alike"
+    assert sink("text", "json", codec="json") is Codec.JSON
+    with pytest.raises(PlanError) as caught:
+        sink("text", "json")
+    assert "'one' (codec=\"text\") and 'two' (codec=\"json\")" in caught.value.sentence
+    assert 'codec="json"' in caught.value.next_step
+
+
+def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_until_it_says_so(tmp_path: Path) -> None:
+    def claim(source: Any = "json", **options: Any) -> None:
+        pipeline = Pipeline("p")
+        pipeline.source("in", codec=source).sink("out", to="file:out", **options)
+        graph = pipeline.graph()
+        told = {"fingerprint": graph.fingerprint(), "doors": graph.doors(), "codecs": graph.sink_codecs()}
+        Checkpoint.claim(tmp_path, name="p", **told)
+
+    claim()
+    document = json.loads((tmp_path / "pipeline.json").read_text())
+    assert document.pop("codecs") == {"out": "json"}
+    (tmp_path / "pipeline.json").write_text(json.dumps(document))  # as it was before sinks had their source's codec
+    with pytest.raises(PlanError) as caught:
+        claim()
+    assert "'out' does not say its codec and would write json" in caught.value.sentence
+    assert 'codec="bytes"' in caught.value.next_step
+    claim(codec="json")
+    claim()  # what was said once is remembered
+    claim(codec="text")
+    with pytest.raises(PlanError, match="was made when it wrote text"):
+        claim()
+    claim(source="bytes")  # text and bytes are written alike

@@ -126,7 +126,7 @@ def two_sources() -> Pipeline:
     pipeline = Pipeline("two-sources")
     trades = pipeline.source("trades", codec="json", streams=[1, 2]).map(same)
     quotes = pipeline.source("quotes", codec="text").filter(keep)
-    trades.merge(quotes).rebalance(parallelism=4).map(same).sink("out", to="file:out")
+    trades.merge(quotes).rebalance(parallelism=4).map(same).sink("out", to="file:out", codec="json")
     return pipeline
 
 

@@ -32,6 +32,9 @@ from procession.record import stream_id
 
 PARALLELISM_MAX = 1024
 
+GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
+"""Their functions are given bytes and give bytes, whatever the codec of the source is."""
+
 
 class Pipeline:
     """A pipeline: sources, stages in plain Python, one or more sinks.
@@ -177,6 +180,29 @@ class Pipeline:
     def stage_name(self, index: int) -> str:
         """The id of a stage, by its place."""
         return self._nodes[index].name
+
+    def codec_at(self, index: int, sink: str) -> Codec:
+        """What a sink behind this stage writes if it does not say: the codec of the source. Raises PlanError if there
+        are several that differ."""
+        found = {codec: source for source, codec in self._codecs(index).items()}
+        # Bytes and text are written alike.
+        if len(found.keys() - {Codec.TEXT, Codec.BYTES}) + bool(found.keys() & {Codec.TEXT, Codec.BYTES}) > 1:
+            told = " and ".join(f'{source!r} (codec="{codec.value}")' for codec, source in found.items())
+            raise PlanError(
+                f"sink {sink!r} does not say its codec, and gets records of {told}",
+                next_step='name what is to be written, as sink(…, codec="json")',
+                stage=sink,
+            )
+        return Codec.BYTES if len(found) > 1 else next(iter(found))
+
+    def _codecs(self, index: int) -> dict[str, Codec]:
+        """The nearest stages before this place that say what values are, and what they say."""
+        node = self._nodes[index]
+        if node.kind is Kind.SOURCE:
+            return {node.name: node.codec}
+        if node.kind in GIVING_PAYLOADS:
+            return {node.name: Codec.BYTES}
+        return {name: codec for parent in node.parents for name, codec in self._codecs(parent).items()}
 
     def explain(self) -> str:
         """How the order is kept, edge by edge, and why; what `procession explain` prints."""

@@ -160,7 +160,7 @@ class Stage(SensitiveStage):
         name: str,
         *,
         to: str,
-        codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
+        codec: Literal["bytes", "text", "json", "msgpack", "arrow"] | None = None,
         framing: Literal["lines", "raw"] | None = None,
         order: Literal["total", "key", "stream", "none"] | None = None,
         connections: int = 1,
@@ -169,6 +169,8 @@ class Stage(SensitiveStage):
     ) -> Stage:
         """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
         sink that runs already. `codec` is what records are made into; "bytes" and "text" take `str` and `bytes`.
+        Without it, a sink has the codec of the source that its records come from; behind `map_batches` and
+        `transform`, whose functions give payloads, "bytes".
         `framing="lines"` puts a newline after each record, `"raw"` nothing; the latter is what msgpack and Arrow need.
         `order` may ask for less, or more, than the pipeline does.
 
@@ -183,13 +185,16 @@ class Stage(SensitiveStage):
         sinks of others die of that word, so it must be asked for."""
         if idempotent:
             self._pipeline.check_idempotent(name)
-        chosen: Codec = checked_choice(Codec, codec, "codec")
+        chosen: Codec = (
+            self._pipeline.codec_at(self._index, name) if codec is None else checked_choice(Codec, codec, "codec")
+        )
         if framing is None:
             framing = "raw" if chosen in BINARY else "lines"
         elif framing == "lines" and chosen in BINARY:
             raise PlanError(
-                f'sink {name!r} has codec={codec!r} and framing="lines", but such records may hold newlines',
-                next_step='leave framing="lines" away: such records tell their own end',
+                f'sink {name!r} has codec="{chosen.value}" and framing="lines", but such records may hold newlines',
+                next_step='leave framing="lines" away: such records tell their own end'
+                + (', or say what is written: sink(…, codec="text")' if codec is None else ""),
             )
         level: Order = self._pipeline.order if order is None else checked_choice(Order, order, "order")
         if checked_count(connections, "connections", f"sink {name!r}", CONNECTIONS_MAX) > 1 and level is Order.TOTAL:
@@ -206,6 +211,7 @@ class Stage(SensitiveStage):
                 checked_name(name, "a sink"),
                 (self._index,),
                 codec=chosen,
+                is_codec_inherited=codec is None,
                 framing=checked_choice(Framing, framing, "framing"),
                 target=checked_target(to, name),
                 order=None if order is None else level,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from procession.commit.attempts import read_reserved, write_reserved
 from procession.commit.log_locations import Places
@@ -24,10 +25,14 @@ from procession.commit.round_record import Round, Rounds
 from procession.commit.spark_log import SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
+from procession.planner.graph import SinkCodec
 from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
 
 CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
+UNTOLD = "bytes"
+"""What a sink wrote of which a checkpoint does not tell the codec, unless the program named one."""
+WRITTEN_ALIKE = frozenset({"bytes", "text"})
 EPOCHS_COPIED = 10
 """A successor needs the last two; each file costs a sync, and a restart should be quick."""
 
@@ -81,22 +86,23 @@ class Checkpoint:
         name: str,
         fingerprint: str,
         doors: Mapping[str, str] | None = None,
+        codecs: Mapping[str, SinkCodec] | None = None,
         check: Callable[[Round], None] = lambda last: None,
     ) -> Checkpoint:
         """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `doors`
-        are its sources and sinks, by name, with what they are. `check(last committed round)` may raise: then nothing is
-        claimed, and a driver that is at work goes on."""
+        are its sources and sinks, by name, with what they are; `codecs` is what its sinks write. `check(last committed
+        round)` may raise: then nothing is claimed, and a driver that is at work goes on."""
         make_directory(root)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            identity = _identity(root, name, fingerprint, doors or {})
-            checkpoint = cls(root, identity, _current(root) + 1)
+            document = _identified(root, name, fingerprint, doors or {}, codecs or {})
+            checkpoint = cls(root, str(document["id"]), _current(root) + 1)
             if (last := _last_committed(root)) is not None:
                 check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root)):
                 raise _damaged(root / CURRENT)
             # What is read back may never have reached the disk: it is written anew before anything is built on it.
-            write_durably(root / PIPELINE, (root / PIPELINE).read_bytes())
+            write_durably(root / PIPELINE, json.dumps(document).encode())
             checkpoint.places.renew()
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
         try:
@@ -150,7 +156,10 @@ def _last_committed(root: Path) -> Round | None:
     return Rounds(last / "rounds").read(SparkLog(last).committed)
 
 
-def _identity(root: Path, name: str, fingerprint: str, doors: Mapping[str, str]) -> str:
+def _identified(
+    root: Path, name: str, fingerprint: str, doors: Mapping[str, str], codecs: Mapping[str, SinkCodec]
+) -> dict[str, Any]:
+    """What the checkpoint says about the pipeline, as it is to be from this claim on."""
     path = root / PIPELINE
     if not path.exists():
         # Our own names, and what a claim that was killed left half made, are no strangers.
@@ -162,11 +171,13 @@ def _identity(root: Path, name: str, fingerprint: str, doors: Mapping[str, str])
                 next_step="give --dir an empty or a new directory",
             )
         made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint, "doors": dict(doors)}
+        made |= {"codecs": {sink: codec.name for sink, codec in codecs.items()}}
         write_durably(path, json.dumps(made).encode())
     try:
         found = json.loads(path.read_text())
-        known, identity, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
+        known, _, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
         known_doors = {str(one): str(what) for one, what in found.get("doors", {}).items()}
+        known_codecs = {str(one): str(what) for one, what in found.get("codecs", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
@@ -178,7 +189,22 @@ def _identity(root: Path, name: str, fingerprint: str, doors: Mapping[str, str])
         )
     if shape != fingerprint:
         raise _other_doors(root, name, known_doors, doors)
-    return identity
+    _check_codecs(root, known_codecs, codecs)
+    return {**found, "codecs": known_codecs | {sink: codec.name for sink, codec in codecs.items()}}
+
+
+def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
+    """Raise PlanError if a sink that does not say its codec would write another one than before. Checkpoints from
+    before sinks had the codec of their source do not tell theirs: a sink that named none wrote bytes."""
+    for sink, codec in codecs.items():
+        before = known.get(sink, UNTOLD)
+        if codec.is_inherited and before != codec.name and not {before, codec.name} <= WRITTEN_ALIKE:
+            raise PlanError(
+                f"sink {sink!r} does not say its codec and would write {codec.name}, as its source says; the checkpoint"
+                f" in {root} was made when it wrote {before}",
+                next_step=f'say sink(…, codec="{before}") to go on as before, or codec="{codec.name}" if that is meant',
+                stage=sink,
+            )
 
 
 def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:

@@ -127,6 +127,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
         name=app.graph.name,
         fingerprint=app.graph.fingerprint(),
         doors=app.graph.doors(),
+        codecs=app.graph.sink_codecs(),
         check=partial(check_last, app.plan, changed=config.changed_stages),
     )
     faults.point("driver:claimed")

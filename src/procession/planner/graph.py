@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from procession.operators.named_types import NO_TYPES, NamedTypes
 from procession.planner.event_order import EventTime
@@ -108,6 +108,8 @@ class Node:
     parallelism: int | None = None
     """How many tasks the user asked for, if any."""
     codec: Codec = Codec.BYTES
+    is_codec_inherited: bool = False
+    """A sink that does not say its codec, and has that of its source."""
     framing: Framing = Framing.LINES
     target: str = ""
     is_idempotent: bool = False
@@ -137,6 +139,13 @@ class Node:
     """What a keyed stage does."""
     is_named: bool = True
     """Whether the user gave the name; else it says the stage's kind and place."""
+
+
+class SinkCodec(NamedTuple):
+    """What a sink writes, and whether it has that from its source."""
+
+    name: str
+    is_inherited: bool = False
 
 
 @dataclass(frozen=True)
@@ -239,6 +248,11 @@ class Graph:
         sources = {source.name: "source" for source in self.sources}
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         return sources | {sink.name: f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
+
+    def sink_codecs(self) -> dict[str, SinkCodec]:
+        """What each sink writes. A checkpoint remembers it, but it may change if the program says so."""
+        sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
+        return {sink.name: SinkCodec(sink.codec.value, sink.is_codec_inherited) for sink in sinks}
 
     def _shared(self, sink: Node) -> str:
         by = {Order.KEY: " by key", Order.STREAM: " by stream"}.get(self.order_at(sink), "")
