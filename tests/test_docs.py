@@ -6,6 +6,8 @@ The one rule: a page that says something of the code which a program can check i
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import importlib.util
 import re
 import shlex
@@ -226,6 +228,34 @@ def test_every_room_is_in_the_tree_for_contributors() -> None:
     tree = TEXTS["CONTRIBUTING.md"].partition("## The tree")[2].partition("\n## ")[0]
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert set(re.findall(r"^\|[^|]*\| `(\w+)/` \|", tree, re.MULTILINE)) == rooms
+
+
+MODULE_PATHS = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("module", [name for name, path in MODULE_PATHS.items() if ">>> " in path.read_text()])
+def test_an_example_in_a_docstring_runs(module: str) -> None:
+    name = ".".join(("procession", *Path(module).with_suffix("").parts))
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def modules_that_do_not_exist(text: str) -> list[str]:
+    """Of the modules that a text of the source names together with their room."""
+    rooms = {name.partition("/")[0] for name in MODULE_PATHS if "/" in name}
+    named = [f"{room}/{module}" for room, module in re.findall(r"`(\w+)[/.](\w+)`", text) if room in rooms]
+    return [module for module in named if not (SOURCE / module).exists() and f"{module}.py" not in MODULE_PATHS]
+
+
+def test_every_module_that_the_source_names_with_its_room_exists() -> None:
+    assert {
+        name: gone for name, path in MODULE_PATHS.items() if (gone := modules_that_do_not_exist(path.read_text()))
+    } == {}
+
+
+def test_a_planted_module_that_does_not_exist_is_found() -> None:
+    assert modules_that_do_not_exist("After it `wire/gone`, `wire.gone` and `wire/v3`.") == ["wire/gone", "wire/gone"]
 
 
 def sentences_in_the_code() -> set[str]:

@@ -1,6 +1,6 @@
 """`procession source …`: the connectors that send, as commands. Words in, one call out.
 
-The one rule: as in `cli`. Before it the command line; after it `connectors` and `sdk.program`.
+The one rule: as in `cli`. Before it the command line; after it `connectors` and `sdk/connector_program`.
 """
 
 from __future__ import annotations

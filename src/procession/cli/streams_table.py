@@ -1,7 +1,7 @@
 """Streams, as an operator sees them: the rows that the gateways of a pipeline give, as a table or as JSON.
 
 The one rule: it only asks, and whoever does not answer is named, in one sentence with a next step. Before it
-`procession streams`; after it `gateway.client`.
+`procession streams`; after it `gateway/control_client`.
 """
 
 from __future__ import annotations

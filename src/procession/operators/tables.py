@@ -1,13 +1,12 @@
-"""Sides: the small tables that a stream is joined with.
+"""Tables: the small tables that a stream is joined with.
 
-The one rule: a side is the same for every task of an epoch; it is read where it is needed, once in each worker, and a
-file that has changed under a running pipeline is an error, unless the user has asked for it to be read again: then the
-round record says which copy of it an epoch reads. Before it the user, who names a table and what its rows are known by;
-after it `api/joins`, whose join looks records up in it.
+The one rule: a table is the same for every task of an epoch. It is read where it is needed, once in each worker. A file
+that changes under a running pipeline is an error, unless the user asked for it to be refreshed; then the round record
+says which copy an epoch reads. The user names a table and its key; `api/joins` looks records up in it.
 
-    >>> from procession import sides
-    >>> side = sides.of_rows([{"id": "a", "name": "Anna"}], by="id")
-    >>> side.matches("a")
+    >>> from procession import tables
+    >>> table = tables.of_rows([{"id": "a", "name": "Anna"}], by="id")
+    >>> table.matches("a")
     [{'id': 'a', 'name': 'Anna'}]
 """
 
