@@ -1,7 +1,7 @@
-"""The app: a user's Python file with one module-level Pipeline in it.
+"""The app file: a user's Python file with one module-level Pipeline in it.
 
-The one rule: whatever is wrong with the file is told as one sentence that names it. Before it the command line; after
-it the driver, which ships the file's functions to Spark's workers inside the plan.
+The one rule: every mistake in the file is reported as one sentence that names the file. Called by the command line; the
+driver sends the file's functions to Spark's workers inside the plan.
 """
 
 from __future__ import annotations

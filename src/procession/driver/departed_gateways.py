@@ -1,7 +1,8 @@
-"""Departures: the driver looks who of the gateways has left, so that sinks can be told.
+"""Polls the leader for gateways that left, and notifies the sinks.
 
-The one rule: the leader has on disk who left, so it is asked, and nobody remembers: whoever drives next finds the same
-names, and tells them again. Beside the walk. Before it `gateway/leader`, after it `commit/performer`.
+The one rule: the leader keeps the list of departed gateways on disk, so the driver asks it and stores nothing. The next
+driver gets the same names and notifies the sinks again. Reads from `gateway/leader`; passes the names to
+`commit/performer`.
 """
 
 from __future__ import annotations

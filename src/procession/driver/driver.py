@@ -1,8 +1,8 @@
-"""The driver: introduces the rooms to one another, and runs until it is told to stop or cannot go on.
+"""The driver process: connects Spark, the gateways and the commit, and runs until it is stopped or fails.
 
-The one rule: claim the checkpoint before anything else, so that an earlier driver can decide nothing any more. Settles
-the sinks while Spark starts; a *spare* has started Spark already, touched nothing else, and claims when its turn comes.
-Before it the supervisor, which starts it again when it is killed; after it Spark, the gateway and the sinks.
+The one rule: the driver claims the checkpoint before anything else, so that no earlier driver can decide any more. It
+settles open transactions with the sinks while Spark starts. A *spare* driver has only started Spark; it claims the
+checkpoint when it is promoted. The supervisor starts the driver again when it is killed.
 """
 
 from __future__ import annotations

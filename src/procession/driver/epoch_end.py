@@ -1,9 +1,9 @@
-"""An agreement: where an epoch ends at each of several gateways, so that it has all up to one place in event time.
+"""Where an epoch ends at each of several gateways, with event-time order.
 
-The one rule: an epoch is everything up to one place in the order, at every gateway there is; so all of them must
-answer, in this very call, and the leader must have said who they are. Each is told how far streams have come at the
-others; what is then complete at all of them, within the limits of an epoch, is the epoch. Before it
-`driver/gateway_clients`; after it `driver/offsets`.
+The one rule: an epoch contains everything up to one position in the order, at every gateway. So every gateway must
+answer within one call, and the leader must have named all gateways. Each gateway is told how far the streams have come
+at the others. The epoch is what is then complete at all of them, within the limits of an epoch. Uses
+`driver/gateway_clients`; used by `driver/offsets`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The epoch log: a line of JSON for each committed epoch, for people, progress displays and benchmarks.
 
-The one rule: it is a report, not a record; nothing is decided by it, so it is neither synced nor complete after a
-crash. Before it `commit/performer`, which has just committed; after it `supervisor/progress` and `supervisor/demo`,
-which follow it.
+The one rule: it is a report and decides nothing, so it is not synced and may be incomplete after a crash. Written after
+each commit of `commit/performer`; read by `supervisor/progress` and `supervisor/demo`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Desks: the gateways of a pipeline as its driver deals with them, each at a desk of its own.
+"""The driver's clients of the gateways, one for each gateway of the pipeline.
 
-The one rule: a gateway that is away holds up nobody else. Each is asked by a thread of its own, is waited for as long
-as it answers, and is only looked at now and then while it does not. The leader says who there is. Before it: the driver
-and Spark's helper process; after it: `gateway/control_client`.
+The one rule: a gateway that does not answer delays no other. Each gateway has a thread of its own. The driver waits for
+a gateway as long as it answers; one that does not answer is only polled. The leader says which gateways there are. Used
+by the driver and by Spark's helper process; uses `gateway/control_client`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Held back: the stages that keep results until their input ends or time goes on, when a run is stopped before that.
+"""Which stages still hold results back when a run is stopped: open windows, aggregates, sorts.
 
-The one rule: it reads what the last committed epoch left of the stages' states, and changes nothing. Before it the
-checkpoint's last round record; after it the summary of `procession run`.
+The one rule: it reads the states of the last committed epoch and changes nothing. Reads the checkpoint's last round
+record; used by the summary of `procession run`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The feed: the gateways as Spark's helper process and the driver's conductor see them.
+"""The end offsets of the next epoch, asked from the gateways; and the driver's messages to the gateways.
 
-The one rule: nothing is offered while the epoch before is not decided for good, or to a driver that was replaced, or of
-a gateway whose place is not on disk. Pickles, because the helper process is started by Spark. Before it
-`gateway/control`, after it `spark/log_source`.
+The one rule: nothing is offered while the previous epoch is undecided, to a driver that was replaced, or from a gateway
+whose log location is not on disk. Pickles, because Spark starts the helper process that uses it. Uses
+`gateway/control`; used by `spark/log_source` and the driver.
 """
 
 from __future__ import annotations

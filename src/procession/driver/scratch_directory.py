@@ -1,7 +1,7 @@
-"""Scratch: the directory in which Spark's process keeps files of no lasting value, in the pipeline's own directory.
+"""The scratch directory: where Spark's process keeps temporary files, inside the pipeline's directory.
 
-The one rule: each driver has one of its own and holds a lock on it for its life; what is cleared is what nobody holds,
-by a driver whose fence still counts. Before it `driver/driver`; after it Spark, its workers and their sockets.
+The one rule: each driver has its own scratch directory and holds a lock on it while it lives. Only directories that
+nobody has locked are removed, and only by a driver whose fence is current. Used by `driver/driver`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Spark's process: how the driver starts the JVM, and how it notices that it hangs or gets no executors.
+"""Spark's process: how the driver starts the JVM, and how it notices that the JVM hangs or gets no executors.
 
-The one rule: a JVM that does not answer for `jvm_timeout_s` is killed, and with it the driver ends, as if it had
-crashed; the next one looks up what was decided. Before it `driver/driver`; after it `spark/session`.
+The one rule: a JVM that does not answer for `jvm_timeout_s` is killed, and the driver ends as if it had crashed; the
+next driver looks up what was decided. Used by `driver/driver`; uses `spark/session`.
 """
 
 from __future__ import annotations

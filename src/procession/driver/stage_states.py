@@ -1,7 +1,7 @@
-"""Stage states: what the round record says about the stages that keep states, and what a new program must agree with.
+"""What the round record says about stages with state, and what a new program must agree with.
 
-The one rule: the plan says what each stage is, the record has what each stage was; the check is made before anything is
-claimed. Before it the plan and the last round record; after it the conductor, which writes the next one.
+The one rule: the plan says what each stage is, the round record says what each stage was. They are compared before the
+checkpoint is claimed. Uses the plan and the last round record; used by the driver and `commit/performer`.
 """
 
 from __future__ import annotations

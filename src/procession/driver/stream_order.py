@@ -1,7 +1,7 @@
-"""The order of streams, between the words of an app and those of a command line.
+"""The declared order of streams, translated between the app and the gateway's command line.
 
-The one rule: app and gateway must have declared the same; the driver asks before it reads a record. Before it
-`planner/event_order`, as the user wrote it; after it `merge/event_time`, as the gateway does it.
+The one rule: app and gateway must declare the same order; the driver checks this before it reads a record. The user
+declares it with `planner/event_order`; the gateway applies it with `merge/event_time`.
 """
 
 from __future__ import annotations

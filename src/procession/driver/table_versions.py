@@ -1,9 +1,9 @@
-"""Refresh: which version of each table that may change an epoch is to use.
+"""Which version of each refreshed table an epoch uses.
 
-The one rule: the version for epoch N is chosen while N-1 is committed, and stands in its round record; so all tasks of
-an epoch agree, and an epoch that is run again, by whatever driver, reads the same rows. The first epoch's stands in a
-file of its own. A version that cannot be read is told, and the one before stays. Before it the files of the user; after
-it `storage/table_copies` and `commit/performer`.
+The one rule: the version for epoch N is chosen while N-1 is committed, and is written into the round record of N-1. So
+all tasks of an epoch read the same rows, and so does an epoch that is run again by any driver. The version for the
+first epoch is in a file of its own. If a new version cannot be read, that is reported and the previous one stays in
+use. Reads the user's files; used by `storage/table_copies` and `commit/performer`.
 """
 
 from __future__ import annotations

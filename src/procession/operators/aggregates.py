@@ -1,8 +1,8 @@
-"""Aggregates: many records put together as one result.
+"""Aggregates: combine many records into one result.
 
-The one rule: an aggregate takes records one after the other, in order, so it may depend on their order; what it holds
-meanwhile is a state, made of plain values. Before it the user, who names one or makes one; after it the stages that
-roll, window or end with it. Pure.
+The one rule: an aggregate takes records one after the other, in order, so it may depend on their order. What it holds
+in between is a state, made of plain values. The user names one or makes one; rolling, windowed and final stages use it.
+Pure.
 
     >>> from procession import aggregates
     >>> aggregates.mean(of=len).of(["a", "bcd"])

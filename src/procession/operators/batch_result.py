@@ -1,8 +1,7 @@
-"""The answer: what a user's batch function gave back, and which row each of its rows came from.
+"""The result of a user's batch function, and which input row each of its rows came from.
 
-The one rule: a row that cannot be traced back is refused where its place in the order matters; an answer that holds no
-payloads is refused always. What is raised here is the error of the record. Before it and after it `operators/chain`.
-Pure.
+The one rule: a row that cannot be traced back to its input is refused where its place in the order matters. A result
+without payloads is always refused. Errors raised here are errors of the record. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The delivery: what leaves a pass of a chain, for each sink and each exchange behind it.
+"""The output of one pass of a chain, for each sink and each exchange behind it.
 
-The one rule: what goes out is what the stages have left, in its order, as bytes; a value that cannot become bytes is
-the error of the stage that made it. Before it `operators/chain`, whose passes are deliveries; after it
-`storage/run_store`. Pure, but for what it calls of the user's: keys, times and codecs.
+The one rule: the output is what the stages produced, in order, as bytes. A value that cannot be encoded is an error of
+the stage that made it. Used by `operators/chain`; written by `storage/run_store`. Pure, except that it calls the user's
+keys, times and codecs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows: what goes into a chain, and what comes out of it for each sink and each exchange.
+"""The rows that go into a chain, and those that come out of it for each sink and each exchange.
 
-The one rule: rows are in order, and carry the key that says so wherever somebody has to put them in order again. Before
-it `storage/log` and `storage/run_store`; after it `operators/chain`, which takes and gives them. Pure.
+The one rule: rows are in order, and carry their order key wherever somebody has to restore the order. Read from
+`storage/log` and `storage/run_store`; used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Codecs: what a payload's bytes are to the user's functions, and how values become bytes again at a sink.
+"""Codecs: how a payload's bytes become a value for the user's functions, and how values become bytes again at a sink.
 
-The one rule: a codec is a pair of functions, of one payload and of one value; what they raise is the record's error.
-Nothing that a peer sends is ever run. Pure. Before it and after it `operators/chain`.
+The one rule: a codec is a pair of functions, of one payload and of one value; what they raise is an error of the
+record. Nothing that a peer sends is ever executed. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations

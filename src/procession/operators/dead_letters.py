@@ -1,8 +1,8 @@
-"""Letters: what becomes of the records on which a function raised, and of those that came late.
+"""Dead letters: what happens to records on which a function raised, and to late records.
 
-The one rule: an error names its record; it stops the epoch, or becomes a dead letter that stands where the record
-stood, behind those of the stages before. Before it `operators/chain`, which catches what functions raise; after it the
-dead-letter sink, or whoever mends the function. Pure.
+The one rule: an error names its record. It stops the epoch, or becomes a dead letter in the record's place, after the
+dead letters of earlier stages. `operators/chain` catches what functions raise; dead letters go to the dead-letter sink.
+Pure.
 """
 
 from __future__ import annotations

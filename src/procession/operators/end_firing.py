@@ -1,8 +1,8 @@
-"""The final fire: what a stage gives when its input has ended.
+"""What stages emit when their input has ended.
 
-The one rule: an end is a place in the sequence like a record's, and all that it lets out stands there, stage by stage
-in the order in which they were written, each result in the order that the stage says. Before it
-`operators/end_of_input`, which finds the place; after it `operators/chain`, which takes the results on. Pure.
+The one rule: an end is a position in the sequence, like a record's. All results that it causes have that position,
+stage by stage in the order in which they were written, and within a stage in the stage's own order.
+`operators/end_of_input` finds the position; `operators/chain` passes the results on. Pure.
 """
 
 from __future__ import annotations

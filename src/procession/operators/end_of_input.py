@@ -1,10 +1,9 @@
-"""Ends: where in the sequence the input of a stage has ended.
+"""The end of input: where in the sequence the input of a stage has ended.
 
-The one rule: an end is a function of the sequence and of nothing else: it is at the end of a stream behind which all
-streams of the stage's sources have ended. Every task learns what the log tells of streams (`Change`), from every task
-before it, and follows it from epoch to epoch on its own; so all come to the same ends, with and without records of
-their own. Before it the log, as `Listening` reads it, and the graph; after it `operators/chain`, which ends its first
-stage there. Pure.
+The one rule: an end is a function of the sequence alone. It is at the end of the stream with which all streams of the
+stage's sources have ended. Every task learns from every task before it what the log says about streams (`Change`), and
+tracks it from epoch to epoch on its own. So all tasks find the same ends, with or without records of their own. Uses
+the log, as `Listening` reads it, and the graph; used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Expiry: states of keys that are forgotten when no record of the key has come for a while, in event time.
+"""Expiry: the state of a key is dropped when no record of the key has come for a while, in event time.
 
-The one rule: a state lasts for its time to live behind the latest record of its key, by the watermark, which is a
-function of the sequence and of which every task learns; so keys that are quiet expire too, and what is made of a state
-that expires has the place of the record that moved the watermark, then the moment of expiry, then its key. Before it
-`operators/chain`; beside it `operators/watermark_timers` and whoever keeps the states. Pure.
+The one rule: a state lives for its time to live after the latest record of its key, by the watermark. The watermark is
+a function of the sequence, and every task learns it, so states of quiet keys expire too. A result of an expired state
+has the place of the record that advanced the watermark, then the time of expiry, then its key. Used by
+`operators/chain`; uses `operators/watermark_timers`. Pure.
 
-What is kept: under `k` and the key, the moment of expiry and the state.
+State: under `k` and the key, the time of expiry and the state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The fusion: functions of one record that stand in a row, called in one `for` loop.
+"""Fusion: consecutive functions of one record, called in one `for` loop.
 
-The one rule: each function is called once for a record, and for no record that a function before it has dropped or
-raised on. The loop is made of our own words, a line for each stage, for nothing that Python has calls functions as
-quickly; the user's functions are its arguments, or stand in it themselves (`operators/inlining`). Nothing is counted as
-long as nothing goes wrong: where a function raises, the line tells the stage, and what was made and dropped before
-tells the row. Before it and after it `operators/chain`. Pure.
+The one rule: each function is called once for a record, and not for a record that an earlier function dropped or raised
+on. The loop is generated code with a line for each stage, because nothing in Python calls functions as quickly. The
+user's functions are its arguments, or are inlined (`operators/inlining`). Nothing is counted while nothing fails: when
+a function raises, the line number gives the stage, and what was produced and dropped so far gives the row. Used by
+`operators/chain`. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Inlining: the expression of a function that is nothing but one, to stand where the call of it would stand.
+"""Inlining: puts the expression of a one-expression function where the function would be called.
 
-The one rule: what is put in a call's place compiles to the very code that the function has; where that is not so, or
-cannot be known because there is no source, the function is called. A call costs some 40 ns before its function has done
-anything, and a filter or a map is often less than that. Before it the user's functions and the lines of their files,
-which the task reads; after it `operators/fusion`, which makes a loop of them. Pure.
+The one rule: the inlined expression compiles to exactly the function's own code. If it does not, or if there is no
+source to compare, the function is called. A call costs some 40 ns before the function has done anything, often more
+than a filter or a map itself. Takes the user's functions and the lines of their files, which the task reads; used by
+`operators/fusion`. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Dealing: which rows go to which task behind an exchange, and to which connection of a sink.
+"""Partitioning: which rows go to which task behind an exchange, and to which connection of a sink.
 
-The one rule: every row goes to one of them, in order; and where a watermark moves the stage behind, all tasks learn of
-the rows that move it. Before it `operators/chain`, whose rows it deals; after it `storage/run_store`. Pure.
+The one rule: every row goes to exactly one of them, in order. If the next stage has a watermark, all its tasks also
+learn of the rows that advance it. Used by `operators/chain`; written by `storage/run_store`. Pure.
 """
 
 from __future__ import annotations

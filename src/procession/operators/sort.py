@@ -1,13 +1,12 @@
-"""Sorting: all records by a rank of their own, given when the input has ended.
+"""Sorting: all records by a rank, emitted when the input has ended.
 
-The one rule: records of one rank keep the order in which they came, so the result depends on the sequence and on
-nothing else; and no more than a block of each run is in memory, however many records there are. Before it
-`operators/chain`, which brings the records to one task, in order; beside it whoever keeps the states; after it
-`operators/end_firing`, which lets them out. Pure.
+The one rule: records of equal rank keep their order, so the result depends on the sequence alone. Only one block of
+each run is in memory, however many records there are. `operators/chain` brings the records to one task, in order;
+`operators/end_firing` emits them. Pure.
 
-What is kept: runs of records that are sorted, in blocks, each a state under `r`, the run's number and the block's;
-under `s` which runs there are, in the order of their records. As soon as there are some of one size at the end they are
-merged to one; so there are few.
+State: sorted runs of records, in blocks, each under `r`, the run's number and the block's; under `s` which runs there
+are, in the order of their records. When there are several of one size at the end, they are merged into one, so there
+are few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The flow: rows between two stages of a chain, each with the place in the order that it has.
+"""Rows between two stages of a chain, each with its place in the order.
 
-The one rule: a flow is in order; whatever a stage does to its rows, the flow that comes out says of each row which
-input row of the task it came from, and, where the plan has branches that meet or a merge behind, the numbers that tell
-it from the others of that row. Before it and after it `operators/chain`. Pure.
+The one rule: the rows are in order. Whatever a stage does, each row that comes out names the task's input row that it
+came from; where branches meet or a merge follows, it also has the numbers that distinguish it from other rows of that
+input row. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations

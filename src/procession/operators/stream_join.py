@@ -1,13 +1,13 @@
-"""Pairs: records of two streams that have one key, and times that are no further apart than a bound.
+"""The stream join: pairs of records from two streams with equal keys and times within a bound.
 
-The one rule: a record meets those of the other side that came before it and are still held, in the order in which they
-came; how long one is held depends on its time and on the watermark, which is a function of the sequence. So neither the
-cut of epochs nor the number of tasks can be seen. A pair has the place of the record that completed it, then that of
-its partner; a record that found none has the place of the record that moved the watermark. Before it `operators/chain`;
-beside it `operators/watermark_timers` and whoever keeps the states. Pure.
+The one rule: a record is paired with the records of the other side that came before it and are still held, in the order
+of their arrival. How long a record is held depends on its time and on the watermark, which is a function of the
+sequence. So neither the epoch cuts nor the number of tasks show in the output. A pair has the place of the record that
+completed it, then that of its partner. A record without a partner has the place of the record that advanced the
+watermark. Used by `operators/chain`; uses `operators/watermark_timers`. Pure.
 
-What is kept: under `k` and the key the records held of the left and of the right side, each as [time, record, whether
-it has found somebody], in the order in which they came.
+State: under `k` and the key, the records held of the left and of the right side, each as [time, record, whether it has
+found a partner], in the order of their arrival.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Totals: an aggregate of all records, or of all of each key, that is given when the input has ended.
+"""Totals: an aggregate of all records, or of all records of each key, emitted when the input has ended.
 
-The one rule: records come in their order, so an aggregate may depend on it; what is held of a key is a state like any
-other, and nothing comes out before the end. Before it `operators/chain`, which brings the records; beside it whoever
-keeps the states; after it `operators/end_firing`, which lets the totals out, by key. Pure.
+The one rule: records are added in order, so an aggregate may depend on it. The aggregate of a key is a state like any
+other, and nothing is emitted before the end. `operators/chain` brings the records; `operators/end_firing` emits the
+totals, by key. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The carriage: Python values as a column of bytes, for the way over an exchange and into states, and back again.
+"""The value codec: Python values as a column of bytes, for exchanges and states, and back again.
 
-The one rule: what comes out is equal to what went in and of the same type; a value for which that cannot be promised is
-refused, as the error of the stage that made it. No pickle: what is read from a store that others can write to must not
-run. Dataclasses, named tuples and enums are those that the app lists (`operators/named_types`). Pure. Before it and
-after it `operators/chain`; between them `storage/run_store` and `storage/state_store`.
+The one rule: what is decoded is equal to what was encoded, and of the same type. A value for which that cannot be
+promised is refused, as an error of the stage that made it. No pickle: reading a store that others can write to must not
+run code. Dataclasses, named tuples and enums are those that the app lists (`operators/named_types`). Pure. Used by
+`operators/chain`, for `storage/run_store` and `storage/state_store`.
 """
 
 from __future__ import annotations

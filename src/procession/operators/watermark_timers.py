@@ -1,11 +1,11 @@
-"""Alarms: how far a watermark has come, and which keys are to be looked at when it comes further.
+"""Watermark timers: how far a watermark has come, and which keys are due when it advances.
 
-The one rule: an epoch costs what it touches; a list of keys is written in one epoch and not touched again until the
-watermark comes to its step. Before it `operators/window_operator` and `operators/stream_join`, which set alarms for
-what they hold; beside it whoever keeps the states. Pure.
+The one rule: an epoch costs what it touches. A list of keys is written in one epoch and not touched again until the
+watermark reaches its step. Used by `operators/window_operator` and `operators/stream_join`, which set timers for what
+they hold. Pure.
 
-What is kept: under `w` the watermark, in steps, and which lists there are; under `t`, a step and a serial the keys of
-one. Those who set alarms keep what they have of a key under `k` and the key.
+State: under `w` the watermark, in steps, and which lists there are; under `t`, a step and a serial number, the keys of
+one list. Stages that set timers keep what they hold of a key under `k` and the key.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Timed stages: windows by key over a sequence of records, fired by a watermark that is a function of that sequence.
+"""The window operator: windows by key over a sequence of records, fired by a watermark.
 
-The one rule: the watermark is the greatest event time among all records that have come to the stage, of whatever key,
-less the lateness, in whole steps; of a stage with several inputs it is the minimum over these (`operators/watermark`).
-It moves before the record that moves it is looked at. Every task learns of every step (`with_ticks`), so keys that are
-quiet fire too; and what fires has the place of the record that moved the watermark, then its end, then its key. So
-neither the cut of epochs nor the number of tasks can be seen. Before it `operators/chain`; beside it whoever keeps the
-states. Pure.
+The one rule: the watermark is the greatest event time among all records that have come to the stage, of any key, less
+the lateness, in whole steps. With several inputs it is the minimum over these (`operators/watermark`). It advances
+before the record that advances it is added. Every task learns of every step (`with_ticks`), so windows of quiet keys
+fire too. A result has the place of the record that advanced the watermark, then its window's end, then its key. So
+neither the epoch cuts nor the number of tasks show in the output. Used by `operators/chain`. Pure.
 
-What is kept: under `k` and the key its open windows; the rest is `operators/watermark_timers`.
+State: under `k` and the key its open windows; the rest is in `operators/watermark_timers`.
 """
 
 from __future__ import annotations

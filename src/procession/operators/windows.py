@@ -1,8 +1,7 @@
-"""Windows: which stretches of time, or how many records, are put together.
+"""Window types: tumbling, sliding, session and counting.
 
-The one rule: a window is a value that says where it begins and ends, in nanoseconds of event time; nothing here knows
-what is put together. Before it the user; after it `operators/window_operator`, which fills windows and fires them.
-Pure.
+The one rule: a window type is a value that says where a window starts and ends, in nanoseconds of event time; it does
+not know what is put into it. `operators/window_operator` fills windows and fires them. Pure.
 
     >>> from procession import windows
     >>> windows.tumbling(10).ends(12 * 10**9)

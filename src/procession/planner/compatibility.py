@@ -1,10 +1,9 @@
-"""Continuity: whether a program can go on with the states that a checkpoint holds.
+"""Whether a changed program can continue with the states in a checkpoint.
 
-The one rule: states are known by the name of their stage, by what it is, what its key is and what feeds it; a program
-that keeps others than the checkpoint has is refused, by name and with the way out, before it changes anything: not even
-the checkpoint is claimed. Stages without states, and what is done with a state, may change freely. A stage without a
-name of its own is known by what it does, because its place says nothing. Before it the last round record;
-after it the driver, which runs the plan. Pure.
+The one rule: states are identified by the name of their stage, its kind, its key and what feeds it. A program whose
+states differ from those in the checkpoint is refused, by stage name and with a next step, before anything changes: not
+even the checkpoint is claimed. Stages without state, and what a stage does with its state, may change freely. A stage
+without a name is identified by what it does, not by its place. Takes the last round record; used by the driver. Pure.
 """
 
 from __future__ import annotations

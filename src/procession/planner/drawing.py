@@ -1,7 +1,7 @@
-"""The picture: a plan drawn as SVG, without any other program.
+"""Draws a plan as SVG, without any other program.
 
-The one rule: it is made of boxes and lines at places that are counted out, so that the same plan gives the same
-picture; for a finer drawing there is Graphviz (`explain --dot`). Before it `planner/plan`; after it a browser.
+The one rule: boxes and lines have computed positions, so the same plan gives the same drawing. For a finer drawing use
+Graphviz (`explain --dot`). Takes a `planner/plan`.
 """
 
 from __future__ import annotations

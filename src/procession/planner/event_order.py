@@ -1,8 +1,8 @@
-"""Event time: what a pipeline says about the order of its streams, and what becomes of records that are late.
+"""Event-time order: what a pipeline declares about the order of its streams and about late records.
 
-The one rule: the order is defined by the streams that are declared, and by nothing that depends on timing; whatever
-gives that up must be asked for. Before it `api/pipeline`, which checks the words here; after it the gateway, which
-puts the records in order, and `operators/dead_letters`, which says what becomes of the late ones.
+The one rule: the order follows from the declared streams and never from timing; an option that gives this up must be
+chosen explicitly. Built by `api/pipeline`; used by the gateway, which orders the records, and by
+`operators/dead_letters`, which handles late ones.
 """
 
 from __future__ import annotations

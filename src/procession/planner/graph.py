@@ -1,8 +1,7 @@
-"""The graph: a pipeline as it was written, frozen.
+"""The graph: a pipeline as the user wrote it, immutable.
 
 The one rule: nothing here runs anything. `api/pipeline` builds a graph, `planner/rules` decides how its order is kept,
-`operators/chain` runs it over batches, and the driver compares its fingerprint with the one the checkpoint was made
-with.
+`operators/chain` runs it over batches, and the driver compares its fingerprint with that of the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Inputs: whose event times the watermark of a stage is the minimum of.
+"""The inputs of a stage, over which its watermark is the minimum.
 
-The one rule: of a source that ends, each stream is an input until it has ended; any other source is one input, and so
-is a stage before that fires results of its own. Which inputs there are follows from the graph and from what the log
-tells of streams (`Change`), so it is a function of the sequence. Before it `planner/rules`, which finds the inputs of
-each stage; after it `operators/watermark`. Pure.
+The one rule: if a source ends, each of its streams is an input until the stream has ended. Any other source is one
+input, and so is a preceding stage that fires results of its own. The inputs follow from the graph and from what the log
+says about streams (`Change`), so they are a function of the sequence. Computed for `planner/rules`; used by
+`operators/watermark`. Pure.
 """
 
 from __future__ import annotations

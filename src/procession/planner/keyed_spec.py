@@ -1,7 +1,7 @@
-"""Stateful: what a keyed stage does, as a value in the graph.
+"""The specification of a stateful stage, as a value in the graph.
 
-The one rule: it says what a step is given and gives back, and runs nothing. Before it `api/stage`, as the user wrote
-it; after it `operators/keyed`, which takes the steps. Pure.
+The one rule: it says what a step receives and returns, and runs nothing. Built by `api/stage`; run by
+`operators/keyed`. Pure.
 """
 
 from __future__ import annotations

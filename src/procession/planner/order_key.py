@@ -1,8 +1,8 @@
-"""Places: where a result stands that is fired at a record, or at an end, beside others.
+"""The order of results that are fired at the same record or at the same end of input.
 
-The one rule: results of one record stand in the order of their times and then of their keys, whichever tasks they come
-from; the numbers that say so go behind the record's own order key. Before it the stages that fire,
-`operators/window_operator` and others; after it `merge/kway`, which puts their results in order by these numbers. Pure.
+The one rule: results of one record are ordered by time and then by key, whichever tasks they come from. The numbers
+that say so follow the record's own order key. Used by the stages that fire, such as `operators/window_operator`;
+`merge/kway` merges their results by these numbers. Pure.
 """
 
 from __future__ import annotations

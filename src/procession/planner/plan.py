@@ -1,7 +1,7 @@
-"""The blueprint: a graph with every decision about its order made.
+"""The plan: a graph with every decision about its order made.
 
-The one rule: it is a value; `planner/rules` fills it in, rule by rule, and nobody changes it afterwards. Before it
-`planner/rules`; after it `planner/explain`, which shows it, and `operators/chain` and `spark/`, which run it.
+The one rule: it is a value. `planner/rules` fills it in, rule by rule, and nobody changes it afterwards. Shown by
+`planner/explain`; run by `operators/chain` and `spark/`.
 """
 
 from __future__ import annotations

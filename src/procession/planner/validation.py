@@ -1,7 +1,7 @@
-"""Words: what a user may write for a name, a target, a number or one of several, and what a mistake is told as.
+"""Validation of what a user writes: names, targets, numbers and choices.
 
-The one rule: a check gives back what it was given, or raises a `PlanError` that says what to write instead. Before it
-`api/pipeline` and `api/stage`; after it `planner/graph`, which holds nothing unchecked.
+The one rule: a check returns its argument, or raises a `PlanError` that says what to write instead. Used by
+`api/pipeline` and `api/stage`, so that a `planner/graph` holds nothing unchecked.
 """
 
 from __future__ import annotations

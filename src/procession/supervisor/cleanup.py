@@ -1,11 +1,10 @@
-"""Sweep: finding and killing every process that a part has left behind; and the warden, which does so when we are gone.
+"""Finds and kills every process that a part has left behind, even if the supervisor itself was killed.
 
-The one rule: a process belongs to a part if its environment carries the part's mark, or if it sits in the part's
-session; who its parent is does not matter, because a killed driver leaves a JVM and Python workers that have lost
-theirs. Before it stands the supervisor that marks its children; after it nothing lives. Linux only (it reads /proc).
-Run as a script it is the *warden*: it waits for the end of its standard input, which the supervisor holds open for as
-long as it lives, however it ends, and then sweeps. (PR_SET_PDEATHSIG would reach the direct child alone.) It starts
-at once: it imports nothing of ours.
+The one rule: a process belongs to a part if its environment has the part's mark, or if it is in the part's session. Its
+parent does not matter, because the JVM and the Python workers of a killed driver have lost theirs. Linux only: it reads
+/proc. Run as a script this module is the *warden*: it waits for the end of its standard input, which the supervisor
+holds open while it lives, and then kills what is left. (PR_SET_PDEATHSIG would reach only the direct child.) The warden
+must start quickly, so this module imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The secrets that a command shows or demands: those in the files that it was given, or those of the pipeline's own
-directory. No command line, environment or log has a secret, only the path of its file.
+"""Finds the secrets that a command presents or demands: in the files that it was given, or in the pipeline's directory.
 
-The one rule: a file that was named counts; otherwise what is in the pipeline's directory, where `run` makes it. An open
-port is never the default. Before it the command line; after it the parts. Apart from the settings, because every
-connector needs it.
+The one rule: a file that was named takes precedence; otherwise the secret in the pipeline's directory is used, where
+`run` creates it. An open port is never the default. Command lines, environments and logs contain only the path of a
+secret's file, never the secret. Separate from the settings, because every connector needs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`procession demo`: the whole walk on one machine, judged byte for byte; with `--crash`, while its processes are
-killed.
+"""`procession demo`: a whole pipeline on one machine, checked byte for byte, with `--crash` while its parts are killed.
 
-The one rule: the verdict comes from the verifier, which reads the input and what the sink has committed, and from
-nothing else. Before it the command line; after it `supervisor/local_pipeline` and `verify/comparison`.
+The one rule: the verdict comes from the verifier alone, which reads the input and what the sink has committed. Uses
+`supervisor/local_pipeline` and `verify/comparison`.
 """
 
 from __future__ import annotations

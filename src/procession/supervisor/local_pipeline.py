@@ -1,7 +1,7 @@
-"""A pipeline on one machine: gateway, file sinks, driver and, if asked, sources, as supervised processes.
+"""A pipeline on one machine: gateway, file sinks, driver and, if asked for, sources, as supervised processes.
 
-The one rule: nothing is known here that the parts could not be told on a command line; each of them can be started
-alone with the same words. Before it `procession run` and `procession demo`; after it `supervisor/supervisor`.
+The one rule: each part gets everything on its command line, so it can also be started alone with the same arguments.
+Used by `procession run` and `procession demo`; uses `supervisor/supervisor`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The roster: the gateways of a running pipeline, as an operator sees and changes them.
+"""The gateways of a running pipeline, as an operator lists, adds and removes them.
 
-The one rule: the gateway that leads is asked; nothing is decided here. Before it `procession gateways`; after it
-`gateway/control_client`, and the supervisor of a gateway that is added.
+The one rule: the leading gateway decides; this module only asks it. Used by `procession gateways`; uses
+`gateway/control_client`, and a supervisor for a gateway that is added.
 """
 
 from __future__ import annotations

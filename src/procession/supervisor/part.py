@@ -1,8 +1,8 @@
-"""Part: a program that is supervised, and the child process that runs it at the moment.
+"""A part: a supervised program, and the child process that currently runs it.
 
-The one rule: a child is the leader of a session of its own and carries a mark, and it counts as ended only when
-everything that bears its mark has ended with it. Before it stands the supervisor; after it `sweep`, which finds what
-a child left.
+The one rule: a child leads a session of its own and carries a mark in its environment. It counts as ended only when
+every process with its mark has ended. Used by the supervisor; uses `supervisor/cleanup` to find what a child left
+behind.
 """
 
 from __future__ import annotations

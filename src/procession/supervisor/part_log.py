@@ -1,8 +1,7 @@
-"""Part log: what a supervised part prints, in a file of bounded size, and its last words.
+"""The log file of a supervised part: its output, bounded in size, and its last lines.
 
-The one rule: the part writes to the file itself, so that no pipe can fill up or break, whatever becomes of the
-supervisor. Before it stands a child's standard output and error; after it the sentence that a user reads when the
-child has ended.
+The one rule: the part writes to the file itself, so no pipe can fill up or break, even if the supervisor dies. The last
+lines are shown to the user when the part has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Progress: how far a pipeline is, read from its gateway and its epoch log, and shown to people.
+"""Progress of a pipeline, read from its gateway and its epoch log, and its display.
 
-The one rule: it only looks; a display that cannot look says what it saw last. Before it the parts; after it a terminal
-(a live table), a pipe (a line now and then) or nothing.
+The one rule: it only reads. A display that cannot read shows what it read last. Output is a live table on a terminal, a
+line now and then in a pipe, or nothing.
 """
 
 from __future__ import annotations

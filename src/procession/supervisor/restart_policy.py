@@ -1,8 +1,7 @@
-"""Restarts: whether a part that died is started again, and when.
+"""The restart policy: whether a part that died is started again, and when.
 
-The one rule: the decision depends on the deaths within a window and on nothing else; time arrives as `now`. Before it
-stands the supervisor that saw a death; after it the same supervisor, which waits, or gives up and shows the last
-words.
+The one rule: the decision depends only on the deaths within a time window; the time is passed in as `now`. Used by the
+supervisor, which waits, or gives up and shows the part's last lines.
 """
 
 from __future__ import annotations

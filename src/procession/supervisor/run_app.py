@@ -1,8 +1,8 @@
-"""`procession run`: a user's app, with everything that it needs on this machine.
+"""`procession run`: runs a user's app with everything that it needs on this machine.
 
-The one rule: it ends by itself only when the inputs it was given are committed, with all that their ends let out, and
-every file sink has it; otherwise when it is asked to. What it tells at its end is what the checkpoint says. Before it
-the command line; after it `supervisor/local_pipeline`.
+The one rule: it ends by itself only when the inputs that it was given are committed, with everything that their ends
+cause, and every file sink has received the decision; otherwise it ends when it is stopped. Its summary is what the
+checkpoint says. Called by the command line; uses `supervisor/local_pipeline`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Settings: what an operator may set, from `procession.toml`, the environment and the command line.
+"""The settings of an operator, from `procession.toml`, the environment and the command line.
 
-The one rule: one name for one setting everywhere: `epoch_records_max` in the file, `PROCESSION_EPOCH_RECORDS_MAX` in
-the environment, `--epoch-records-max` on the command line, in rising order of weight. Before it the command line;
-after it the parts.
+The one rule: a setting has one name everywhere: `epoch_records_max` in the file, `PROCESSION_EPOCH_RECORDS_MAX` in the
+environment, `--epoch-records-max` on the command line. The command line overrides the environment, which overrides the
+file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The supervisor: starts the parts of a pipeline, starts them again when they die, and stops them in order.
+"""The supervisor: starts the parts of a pipeline, restarts those that die, and stops them in order.
 
-The one rule: when it has ended, in whatever way, no process of its parts lives on. An orderly end stops them by rank,
-with deadlines; a part's death is followed by a sweep of what it left, before its next start; if the supervisor itself
-is SIGKILLed, its warden sweeps (see `sweep`). It runs in the caller's thread, whenever the caller `watch`es; a part
-needs nobody to live, so a caller may do other things in between. Before it stands a command of the CLI; after it the
-parts.
+The one rule: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with
+deadlines. When a part dies, what it left is killed before the next start. If the supervisor itself is killed, its
+warden cleans up (`supervisor/cleanup`). It runs in the caller's thread, whenever the caller calls `watch`; parts keep
+running in between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The committed output of a sink: what its transaction logs say is decided, as bytes.
+"""The committed output of a sink as bytes, according to its transaction logs.
 
-The one rule: nothing that is not committed comes out, also while the sink is writing. Before it a sink's directory;
-after it `procession cat`.
+The one rule: uncommitted output is never returned, even while the sink is writing. Reads a sink's directory; used by
+`procession cat`.
 """
 
 from __future__ import annotations

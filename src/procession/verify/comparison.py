@@ -1,9 +1,9 @@
-"""Verify: the inputs of a passthrough against what its sinks have committed.
+"""Compares the inputs of a passthrough pipeline with what its sinks have committed.
 
-The one rule: what the transaction log does not commit does not exist, and what it commits must be in the output,
-without a gap, from its first byte; and, if the checkpoint is named, be decided there. Before it an input and a sink's
-directory (`verify/sink_outputs`); after it the verifier's verdict on each output, as a text or as JSON, and the status
-0 (all clean) or 1. What the connections of one sink have written is one output, unless a total order was promised.
+The one rule: output counts only if the transaction log commits it. What the log commits must be in the output, without
+a gap, from the first byte; and, if a checkpoint is given, it must be decided there. Reads inputs and a sink's directory
+(`verify/sink_outputs`). The result is the verifier's verdict on each output, as text or JSON, and status 0 (all clean)
+or 1. The connections of one sink are one output, unless total order was promised.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The decision: is everything that a sink shows decided commit?
+"""Checks that everything that a sink shows was decided as committed.
 
-The one rule: a transaction is visible rightly only if `commits/N` exists and `rounds/N` names it, with its positions.
-A round record is kept for a while only; of older epochs all that can be said is that the later ones begin where they
-end, which the reader of the ranges checks. Pure. Before it a sink's transaction log and a checkpoint; after it
-`verify/verdict`.
+The one rule: a transaction may be visible only if `commits/N` exists and `rounds/N` names it, with its positions. Round
+records are kept only for a while; of older epochs it is only checked, by the reader of the ranges, that later ones
+begin where they end. Pure. Takes a sink's transaction log and a checkpoint; gives a `verify/verdict`.
 """
 
 from __future__ import annotations

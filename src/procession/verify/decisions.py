@@ -1,8 +1,8 @@
-"""Decisions, read from a pipeline's checkpoint while somebody else may be writing it.
+"""Reads the decisions in a pipeline's checkpoint, while a driver may be writing it.
 
-The one rule: only the copy that `CURRENT` names counts, or the last whole one while its successor is being made. Ask
-after the sinks' logs were read: a decision is on disk before its phase 2, so what was visible is decided by then.
-Before it the checkpoint directory; after it `verify/decided`.
+The one rule: only the copy that `CURRENT` names counts, or the last complete one while its successor is being made.
+Read decisions after the sinks' logs: a decision is on disk before its phase 2, so whatever was visible is decided by
+then. Used by `verify/decided`.
 """
 
 from __future__ import annotations

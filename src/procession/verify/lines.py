@@ -1,8 +1,7 @@
-"""Lines: how a stream of bytes becomes records, and the quick way to see that two streams are the same.
+"""Splits a stream of bytes into records (lines), and checks quickly whether two streams are equal.
 
-The one rule: a record is a line, and a line is whole only with its newline. Everything goes through in pieces: no
-stream is ever held. Pure. Before it a reader of files, which can begin anew as often as it is asked; after it
-`verify/verifier`.
+The one rule: a record is a line, and a line is complete only with its newline. Streams are read in pieces and never
+held as a whole. Pure. Takes a reader of files that can start over as often as it is asked; used by `verify/verifier`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The watch: verify while the run goes on, reading only what is new.
+"""Verifies output while a run goes on, reading only what is new.
 
-The one rule: a look costs what was committed since the last one, not what was committed ever. As long as the outputs
-are prefixes nothing is read twice; when one is not, the whole of it is judged once, and that verdict stays. Before it
-a harness that asks ten times a second; after it `verify/prefix` and, for the damage, `verify/comparison`.
+The one rule: a check costs what was committed since the last one, not what was ever committed. While the outputs are
+prefixes of what is expected, nothing is read twice. When one is not, it is judged once as a whole, and that verdict
+stays. Used by a harness that checks ten times a second; uses `verify/prefix` and `verify/comparison`.
 """
 
 from __future__ import annotations

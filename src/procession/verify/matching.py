@@ -1,9 +1,9 @@
-"""The match: which input record each output record is, in bounded memory.
+"""Matches each output record with its input record, in bounded memory.
 
-The one rule: equal lines meet in the same bucket. Each line is reduced to a 64-bit hash and its number, and filed on
-the shelf of its hash; then shelf by shelf both sides are sorted and paired, the first of equal lines with the first. A
-shelf is all that is held at a time. Pure: who wants the shelves on disk hands in such (`verify/spill`). Before it
-`verify/lines`; after it `verify/verifier`.
+The one rule: equal lines are in the same bucket. Each line is reduced to a 64-bit hash and its number, and stored in
+the bucket of its hash. Then both sides of each bucket are sorted and paired, the first of equal lines with the first.
+Only one bucket is in memory at a time. Pure: storage for buckets on disk is passed in (`verify/spill`). Takes lines
+from `verify/lines`; used by `verify/verifier`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where an output's bytes are: in one file, or in a directory of epochs.
+"""Where the bytes of an output are: in one file, or in a directory of epochs.
 
-The one rule: positions are those of the transaction log, whatever the bytes are kept in; what is not there is not made
-up. Before it a sink's directory; after it `procession cat`, `verify` and the watch.
+The one rule: positions are those of the transaction log, however the bytes are stored; missing bytes are reported as
+missing. Reads a sink's directory; used by `procession cat`, `procession verify` and `verify/live_check`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The five semantics of the paper, as values: what a run has shown, and what each of them lets happen.
+"""The five delivery semantics of the paper as values: what a run has shown, and what each of them allows.
 
-The one rule: a run is called by the strongest name that its output bears out, from three facts only: is anything
-lost, doubled, or incorrect. Order and the time of visibility are judged beside it, by other words. Pure. Before it
-`verify/verifier`, which counts; after it a report, and the test that holds a pipeline to the level it declares.
+The one rule: a run is classified by the strongest semantics that its output supports, from three facts only: whether
+anything is lost, doubled or incorrect. Order and the time of visibility are judged separately. Pure. Takes the counts
+of `verify/verifier`; used by reports, and by the test that holds a pipeline to the guarantee that it declares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The outputs of a directory: which a sink has left there, and which of them belong together.
+"""The outputs in a directory: which ones a sink has written, and which of them belong together.
 
-The one rule: `PIPELINE-SINK-0`, `PIPELINE-SINK-1`, … are what the connections of one sink have written; together they
-hold its records, each key or stream in one of them. Before it a sink's directory; after it `procession verify` and
-`procession cat`.
+The one rule: `PIPELINE-SINK-0`, `PIPELINE-SINK-1`, … were written by the connections of one sink. Together they hold
+its records, each key or stream in one of them. Reads a sink's directory; used by `procession verify` and `procession
+cat`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Shelves on disk: where the verifier files its rows when they are too many for memory.
+"""Buckets on disk, for when the verifier has more rows than fit into memory.
 
-The one rule: nothing is kept but what lies in the directory, and it is gone when the work is. Before it
-`verify/matching`, which only knows that rows can be put and taken; after it the files.
+The one rule: rows are kept only in the directory, which is removed at the end. Used by `verify/matching`, which only
+knows that rows can be put and taken.
 """
 
 from __future__ import annotations

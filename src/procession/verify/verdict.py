@@ -1,8 +1,8 @@
-"""The verdict: what the verifier found, in three values, with counts and the first offender of each kind.
+"""The verdict of the verifier: one of three values, with counts and the first offender of each kind.
 
-The one rule: clean is said only of what was seen to be right. What could not be judged is *unknown*, with the reason;
-and one violation outweighs any number of unknowns. Pure. Before it `verify/verifier` and `verify/prefix`; after it a
-report that a person, a test or a script can act on.
+The one rule: only what was seen to be right is *clean*. What could not be judged is *unknown*, with the reason. One
+violation outweighs any number of unknowns. Pure. Made by `verify/verifier` and `verify/prefix`; used by reports for
+people, tests and scripts.
 """
 
 from __future__ import annotations
