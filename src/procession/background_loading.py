@@ -1,4 +1,4 @@
-"""Readiness: what is dear to load is loaded beside the work, once there was enough work to pay for it.
+"""Compiles expensive kernels in the background, once there is enough work to pay for it.
 
 The one rule: a process that has little to do never pays, one with much to do pays once, and nobody waits meanwhile. The
 rooms that decode and encode many frames (`gateway`, `sdk`) count their work here, and go on as they are until it is

@@ -1,4 +1,4 @@
-"""Compiled: a loop over numbers or bytes, compiled by numba for given types.
+"""Compiled kernels: a loop over numbers or bytes, compiled by numba for given types.
 
 The one rule: the result is kept where numba may keep it (see `cache`); where there is no such place, it is compiled for
 this process alone. Importing this module imports numba, which takes half a second. Imports nothing of ours.

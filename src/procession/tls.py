@@ -1,4 +1,4 @@
-"""TLS: what a program shows of itself, what it trusts, and a door that speaks it.
+"""TLS: the certificate that a program presents, what it trusts, and a listening socket that speaks TLS.
 
 The one rule: files are read when a connection is made, so that a renewed certificate counts from the next connection
 on, without a restart; a renewal that is only half there changes nothing. Before it on the walk: the programs' options.

@@ -1,4 +1,4 @@
-"""The gatehouse: the gateways of a chaos run, as the harness asks after them and lets them come and go.
+"""The gateways of a chaos run: the harness asks for their state and lets them join and leave.
 
 The one rule: nobody is waited for who is not there. A gateway whose process is away is not asked at all, and one that
 does not answer at once is asked again at the next look. Before it `chaos/chaos_cluster`; after it

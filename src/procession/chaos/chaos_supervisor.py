@@ -1,4 +1,4 @@
-"""The stage: a supervisor for chaos runs, on which parts die all the time.
+"""The supervisor of a chaos run, in which parts die all the time.
 
 The one rule: it has endless patience, tells of every death, and starts everything again, but for what it was told to
 keep away and what may come to an end. A death is ours only if it is the one that we asked for: SIGKILL brings signal 9,

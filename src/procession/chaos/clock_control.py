@@ -1,4 +1,4 @@
-"""Clocks: the time of day that each part of a chaos run sees, and that can be set while it runs.
+"""Clock control: sets the time of day that each part of a chaos run sees, while it runs.
 
 The one rule: what jumps is what a real clock would make jump, in the real processes, in their children and in Spark's
 JVM: the time of day, and neither monotonic clocks nor waits. It takes a C compiler, once; where there is none no clock

@@ -1,4 +1,4 @@
-"""Toil: how long the threads of some sessions ran, and how long they waited for a core. Linux only (it reads /proc).
+"""CPU time: how long the threads of some sessions ran, and how long they waited for a core. Linux only (/proc).
 
 The one rule: only a thread that was there at the last look counts, by what it did since. Before it the kernel's
 schedstat; after it `chaos/fair_clock`.

@@ -1,6 +1,6 @@
 """Scenarios of processes that die: one, several, all; at any time, and at each point of no return. Pure.
 
-The one rule: whoever is killed is started again, and must find its way back by itself. After it `catalogue`.
+The one rule: whoever is killed is started again, and must find its way back by itself. After it `scenario_catalogue`.
 """
 
 from __future__ import annotations

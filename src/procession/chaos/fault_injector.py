@@ -1,4 +1,4 @@
-"""The hands: do one step to the cluster, and undo in time what lasts.
+"""The fault injector: does one step to the cluster, and undoes lasting faults in time.
 
 The one rule: everything that is done is also expected: a death that belongs to a step is excused when it comes, and no
 other. Before it the harness, which says which step is next; after it the cluster.

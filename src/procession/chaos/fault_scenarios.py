@@ -1,7 +1,7 @@
-"""Scenarios of everything else that goes wrong: sinks, producers, networks, disks and clocks of bad manners. Pure.
+"""Scenarios of everything else that goes wrong: faulty sinks, producers, networks, disks and clocks. Pure.
 
 The one rule: nobody is killed by it; but in most of them somebody dies meanwhile of something else. After it
-`catalogue`.
+`scenario_catalogue`.
 """
 
 from __future__ import annotations

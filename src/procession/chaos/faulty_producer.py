@@ -1,4 +1,4 @@
-"""A rogue producer: sends what it was told not to send again, and wants what others hold. `python -m …chaos.rogue`.
+"""A faulty producer: sends again what it was told not to, and opens streams that others hold.
 
 The one rule: in the end it has sent its file, every line of it, so that the output can be held against it; only its
 manners on the way are bad. It speaks the protocol through `wire.connection`, so what it does is allowed by the tables

@@ -1,4 +1,4 @@
-"""The cutter: bytes on their way between two parts, cut into whole frames, each with its kind. Pure.
+"""The frame splitter: cuts bytes between two parts into whole frames, each with its kind. Pure.
 
 The one rule: what it gives out, joined, is what it was fed; it only says where a frame begins and what it is. Bytes
 that are no frames go through uncut. Before it the proxy's socket; after it the proxy's faults, which want to strike

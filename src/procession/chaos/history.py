@@ -1,4 +1,4 @@
-"""The chronicle: what was done, what came of it, and how far the records were; everything that a report tells.
+"""The history of a chaos run: what was done, what followed, and the progress of the records, for the report.
 
 The one rule: it only notes; times are seconds since the run began. Before it the harness; after it the screen and the
 report.

@@ -1,4 +1,4 @@
-"""The vigil: looks at everything, all the time, and speaks up at the first thing that is wrong.
+"""The monitor: checks outputs, deaths and progress all the time, and reports the first violation.
 
 The one rule: three things are wrong: an output that is not a prefix of what must come out; a death that nobody brought
 about; and no progress within the deadline while nothing is being done to anybody. Deadlines go by the fair clock: time

@@ -1,4 +1,4 @@
-"""Recoveries: how long each part took from the signal to its first useful work. Pure; time arrives as `now`.
+"""Recovery times: how long each part took from the signal to its first useful work. Pure; time arrives as `now`.
 
 The one rule: a time counts for a part only if it was down alone; while another one was down too, who waited for whom
 cannot be told. Those are counted, not timed. A part that is hit again before it is back was not back. Before it the

@@ -1,8 +1,8 @@
 """A scenario: what is done to a living cluster, to whom, and how often; a value. Pure.
 
 The one rule: chance is used once, when `schedule` makes steps of a scenario; from then on nothing is left to chance
-that we have a hand in, so a schedule that was written down can be run again. Before it `catalogue`, which holds the
-scenarios; after it the harness, which does one step after the other.
+that we have a hand in, so a schedule that was written down can be run again. Before it `scenario_catalogue`, which
+holds the scenarios; after it the harness, which does one step after the other.
 """
 
 from __future__ import annotations

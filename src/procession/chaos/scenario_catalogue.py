@@ -1,4 +1,4 @@
-"""The catalogue: every scenario there is. Pure.
+"""The catalogue of scenarios. Pure.
 
 The one rule: what a scenario is about is said in its prose, in the words of someone to whom it has happened; its lines
 are only the means. Before it nothing; after it `scenario.schedule`.

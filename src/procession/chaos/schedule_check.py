@@ -1,4 +1,4 @@
-"""The rehearsal: whether a schedule that was written down can be done at all. Pure.
+"""The schedule check: whether a schedule that was written down can be carried out. Pure.
 
 The one rule: what nobody could do is said before anything is started, and names the step; a schedule without a step
 has nothing to say either. Before it a file that somebody may have edited; after it the harness.

@@ -1,4 +1,4 @@
-"""The forgetting: a sink that comes back with less than it had promised, is refused, and is restored.
+"""Data loss at a sink: it comes back with less than it had promised, is refused, and is restored.
 
 The one rule: the driver must end, with a word that names the sink, and nothing may be committed until the sink's files
 are as they were. Before it the harness; after it the transaction log and data of the right sink, which are cut back by

@@ -1,4 +1,4 @@
-"""The emitter: the runs of an epoch, drawn in the order in which a sink is to have them.
+"""The emitter: reads the runs of an epoch in the order in which a sink receives them.
 
 The one rule: runs that carry an order key are merged by it; runs that carry none are in order one after the other, by
 chain and partition, or nobody asked for an order. Before it `storage/run_store`, with what the last chains made; after

@@ -1,4 +1,4 @@
-"""Places: where the log of each gateway is that ever had a record for this pipeline. One small file for each.
+"""Log locations: where the log of each gateway is that ever had a record for this pipeline, one small file for each.
 
 The one rule: a place is on disk before a record of its gateway is offered to Spark, and a name belongs to one directory
 for ever: sequence numbers are its own. Beside it `commit/checkpoint`, whose drivers share it; after it

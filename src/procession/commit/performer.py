@@ -1,4 +1,4 @@
-"""The conductor: carries out what the coordinator decides, on sockets, disk and Spark's log.
+"""Carries out what the coordinator decides, on sockets, disk and Spark's log.
 
 The one rule: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch`
 returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. A sync that fails ends the

@@ -1,4 +1,4 @@
-"""What goes into the coordinator and what comes out: the words of a round. Pure values."""
+"""The events and actions of a round: what goes into the coordinator and what comes out. Pure values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link: our connection to one sink, kept up as long as the driver lives.
+"""The sink link: the driver's connection to one sink, kept up as long as the driver lives.
 
 The one rule: on each connect HELLO, NOTIFY and LIST_UNCOMMITTED go out in one breath, and no data before all three are
 answered and the coordinator has settled what was listed. A link only carries; what is sent when is the coordinator's

@@ -1,4 +1,4 @@
-"""The breaches: what stops a pipeline during its rounds, each with its sentence and its next step.
+"""Stop reasons: what stops a pipeline during its rounds, each with its sentence and its next step.
 
 The one rule: whoever reads it knows which sink it is about and what to do. Pure. Before it `commit/coordinator`,
 which finds them; after it the operator.

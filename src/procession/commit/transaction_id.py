@@ -1,4 +1,4 @@
-"""The transaction: its name says whose it is, and can be read back.
+"""Transaction ids: each says which pipeline, sink, driver and epoch it belongs to, and can be parsed.
 
 The one rule: a name is used for one content only. It carries the pipeline's id, the epoch and the fence of the driver,
 then `:c_id=<attempt>`, a number that grows with every attempt and never repeats at a sink, over all drivers: existing

@@ -1,8 +1,8 @@
-"""The gateway's side door: JSON lines over TCP, for the driver, the operator and, at the leader, the other gateways.
+"""The gateway's control port: JSON lines, for the driver, the operator and, at the leader, the other gateways.
 
 The one rule: one request object a line, one reply object a line, `{"ok": true, ...}` or `{"ok": false, "error": ...,
 "kind": ...}`; every request may be sent again. A request that names an `identity` is not for anybody else. Before it:
-`client` and `link`. After it: `core` and `doorway`.
+`control_client` and `leader_link`. After it: `performer` and `leader_control`.
 
     offer   fence, start, offered, records_max, bytes_max -> end, offset, start_sequence, gateways
     clocks  fence                                     -> clocks, gateways
@@ -12,7 +12,7 @@ The one rule: one request object a line, one reply object a line, `{"ok": true, 
     status                                            -> see `Gateway.status`
     order                                             -> order: what streams are put in order by, or null
     streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
-    and what `doorway` has: gateways, leave, join, notify, relinquish, beat, left
+    and what `leader_control` has: gateways, leave, join, notify, relinquish, beat, left
 """
 
 from __future__ import annotations

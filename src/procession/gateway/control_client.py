@@ -1,4 +1,4 @@
-"""The driver's hand on a gateway's side door: blocking calls that outlive a gateway's restart.
+"""A client of a gateway's control port: blocking calls that survive a restart of the gateway.
 
 The one rule: a call returns the gateway's answer or raises who must act; a gateway that is away is asked again, with
 back-off, until `timeout_s` has passed. Every request may be repeated, so asking again is safe. One thread at a time.

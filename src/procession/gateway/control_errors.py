@@ -1,4 +1,4 @@
-"""How a refusal crosses the control connection: `control` names an error's class, `client` raises it again."""
+"""How a refusal crosses the control connection: `control` names an error's class, `control_client` raises it again."""
 
 from __future__ import annotations
 

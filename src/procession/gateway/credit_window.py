@@ -1,8 +1,8 @@
 """The window: how many records may be received and not yet committed, if it adapts to the pipeline. Pure.
 
 The one rule: the window aims at the time that a record waits for its commit; it changes only with a commit, within its
-bounds, and grows only if what came had filled it. Before it: `flow`, which tells it of rows and commits, and parts what
-is left of the window among the sessions. Time arrives as `now`.
+bounds, and grows only if what came had filled it. Before it: `credit_flow`, which tells it of rows and commits, and
+parts what is left of the window among the sessions. Time arrives as `now`.
 
 The wait is Little's: what is in the window, over the rate of the commits. What `PI` control works on is its logarithm,
 and that of the window: there the plant is a straight line, the same at ten records a second and at a million. Two

@@ -1,4 +1,4 @@
-"""Freshness: which of many received records are new, decided on whole columns. Pure.
+"""Deduplication: which of many received records are new, decided on whole columns. Pure.
 
 The one rule: it says of every record what `Stream.is_fresh` says of it when they are asked one by one, in order; the
 records before an error count. It changes nothing: `state`, which asks, moves the streams.

@@ -1,8 +1,8 @@
-"""Ordering: arrivals become rows of the ordered log, in the order of event time, as soon as their places are settled.
+"""The event-time log: received rows in event-time order, written as soon as their place is final.
 
 The one rule: arrivals are on disk before they are heard, and the ordered log is before anything that counts on it; what
-a crash cut off there is taken again, the same rows in the same order. Before it the arrival log, which `core` writes;
-after it the ordered log, which the driver is offered and Spark's tasks read.
+a crash cut off there is taken again, the same rows in the same order. Before it the arrival log, which `performer`
+writes; after it the ordered log, which the driver is offered and Spark's tasks read.
 """
 
 from __future__ import annotations

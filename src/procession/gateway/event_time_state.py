@@ -1,8 +1,8 @@
-"""What a gateway decides when its streams are put in the order of event time: `state`, with what is different. Pure.
+"""What a gateway decides with event-time order: where it differs from `state`. Pure.
 
 The one rule: sequences that the driver knows are those of the ordered log. The end of a stream has none before its
 place is settled; only declared streams come in; and credits are a matter of each stream. Before it on the walk:
-`wire.connection`. After it: `core`, which appends, and `ordering`, which tells it what was put in order.
+`wire.connection`. After it: `performer`, which appends, and `event_time_log`, which tells it what was put in order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fences: which driver has claimed the pipeline last, as its checkpoint says.
 
 The one rule: a gateway raises its fence only to one that a driver has claimed; else a number from nowhere would shut
-out every driver to come. Before it: `core`, when somebody names a fence that is new. After it: the snapshot.
+out every driver to come. Before it: `performer`, when somebody names a fence that is new. After it: the snapshot.
 """
 
 from __future__ import annotations

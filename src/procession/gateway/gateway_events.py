@@ -1,4 +1,4 @@
-"""What happens to a gateway, and what it does about it: the words between `state`, which decides, and `core`.
+"""What happens to a gateway, and what it does about it: the words between `state`, which decides, and `performer`.
 
 The one rule: values only. A session is a number that the rim gives out; the result of an action comes back as an event.
 """

@@ -1,8 +1,8 @@
-"""Figures: what a gateway tells of itself and of its streams, for Prometheus and for `procession streams`.
+"""The metrics of a gateway and its streams, for Prometheus and for `procession streams`.
 
 The one rule: they are made when somebody asks, of what `state` and `tally` have; and however many streams there are,
-`metrics_streams_max` of them are told apart, and the others are told together. Before it: `core`. After it: `metrics`,
-and `control`.
+`metrics_streams_max` of them are told apart, and the others are told together. Before it: `performer`. After it:
+`metrics`, and `control`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The status: what an operator or a test wants to know of a gateway, as plain values.
+"""The status of a gateway as plain values, for operators and tests.
 
-The one rule: it only looks. Before it `core`, which is looked at; after it `control`, which tells.
+The one rule: it only looks. Before it `performer`, which is looked at; after it `control`, which tells.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The one rule: a stream has one holder at most, and a holder keeps it until it says itself that all it took of it is
 committed: neither time nor silence takes a stream away. So a leader that begins anew grants nothing before every
-gateway that it knows has said what it holds. Before it: `claims`, of every gateway. After it: `leadership`, which
+gateway that it knows has said what it holds. Before it: `stream_leases`, of every gateway. After it: `leader`, which
 brings it the words of the others.
 """
 

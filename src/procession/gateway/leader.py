@@ -1,9 +1,9 @@
 """Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams. Pure, but
 for the members' file.
 
-The one rule: what the leader knows is `cluster`'s and `members`' to say; here their words are only brought together,
-one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`, which
-hears the others' words, and `core`, which asks for the gateway's own sessions. After it: `cluster`.
+The one rule: what the leader knows is `global_registry`'s and `members`' to say; here their words are only brought
+together, one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`,
+which hears the others' words, and `performer`, which asks for the gateway's own sessions. After it: `global_registry`.
 """
 
 from __future__ import annotations

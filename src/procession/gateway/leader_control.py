@@ -1,7 +1,7 @@
-"""The leader's doorway: what the side door of the first gateway answers to other gateways and about them.
+"""The leader's part of the control port: requests from other gateways and about them.
 
 The one rule: a gateway's words count only on the connection on which it joined; when that ends, its link is lost. At a
-gateway that does not lead the door is shut, and says where the leader is. Before it: `control`. After it: `leadership`.
+gateway that does not lead the door is shut, and says where the leader is. Before it: `control`. After it: `leader`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The link: a gateway's connection to the leader, over the leader's side door.
+"""A gateway's connection to the leader, over the leader's control port.
 
-The one rule: no wait without a bound, and an answer counts only on the connection on which it was asked. A word goes
-to the leader every `link_interval_s`, so one comes back as often; when none does for `link_timeout_s` the link is lost,
-all that waits for an answer is told so, and the next link begins with what this gateway holds. Before it: `core`, which
-asks. After it: `control` and `leadership`, at the leader.
+The one rule: no wait without a bound, and an answer counts only on the connection on which it was asked. A word goes to
+the leader every `link_interval_s`, so one comes back as often; when none does for `link_timeout_s` the link is lost,
+all that waits for an answer is told so, and the next link begins with what this gateway holds. Before it: `performer`,
+which asks. After it: `control` and `leader`, at the leader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a gateway listens, as written down in its directory.
 
-The one rule: who knows a gateway's directory can find it. `server` writes; `client` and the supervisor read.
+The one rule: who knows a gateway's directory can find it. `server` writes; `control_client` and the supervisor read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The one rule: a gateway is on disk here before it is told that it belongs to the pipeline, so that a leader which begins
 anew knows for whom it has to wait. A name belongs to one directory for ever: its sequence numbers are in every offset.
-Before it: `leadership`. After it: the driver, which is told of them.
+Before it: `leader`. After it: the driver, which is told of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gateway's hands: it performs what `state` decides, on the log, the snapshot file and the sessions.
+"""Performs what `state` decides, on the log, the snapshot file and the sessions.
 
 The one rule: actions are performed in the order in which they were decided; rows are in the log before anything that
 counts on them, and a snapshot is on disk before its ACKs, which go out before the trim. Before it: `server` and

@@ -1,7 +1,7 @@
 """Plausibility: what a driver says is held against what the gateway itself knows. Pure.
 
 The one rule: nothing that arrives makes the gateway forget, skip or invent records. A commit ends where something was
-offered, and names only message ids that came. Before it: `control`, by way of `core` and `state`. After it: the
+offered, and names only message ids that came. Before it: `control`, by way of `performer` and `state`. After it: the
 snapshot, which is written only for what has passed.
 """
 

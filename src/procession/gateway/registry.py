@@ -1,4 +1,4 @@
-"""The registry: every stream that the gateway knows, its two positions and who holds it. Pure.
+"""The registry: every stream that the gateway knows, its committed and seen positions and its session. Pure.
 
 The one rule: it is the one owner of both positions. *committed* is in the last complete checkpoint and is all that
 producers are told; *seen* is in the log and decides what is a duplicate. `state` asks it about every NOTIFY, MESSAGE,

@@ -1,6 +1,7 @@
-"""What a request at the side door may say: numbers, positions and clocks of streams. Pure.
+"""Parses requests at the control port: numbers, positions and clocks of streams. Pure.
 
-The one rule: what is not as it must be is the peer's error, in one short sentence. `control` and `doorway` ask it.
+The one rule: what is not as it must be is the peer's error, in one short sentence. `control` and `leader_control` ask
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The gateway's front door: a TCP server for producers, and `serve`, which runs the whole process.
+"""The gateway's server: a TCP server for producers, and `serve`, which runs the whole process.
 
 The one rule: a session does three things: feed bytes to its connection, hand the events on, write whole frames. No
 input from the network ends the process, and no peer makes it hold more than `write_bytes_max`. Before it: the socket.
-After it: `core`.
+After it: `performer`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the gateway decides: whose stream it is, what is a duplicate, who gets which sequence, who may send more. Pure.
 
 The one rule: `handle(event) -> actions` is the only door, and a step that is not allowed changes nothing. Before it on
-the walk: `wire.connection`, which lets only well-formed sessions through. After it: `core`, which appends, writes and
-sends.
+the walk: `wire.connection`, which lets only well-formed sessions through. After it: `performer`, which appends, writes
+and sends.
 """
 
 from __future__ import annotations

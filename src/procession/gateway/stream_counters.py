@@ -1,7 +1,7 @@
-"""The tally: what came in, stream by stream, what became of it, and what went wrong, counted. Pure.
+"""Counters of each stream: records received, what became of them, and errors. Pure.
 
 The one rule: it watches what `state` is told and what it decides, and nothing depends on it; no step is taken per
-record. Before it: `core`, which shows it every event with what followed. After it: `figures`, which tells.
+record. Before it: `performer`, which shows it every event with what followed. After it: `gateway_metrics`, which tells.
 """
 
 from __future__ import annotations

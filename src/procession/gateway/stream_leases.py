@@ -1,9 +1,9 @@
-"""Claims: which streams are this gateway's own at the moment, and on what terms. Pure.
+"""Stream leases: which streams this gateway holds at the moment, and in which state. Pure.
 
 The one rule: a stream is taken only when the leader has granted it, and given up only when all that was taken of it is
 committed; so the records of a stream that moves are in an earlier epoch than those that its next holder takes. This is
 the local registry as far as ownership goes; positions and sessions are the registry's. Before it: `state`, which asks
-about every NOTIFY. After it: `cluster`, at the leader.
+about every NOTIFY. After it: `global_registry`, at the leader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shares: how many bytes of each stream are received and not committed, and who may send more for all that. Pure.
+"""Stream quotas: how many uncommitted bytes each stream has, and which streams may send more. Pure.
 
 The one rule: whoever has the stream that a merge waits for is never held up by what others have sent. It gets a few
 credits at a time from a reserve, on an account of that stream, and what was taken on other accounts does not count; the
-others wait while all together, or one of their own streams, are over their limit. Before it: `ordered`, which counts;
-beside it `lag`, where there is no merge.
+others wait while all together, or one of their own streams, are over their limit. Before it: `event_time_state`, which
+counts; beside it `lag`, where there is no merge.
 """
 
 from __future__ import annotations

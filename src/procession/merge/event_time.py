@@ -1,4 +1,4 @@
-"""The event order: rows of many streams in the order of (order time, stream id, message id), as far as it is settled.
+"""Event-time order: rows of many streams by (order time, stream id, message id), as far as it is final.
 
 The one rule: a row is taken when nothing that may still come could stand before it, so the sequence of all that is ever
 taken is a function of the streams alone. What is taken and what waits follows from the rows and a *point*: so a gateway

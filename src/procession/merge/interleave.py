@@ -1,4 +1,4 @@
-"""The weave: ordered logs of several gateways, each sorted, as one sequence. Pure.
+"""Interleaves the ordered logs of several gateways, each sorted, into one sequence. Pure.
 
 The one rule: rows stand by (order time, stream id, message id), wherever they came through, so that the sequence is the
 one that a single gateway would have made. A stream is at one gateway at a time, so of two rows one is always before the

@@ -1,4 +1,4 @@
-"""The merger: sorted paths in, one sorted sequence out, whole batches at a time.
+"""The k-way merge: sorted paths in, one sorted sequence out, whole batches at a time.
 
 The one rule: rows are compared by their order key and by nothing else, in columns and never one by one; two rows with
 the same key are an error, because there are none in a sequential run. What is finished is known for each path by its

@@ -1,8 +1,8 @@
-"""Clocks: how far each stream has come in event time, which of its records are late, and whom a merge waits for. Pure.
+"""Stream clocks: how far each stream is in event time, which records are late, and whom a merge waits for. Pure.
 
 The one rule: what is said of a record depends on its own stream's records before it and on nothing else, so it is the
 same in every run, whatever came of other streams meanwhile, and through whichever gateway. Before it the arrival log;
-after it `eventorder`, which puts the records of all streams in one order.
+after it `event_time`, which puts the records of all streams in one order.
 """
 
 from __future__ import annotations

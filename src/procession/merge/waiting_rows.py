@@ -2,7 +2,7 @@
 
 The one rule: rows leave in the order of (order time, stream id, message id, sequence), whatever the order in which they
 came. Rows that come together are sorted once, and stacks of like size are put together: so there are few, and
-what may leave of each is its beginning. Before it `clocks`; after it `eventorder`.
+what may leave of each is its beginning. Before it `stream_clocks`; after it `event_time`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gather: what an author's iterator yields, made into batches worth sending. Pure.
+"""Batching: what an author's iterator yields, made into batches worth sending. Pure.
 
 The one rule: a batch holds at most so many records and bytes, and records that cannot be sent are the author's error,
 told with the stream's name; the order never changes. Before it on the walk: the author's Source. After it:

@@ -1,4 +1,4 @@
-"""Conduct: what a worker may do to a sink, and a sink must do, round by round.
+"""The conformance cases: what a worker may do to a sink, and what the sink must do, round by round.
 
 The one rule: each function is a case; it tells one story and knows nothing of the Output. Before it: sdk/conformance,
 which adds the crashes. After it: sdk/scripted_worker.

@@ -1,4 +1,4 @@
-"""An outlet: one instance's output as a participant of two-phase commit. No sockets here.
+"""The participant: one instance's output in two-phase commit, without sockets.
 
 The one rule: a byte becomes part of the output only through a transaction that was voted for, and the vote is given
 only if every byte of it is durable, in its place, with none missing. Before it on the walk: sdk/sink_server, which

@@ -1,4 +1,4 @@
-"""An inlet: a source that is pushed into, for media that cannot be read twice.
+"""A push source: records are pushed into it, for media that cannot be read twice.
 
 The one rule: what was put in is sent again until it is committed, and no more is taken in than `bytes_max` that is
 not, and one batch. Before it on the walk: whoever has the records (a pipe, a socket, sdk/send). After it:

@@ -1,4 +1,4 @@
-"""Pace: how many records may go out now, at so many a second.
+"""The rate limit: how many records may be sent now, at a given number per second.
 
 The one rule: what was not sent in time is made up for only within a twentieth of a second, so that a stall is not
 followed by a flood. Time arrives as `now_s`. Before it on the walk: the author's Source. After it: sdk/source_session.

@@ -1,4 +1,4 @@
-"""A story: one instance's history at a sink, as a coordinator knows it, told by a worker's double.
+"""A scripted worker: drives one instance of a sink through rounds, as a coordinator would.
 
 The one rule: it knows what is committed, and after each step holds the sink's answers and what a reader sees against
 that. Before it: the cases of sdk/conformance_cases and sdk/conformance. After it: sdk/sink_process, and the sink.

@@ -1,4 +1,4 @@
-"""The home of a sink: a directory that one process holds, with a transaction log for each instance.
+"""The directory of a sink: held by one process, with a transaction log for each instance.
 
 The one rule: what a sink must not forget is here, and nobody else writes here while it runs. Before it on the walk: the
 sink as a program. After it: sdk/sink_server serves the outlets that are opened here, sdk/transaction_log keeps their

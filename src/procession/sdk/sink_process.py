@@ -1,4 +1,4 @@
-"""A trial: a sink as a program of its own, over several lives, with a worker's double at its door.
+"""A sink as a separate process, over several lives, driven by a scripted worker.
 
 The one rule: the program is known by its command alone; it is killed at a named point, or from outside, and started
 again in the same directory. Before it: `sdk/conformance`, which says what must hold. After it: any sink, and whoever

@@ -1,4 +1,4 @@
-"""A report: how far a source is, as a value; and the teller, which shows it to people or programs.
+"""The report of a source: its progress as a value, shown to people or programs.
 
 The one rule: it only tells. Text and JSON lines go to the standard error stream; the last word of a program that was
 asked for JSON goes to its standard output. Before it on the walk: sdk/source_client. After it: a terminal, a pipe, a

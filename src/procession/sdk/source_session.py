@@ -1,4 +1,4 @@
-"""A feed: one session of a source with a gateway, from HELLO to the last ACK.
+"""A source session: one session of a source with a gateway, from HELLO to the last ACK.
 
 The one rule: nothing is sent without a credit, every stream is read from what the gateway says is committed, and the
 session is finished only when every record and the end of every stream are committed. No frame says that an end is

@@ -1,4 +1,4 @@
-"""A reading: one pass over a stream, from the author's iterator to batches that are ready to be sent.
+"""The stream reader: one pass over a stream, from the author's iterator to batches that are ready to be sent.
 
 The one rule: the author's code never holds up the loop, and is never more than two batches ahead of what is sent. A
 plain iterator runs in a thread of its own; an asynchronous one in a task. Before it on the walk: the author's Source.

@@ -1,7 +1,8 @@
 """The clock: what is to happen, in the order of virtual time.
 
 The one rule: time passes only here, and two things due at the same time happen in the order in which they were asked
-for. Before it: everybody who waits. After it: `site`, which lets each thing happen to its process, if it still lives.
+for. Before it: everybody who waits. After it: `environment`, which lets each thing happen to its process, if it still
+lives.
 """
 
 from __future__ import annotations

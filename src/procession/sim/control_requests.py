@@ -1,7 +1,7 @@
 """What a driver asks a gateway at its side door, beside the words of `gateway/gateway_events`, and what it is answered.
 
-The one rule: values only; each may be lost, late or doubled on its way. Before it: `driver` and `spark`. After it:
-`gateway`.
+The one rule: values only; each may be lost, late or doubled on its way. Before it: `simulated_driver` and
+`simulated_spark`. After it: `simulated_gateway`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The one rule: a killed process loses nothing that it wrote; a power cut loses, k
 synced. A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that
 were changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
 behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
-succeeds without writing it. Before it: `files`, a process's hands. After it: `oracle`, which looks at what is durable.
+succeeds without writing it. Before it: `disk_calls`, a process's hands. After it: `oracle`, which looks at what is
+durable.
 """
 
 from __future__ import annotations

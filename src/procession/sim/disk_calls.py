@@ -1,4 +1,4 @@
-"""A process's hands on its machine's disk: the calls of `os` and of `storage/durable`, each a step at which it can die.
+"""A process's calls to its machine's disk: those of `os` and `storage/durable`, each a step at which it can die.
 
 The one rule: the same order of writes, syncs and renames as `storage/durable`, and the same errors. Before it: the
 models of the log, the snapshot, the checkpoint and the sink's files. After it: `disk`.

@@ -1,4 +1,4 @@
-"""The site: the machines, and what all processes share: clock, chance, network, oracle, and the schedule of faults.
+"""The environment: machines, and what all processes share: clock, randomness, network, oracle, fault schedule.
 
 The one rule: a fault strikes when its part has taken its number of steps, and only then. Before it: `world`, which
 makes it and says what each fault does. After it: every process.

@@ -1,7 +1,7 @@
 """The oracle: knows what was sent and what is on every disk, and says so as soon as something cannot be right.
 
 The one rule: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what
-a part believes; and a breach names its invariant (DESIGN §5) in a sentence. An epoch is *decided* when, in the copy of
+a part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of
 the checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. Before it: every step of every part. After
 it: the runner, which prints the first breach.
 """

@@ -1,4 +1,4 @@
-"""Chance, as a value that is handed in: whoever runs a simulation brings a `random.Random` of a known seed.
+"""Randomness as a value that is handed in: whoever runs a simulation brings a `random.Random` of a known seed.
 
 The one rule: nothing in a simulation draws from anywhere else, so that a seed is a history. Before it: the runner.
 After it: every part of the world.

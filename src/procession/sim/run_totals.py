@@ -1,6 +1,6 @@
-"""A tally: what many simulated runs came to, in figures.
+"""Run totals: the counts of many simulated runs.
 
-The one rule: it only adds up, so that the tallies of several processes make one. Before it: `simulator`, which adds
+The one rule: it only adds up, so that the tallies of several processes make one. Before it: `runner`, which adds
 outcomes. After it: a sentence, or JSON.
 """
 

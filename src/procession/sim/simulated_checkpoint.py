@@ -3,8 +3,8 @@
 The one rule, as in `commit/checkpoint`: `CURRENT` is replaced durably, then offsets, commits and rounds are copied in
 this order, then the copy gets its name, then its driver decides. Every call is a `yield`, because two drivers work on
 one directory and either can be stopped between any two of them. What Spark writes is not synced, and a power cut can
-leave the name of such a file without its bytes; a driver writes it anew before it relies on it. Before it: `driver` and
-`spark`. After it: `files`.
+leave the name of such a file without its bytes; a driver writes it anew before it relies on it. Before it:
+`simulated_driver` and `simulated_spark`. After it: `disk_calls`.
 """
 
 from __future__ import annotations

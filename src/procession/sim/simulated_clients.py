@@ -1,8 +1,8 @@
-"""The gateways as a driver, or Spark's helper, deals with them: each at a desk of its own.
+"""The driver's and the Spark helper's clients of the simulated gateways, one for each gateway.
 
 The one rule, as in `driver/gateway_clients`: one that is away holds up nobody else, and is asked one thing at a time;
-what it answers late counts when it is asked next. The leader says who there is. Before it: `driver` and `spark`. After
-it: `gateway`, by requests.
+what it answers late counts when it is asked next. The leader says who there is. Before it: `simulated_driver` and
+`simulated_spark`. After it: `simulated_gateway`, by requests.
 """
 
 from __future__ import annotations

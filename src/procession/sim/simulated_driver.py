@@ -2,8 +2,8 @@
 
 The one rule, as in the conductor, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
 epoch is finished, `commits/N` before phase 2, and the fence is read again between that and phase 2. Each of these is a
-`yield`: another driver, or Spark, may come between. Before it: `spark`, which brings epochs. After it: `link`,
-`checkpoint`, and the gateway.
+`yield`: another driver, or Spark, may come between. Before it: `simulated_spark`, which brings epochs. After it:
+`simulated_sink_link`, `simulated_checkpoint`, and the gateway.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A gateway: the real `GatewayState` and `Connection`, with the rim of `gateway/performer`, `server` and `control`
 around. Where there are several, the first leads them with the real `Leadership`, and the others have a link to it.
 
-The one rule, as in `core`: actions in the order in which they were decided; rows in the log before what counts on them;
-a snapshot on disk before its ACKs, which go out before the trim. Rows wait a moment for others; snapshots and syncs are
-written beside the loop, so other events come between a decision and its being durable. Before it: `producer`, over the
-network, and `driver`, by requests. After it: `inlog`.
+The one rule, as in `gateway/performer`: actions in the order in which they were decided; rows in the log before what
+counts on them; a snapshot on disk before its ACKs, which go out before the trim. Rows wait a moment for others;
+snapshots and syncs are written beside the loop, so other events come between a decision and its being durable. Before
+it: `simulated_producer`, over the network, and `simulated_driver`, by requests. After it: `simulated_log`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The one rule, as in `gateway/leader_link`: an answer counts only on the connection on which it was asked; when a link is
 lost, all that waits is told so, and the next one begins with what the gateway holds. Real are the words, `Leadership`,
-the global registry and the members; modelled are the rims, `gateway/leader_link`, `doorway` and `control`. Before it:
-`gateway`, which asks. After it: `gateway` again, at the leader.
+the global registry and the members; modelled are the rims, `gateway/leader_link`, `leader_control` and `control`.
+Before it: `simulated_gateway`, which asks. After it: `simulated_gateway` again, at the leader.
 """
 
 from __future__ import annotations

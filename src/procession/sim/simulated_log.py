@@ -1,9 +1,9 @@
 """The ingress log on a virtual disk: the real entries in files of the same shape, opened, synced and trimmed alike.
 
 The one rule, as in `storage/log`: only what is synced is offered, a torn tail is cut off at open, and entries of which
-no later one says that they were synced are written into a new file before they are relied on. The bytes of the
-entries are the real ones (`storage/segment`), so a torn write is found by its checksum. Before it: `gateway`. After it:
-`files`; Spark's tasks read through `read_rows`.
+no later one says that they were synced are written into a new file before they are relied on. The bytes of the entries
+are the real ones (`storage/segment`), so a torn write is found by its checksum. Before it: `simulated_gateway`. After
+it: `disk_calls`; Spark's tasks read through `read_rows`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ them.
 The one rule, as there: nothing without a credit, every stream is read from what the gateway says is committed, and it
 is done only when every record and the end of its stream are committed; a NOTIFY that is accepted after the end confirms
 that. Some producers in the wild are not so wise and begin again at the beginning. Before it: the records of its stream.
-After it: `gateway`.
+After it: `simulated_gateway`.
 """
 
 from __future__ import annotations

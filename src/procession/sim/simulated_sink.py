@@ -3,7 +3,7 @@
 The one rule, as there: an instance has one session, the latest; a new HELLO ends the older one, and nothing that the
 older one still says is heard. The real server waits for its lock between two events of one read, so here too another
 session may come between them. Some sinks are not ours: they answer no phase 2, list what they refused, and their
-position counts for nothing. Before it: `link`, over the network. After it: `outputs`.
+position counts for nothing. Before it: `simulated_sink_link`, over the network. After it: `simulated_sink_files`.
 """
 
 from __future__ import annotations

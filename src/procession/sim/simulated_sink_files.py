@@ -2,8 +2,8 @@
 
 The one rule: the same calls in the same order as `connectors/file_sink` (output in place, cut at each session) and
 `storage/journal` (one line an entry, written whole, then synced; a torn tail is cut off at open; replaced by a draft
-that is renamed) under the real `TxnLog`, which is made to compact often. Before it: the real `Outlet`, in `sink`. After
-it: `files`.
+that is renamed) under the real `TxnLog`, which is made to compact often. Before it: the real `Outlet`, in
+`simulated_sink`. After it: `disk_calls`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The one rule, as there: HELLO, NOTIFY and LIST_UNCOMMITTED in one breath; no data before all three are answered and the
 coordinator has settled what was listed. Records go out a few at a time, and other events come between. Before it:
-`driver`. After it: `sink`, over the network.
+`simulated_driver`. After it: `simulated_sink`, over the network.
 """
 
 from __future__ import annotations

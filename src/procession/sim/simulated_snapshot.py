@@ -1,7 +1,7 @@
 """A gateway's snapshot on a virtual disk: what `gateway/snapshot` writes, in fewer bytes.
 
-The one rule: all that a restarted gateway needs beside its log is in it. Before it: `gateway`, which writes it. After
-it: the next incarnation, and the oracle, which asks what is durable.
+The one rule: all that a restarted gateway needs beside its log is in it. Before it: `simulated_gateway`, which writes
+it. After it: the next incarnation, and the oracle, which asks what is durable.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Spark, as far as an epoch goes: the JVM half of a driver, with the helper that asks the gateway.
 
-The one rule, as DESIGN §3 has it: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced; after a start
+The one rule, as in Spark: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced; after a start
 the range of an `offsets/N` without `commits/N` is run again exactly. It outlives its Python half, and then still writes
 what it was about to write. The application (`tasks`) counts records by key, and is not deterministic in one thing: each
 run of an epoch marks its records with a number of its own, so that a sink which shows one run and another which shows a
-second one are told apart. Before it: `gateway` and its log. After it: `driver`.
+second one are told apart. Before it: `simulated_gateway` and its log. After it: `simulated_driver`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The one rule, as there: epoch N begins with the version that `rounds/N-1` names and with no other; what a worker has in
 memory counts only if it is that version; and files are synced, with their names, before the task is done. The files'
 bytes, how they are laid over one another and how keys go to other tasks are the real ones. Before it: `tasks`. After
-it: `files`, and the oracle, which is told of every file that is written and read.
+it: `disk_calls`, and the oracle, which is told of every file that is written and read.
 """
 
 from __future__ import annotations

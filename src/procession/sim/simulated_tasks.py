@@ -2,7 +2,8 @@
 
 The one rule: however many tasks there are and wherever epochs are cut, what comes out is what one loop over the log's
 rows would give (I11). Real are the share of a key, the states and the merger; the exchange between, and the retries of
-tasks, are not here. Before it: `spark`, which reads the rows. After it: `driver`, which sends the payloads.
+tasks, are not here. Before it: `simulated_spark`, which reads the rows. After it: `simulated_driver`, which sends the
+payloads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A breach: an invariant of DESIGN §5 that does not hold, and the sentence that says how.
+"""A violation: an invariant that does not hold, and the sentence that says how.
 
 The one rule: it ends the run at once, wherever it is found, because all that follows would follow from it. Before it:
 `oracle` and the parts. After it: the runner.

@@ -1,4 +1,4 @@
-"""Awaiting: a user's coroutine function on many records at a time, with results in the order of the records.
+"""The asynchronous map: a user's coroutine function on many records at a time, results in the order of the records.
 
 The one rule: never more calls under way than allowed, none longer than allowed, and the first that fails ends them all.
 One event loop for the life of a worker, so that a function may keep its connections open between batches. Before it

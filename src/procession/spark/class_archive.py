@@ -1,4 +1,4 @@
-"""Warming up: a class-data-sharing archive of what Spark loads for one of our epochs.
+"""The class archive: a class-data-sharing archive of the classes that Spark loads for one of our epochs.
 
 The one rule: it is derived and never needed; without it everything works and starts a few seconds later. Made once for
 an environment, by `make setup`; used by `spark/session`. The rehearsal that fills it also warms a spare driver.

@@ -1,4 +1,4 @@
-"""The exchange: Spark's part of it. Parcels are shuffled by slot, and each slot's task runs its chain.
+"""Spark's part of an exchange: manifests are shuffled by slot, and each slot's task runs its chain.
 
 The one rule: Spark decides where and when a task runs, never what it gets; a parcel's slot is its partition, by number
 and not by hash, so every partition has its work. Before it `spark/log_source`, whose tasks run the first chain; after

@@ -1,4 +1,4 @@
-"""The reader: the ingress log as a Spark stream of parcels, which hold the manifests of the first chain.
+"""The log source: the ingress log as a Spark stream, whose rows are the manifests of the first chain.
 
 The one rule: offsets are sequence numbers, one for each gateway, with what tells its log from another one
 (`storage/log_ranges`), and only what a gateway has on disk is offered;

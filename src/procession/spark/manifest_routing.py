@@ -1,4 +1,4 @@
-"""Parcels: manifests on their way through Spark, from the tasks that made them to the tasks that need them.
+"""Manifest routing: manifests on their way through Spark, from the tasks that made them to those that need them.
 
 The one rule: a task behind an exchange opens its parcels only if there is exactly one from every task before it, and
 the driver takes an epoch only if all who read of a task have read of the same try at it; a parcel that is missing, or

@@ -1,4 +1,4 @@
-"""Paths: what Spark really runs, held against the plan.
+"""The plan check: compares what Spark really runs with the plan.
 
 The one rule: an exchange that the plan does not know is refused before anything of an epoch leaves the driver. Paths
 that are not counted would be merged as if they were one, and the order would break without a word. Before it

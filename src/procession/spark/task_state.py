@@ -1,4 +1,4 @@
-"""Keeping: where a task finds the states of its keys, and where it leaves them.
+"""Task state: where a task finds the states of its keys, and where it leaves them.
 
 The one rule: epoch N begins with the version that the round record of N-1 names, and with no other; what a worker still
 has in memory is used only if it is exactly that version. So an attempt that failed, an epoch that is run again and a

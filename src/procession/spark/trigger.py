@@ -1,4 +1,4 @@
-"""The pace: how soon after one epoch Spark may ask for the next.
+"""The trigger: how soon after one epoch Spark may ask for the next.
 
 The one rule: it is kept by a clock that never jumps. Spark's own trigger waits by the time of day, and would wait an
 hour where that is put back by an hour; so Spark asks without a pause, and we make it wait, in its helper process, for a

@@ -1,4 +1,4 @@
-"""A log on another machine: the same rows as from its files, fetched over Arrow Flight from the gateway that has them.
+"""Reads a log on another machine over Arrow Flight: the same rows as from its files.
 
 The one rule: whoever reads cannot tell the difference. The files are mapped on the gateway's own machine, where the
 directory bears its identity; elsewhere rows are fetched, and a gateway that is started again meanwhile is asked for the

@@ -1,4 +1,4 @@
-"""Cells: the runs of one task as values, for Spark to carry, where tasks share no directory.
+"""Inline runs: the runs of one task as values that Spark carries, where tasks share no directory.
 
 The one rule: the same words as the run store's, but nothing outlives the task: what it made goes into the rows that it
 gives Spark, cut into cells of bounded size, and what it reads came to it that way. So a task that is run again may give

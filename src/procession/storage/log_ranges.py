@@ -1,4 +1,4 @@
-"""Pieces: which part of which gateway's log a range of record numbers is.
+"""Log ranges: which part of which gateway's log a range of record numbers is.
 
 The one rule: an epoch is what each gateway has offered, one gateway after the other by name, and the number of a record
 is its place in the concatenation of all epochs: the sum of the offsets before the epoch, then its place inside. With

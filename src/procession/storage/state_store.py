@@ -1,4 +1,4 @@
-"""States: what a keyed stage knows about the keys of one task, as a dictionary over files.
+"""The state store: the states of the keys of one task, as a dictionary over files.
 
 The one rule: a version is a list of files and is never changed; an epoch's work on top of it is in memory until
 `finish` writes it, as one more file that holds the touched keys only. Files that have become small beside what is laid

@@ -1,4 +1,4 @@
-"""Copies: what a file that changes has held, kept as long as an epoch may have to read it again.
+"""Table copies: earlier contents of a file that changes, kept as long as an epoch may have to read them again.
 
 The one rule: a copy is named by the fence of the driver that made it, the file, its time, its size and the checksum of
 its bytes; it is whole or not there, and never changed. So a name in a round record says what was in the file then,

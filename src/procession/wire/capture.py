@@ -2,7 +2,7 @@
 
 The one rule: what can be read is handed out first; then one sentence says at which byte the capture goes wrong. A
 capture may hold one direction or both: `>` and `<` in front of hex say who sent what follows, and each direction is a
-stream of bytes of its own. Before it a file, or hex that somebody has copied; after it `notation`, for people.
+stream of bytes of its own. Before it a file, or hex that somebody has copied; after it `frame_notation`, for people.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One end of one connection, without the socket: feed it bytes and get events, give it frames and get bytes.
 
-The one rule: what the tables (`walk`) forbid the peer is reported as a `Violation`, what they forbid us raises
-`LocalProtocolError`, and neither changes anything else. An acceptor speaks whatever the first frame is of. Before it
-stands the socket (`gateway.server`, `sdk`), after it whoever decides (`gateway.state`). Cookies, versions and
+The one rule: what the tables (`lifecycle_walker`) forbid the peer is reported as a `Violation`, what they forbid us
+raises `LocalProtocolError`, and neither changes anything else. An acceptor speaks whatever the first frame is of.
+Before it stands the socket (`gateway.server`, `sdk`), after it whoever decides (`gateway.state`). Cookies, versions and
 two-phase-commit payloads are the decider's matter.
 """
 

@@ -1,8 +1,8 @@
 """The draft of the connector protocol: each frame to bytes, and back.
 
 The one rule: `encode(decode(body))` is `body` again, and a body that is not a frame is the peer's error. Before it
-stands `codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now. The tags
-are letters, so that no frame of the draft can be taken for one of version 3.
+stands `frame_codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now. The
+tags are letters, so that no frame of the draft can be taken for one of version 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An interpreter: lets a source that knows the words of version 3 speak the draft.
+"""The draft adapter: lets a source that knows the messages of version 3 speak the draft.
 
 The one rule: it adds nothing that was not said. A NOTIFY's answer is what OK and the ACKs have told; a MESSAGE and the
 end of a stream become what the draft has for them. `connection` asks it at the source's end of a session of the draft.

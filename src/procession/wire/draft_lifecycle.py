@@ -1,8 +1,9 @@
 """The lifecycle of a connection of the draft, and of a stream within it, as tables.
 
-The one rule: as in `lifecycle` and `stream`, what the table does not have is an error and changes nothing. The draft is
-for sources only. A NOTIFY opens its stream at once: there is no NOTIFY_ACK. The end of a stream is a flag of a MESSAGE.
-ACK with counts and DEBUG may be sent only in a session whose HELLO asked for them (`draft_messages.NEEDS`).
+The one rule: as in `lifecycle` and `stream_lifecycle`, what the table does not have is an error and changes nothing.
+The draft is for sources only. A NOTIFY opens its stream at once: there is no NOTIFY_ACK. The end of a stream is a flag
+of a MESSAGE. ACK with counts and DEBUG may be sent only in a session whose HELLO asked for them
+(`draft_messages.NEEDS`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words of the draft that version 3 does not have: its OK, its MESSAGE, and the frames that we have added to it.
+"""The messages of the draft that version 3 does not have: its OK, its MESSAGE, and the frames that we have added.
 
 The one rule: as in `messages`, a value knows nothing of bytes, states or sockets; and a MESSAGE that contradicts itself
 cannot be written down, because its flags follow from what it has. `draft` turns these values into bytes and back.

@@ -1,7 +1,7 @@
 """Framing and primitive fields: where one frame ends, and how its numbers and short strings are read and written.
 
 The one rule: a byte that is not there is the peer's error, never an IndexError; a value that does not fit is ours.
-Before it stands the socket; after it `v3` and `twopc`, which know the fields of each frame.
+Before it stands the socket; after it `v3` and `two_phase_commit`, which know the fields of each frame.
 """
 
 from __future__ import annotations

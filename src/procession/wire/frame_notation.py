@@ -1,4 +1,4 @@
-"""Notation: a frame as an object that JSON can carry, and as a line that a person can read; and the frame again.
+"""Frame notation: a frame as a JSON object and as a readable line, and back.
 
 The one rule: nothing is lost. What the object says makes the same frame again: bytes that are no text stand in hex, in
 a field of their own (`payload_hex` for `payload`). Before it `capture`, which knows where a frame lies; after it the

@@ -1,7 +1,7 @@
 """The lifecycle of a connection, as tables: which side may send which frame in which state, and what state follows.
 
-The one rule: what the table does not have is an error and changes nothing. `connection` walks these tables; `stream`
-has the lifecycle of the streams inside.
+The one rule: what the table does not have is an error and changes nothing. `connection` walks these tables;
+`stream_lifecycle` has the lifecycle of the streams inside.
 """
 
 from __future__ import annotations

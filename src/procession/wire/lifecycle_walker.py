@@ -1,8 +1,8 @@
-"""A walk: where one end of a connection stands in the tables of its dialect, and what it may do next. Pure.
+"""The lifecycle walker: the state of one end of a connection in its dialect's tables, and what may come next. Pure.
 
 The one rule: a step that the tables or the credits forbid is an error of whoever takes it, and changes nothing. Before
-it stands `connection`, which turns bytes into frames and frames into bytes; after it the tables: `lifecycle`, `stream`,
-`draft_lifecycle`, and `credit`.
+it stands `connection`, which turns bytes into frames and frames into bytes; after it the tables: `lifecycle`,
+`stream_lifecycle`, `draft_lifecycle`, and `credit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The words of the connector protocol: one frozen value per frame, and per two-phase-commit message.
+"""The messages of the connector protocol: one frozen value per frame, and per two-phase-commit message.
 
-The one rule: a value here knows nothing of bytes, states or sockets. `v3` and `twopc` turn these values into bytes and
-back; `connection` says when each may be sent.
+The one rule: a value here knows nothing of bytes, states or sockets. `v3` and `two_phase_commit` turn these values into
+bytes and back; `connection` says when each may be sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Version 3 of the connector protocol: each frame to bytes, and back.
 
 The one rule: `encode(decode(body))` is `body` again, and a body that is not a frame is the peer's error. Before it
-stands `codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now.
+stands `frame_codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now.
 """
 
 from __future__ import annotations
