@@ -79,7 +79,7 @@ def a_transaction_id_is_used_again(patch: Patch) -> None:
     before = Coordinator._emit
 
     def emit(self: Coordinator, name: str) -> list[ev.Action]:
-        self.attempt = 0
+        self.sinks[name].attempt = 0
         return before(self, name)
 
     patch.setattr(Coordinator, "_emit", emit)
