@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from procession import aggregates, windows
 from procession.api import pipeline as pipeline_module
 from procession.api.pipeline import Pipeline
+from procession.api.stage import Stage
 from procession.commit.checkpoint import Checkpoint
 from procession.errors import PlanError
 from procession.planner.graph import Codec, Framing, Kind, OnError
+from procession.planner.keyed_spec import RecordKey
 from tests.planner.pipelines import asked
 
 
@@ -260,3 +263,51 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
     with pytest.raises(PlanError, match="was made when it wrote text"):
         claim()
     claim(source="bytes")  # text and bytes are written alike
+
+
+KEYED: dict[str, Callable[[Stage], Stage]] = {
+    "map_stateful": lambda stage: stage.map_stateful(divmod),
+    "filter_stateful": lambda stage: stage.filter_stateful(divmod),
+    "flat_map_stateful": lambda stage: stage.flat_map_stateful(divmod),
+    "reduce": lambda stage: stage.reduce(max),
+    "rolling": lambda stage: stage.rolling(aggregates.count()),
+    "distinct": lambda stage: stage.distinct(),
+    "join": lambda stage: stage.join(stage.filter(bool), within_s=1, join=max),
+}
+
+
+@pytest.mark.parametrize("word", KEYED)
+def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_told_what_to_write(word: str) -> None:
+    source = Pipeline("p").source()
+    before = source.key_by(len).map(list).rebalance(parallelism=3).flat_map(list).merge(source.key_by(max))
+    stage = KEYED[word](before)
+    assert stage._pipeline._nodes[-1].key == RecordKey((len, max) if word != "join" else (len, max, len, max))
+    without_key = {
+        "no key_by": source.map(list),
+        "another key": source.key_by(len).rebalance(max).map(list),
+        "a stage's own key": source.key_by(len).reduce(max, key=max),
+        "windows": source.key_by(len).window(windows.counting(3), aggregates.count()),
+        "a transform": source.key_by(len).transform(list),
+    }
+    for what, place in without_key.items():
+        with pytest.raises(PlanError, match="no key") as caught:
+            KEYED[word](place)
+        assert "key=" in caught.value.next_step, what
+        assert "key_by" in caught.value.next_step, what
+    with pytest.raises(PlanError, match="and others, of 'source', without one") as caught:
+        KEYED[word](source.key_by(len).merge(source.map(list)))
+    assert "behind the merge" in caught.value.next_step
+
+
+def test_windows_and_aggregates_are_by_the_key_of_key_by_and_their_results_are_not() -> None:
+    source = Pipeline("p").source()
+    for way, kinds in ((source, ("window", "aggregate")), (source.key_by(len), ("window_by_key", "aggregate_by_key"))):
+        nodes = way._pipeline._nodes
+        totals = way.window(windows.counting(3), aggregates.count())
+        assert nodes[-1].kind.value == kinds[0]
+        way.aggregate(aggregates.count())
+        assert nodes[-1].kind.value == kinds[1]
+        totals.aggregate(aggregates.collect())
+        assert nodes[-1].kind is Kind.AGGREGATE
+    source.key_by(len).reduce(max).distinct()
+    assert nodes[-1].key == RecordKey((len,)), "a stage that takes the key hands it on"

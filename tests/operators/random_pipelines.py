@@ -106,6 +106,9 @@ EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     "reduce": lambda stage, tasks: stage.reduce(together, key=key, parallelism=tasks),
     "rolling": lambda stage, tasks: stage.rolling(aggregates.collect(), key=key, parallelism=tasks).map(b"".join),
     "distinct": lambda stage, tasks: stage.distinct(key, parallelism=tasks),
+    "key_before": lambda stage, tasks: (
+        stage.key_by(key).map(louder).rebalance(parallelism=tasks).map_stateful(counted, initial=0, parallelism=tasks)
+    ),
 }
 
 

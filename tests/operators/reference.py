@@ -23,6 +23,7 @@ from procession.operators.value_codec import PLAIN
 from procession.operators.windows import Late, late_record
 from procession.planner.graph import Framing, Graph, Kind, Node, Order
 from procession.planner.inputs import number_of
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.keys import NO_KEY, KeyCodec
 from procession.planner.order_key import AFTER
 from procession.planner.rules import make_plan
@@ -295,12 +296,15 @@ class Sequential:
             return
         try:
             key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
-            key = key if key_of is None else self.keys.encode(key_of(value))
+            came_with = self.came_with = key
+            if key_of is not None and not isinstance(key_of, RecordKey):
+                key = self.keys.encode(key_of(value))
             expired = [(one, self.fired) for one in self._expiring(index, value)]
             for one, gone in expired:
                 for child in self.graph.children(index):
                     self._walk(child, one, record, letters, gone)
             # A copy as soon as it is given: the function may change what it gave before it gives the next.
+            self.came_with = came_with
             values = [(own(one), self._key_of(node, key)) for one in self._results(index, value)]
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
@@ -318,6 +322,12 @@ class Sequential:
         if node.kind is Kind.TRANSFORM:  # Spark SQL has keys as bytes
             return self.keys.encode(self._plain(key))
         return self.fired if TABLE[node.kind].is_timed else key
+
+    def _asked(self, node: Node, value: Any) -> bytes:
+        """The key that a stage files this value under."""
+        if isinstance(node.key, RecordKey):
+            return self.came_with
+        return NO_KEY if node.key is None else self.keys.encode(node.key(value))
 
     def _plain(self, key: bytes) -> bytes:
         plain: bytes = self.keys.shown(pa.array([key], pa.binary()))[0].as_py()
@@ -351,7 +361,7 @@ class Sequential:
             case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
                 yield value
             case Kind.DISTINCT:
-                place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
+                place = index, self._asked(node, value)
                 is_new = place not in self.states
                 self.states[place] = b""
                 self._stay(*place)
@@ -367,7 +377,7 @@ class Sequential:
                 records = self.windows.setdefault(index, {})
                 records[len(records)] = node.stateful.sorting.by(value), value
             case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
-                key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
+                key = self._asked(node, value)
                 assert node.stateful is not None
                 assert node.stateful.totals is not None
                 total = node.stateful.totals.aggregate
@@ -384,7 +394,7 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
-        key = self.keys.encode(node.key(value)) if node.key is not None else NO_KEY
+        key = self._asked(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
 
@@ -433,7 +443,7 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         stage: Any = node.stateful.windowing
-        key = self.keys.encode(node.key(sided))  # type: ignore[misc]
+        key = self._asked(node, sided)
         time = nanoseconds(node.time(sided), node.unit) if node.time is not None else self.time
         side, value = sided
         watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
@@ -462,7 +472,7 @@ class Sequential:
         stage: Any = node.stateful and node.stateful.windowing
         if not isinstance(stage, Expiring):
             return
-        self.keys.encode(node.key(value))  # type: ignore[misc]
+        self._asked(node, value)
         self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
         yield from self._expired(index, watermark)
@@ -490,7 +500,7 @@ class Sequential:
         node = self.graph.nodes[index]
         assert node.stateful is not None
         assert node.stateful.step is not None
-        place = index, self.keys.encode(node.key(value))  # type: ignore[misc]
+        place = index, self._asked(node, value)
         state = PLAIN.thawed(self.states[place]) if place in self.states else node.stateful.initial()
         is_known = place in self.states
         try:

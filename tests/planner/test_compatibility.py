@@ -286,3 +286,17 @@ def test_the_round_record_keeps_what_a_stage_is_known_by() -> None:
     last = last_round(stateful)
     assert Round.from_json(last.to_json()) == last
     assert last.states["counted"].identity["named"] == "yes"
+
+
+def test_the_function_of_key_by_is_the_key_of_the_stages_behind_it() -> None:
+    def keyed(by: Any) -> Change:
+        return lambda stage: stage.key_by(by).map(bytes.upper).reduce(max, name="greatest")
+
+    check_last(_planned(keyed(lambda value: value[:1])), last_round(keyed(lambda record: record[:1])))
+    with pytest.raises(PlanError, match="'greatest' has another function for its key"):
+        check_last(_planned(keyed(lambda value: value[:2])), last_round(keyed(lambda value: value[:1])))
+    with pytest.raises(PlanError, match="'greatest' has another function for its key"):
+        check_last(
+            _planned(keyed(lambda value: value[:1])),
+            last_round(lambda stage: stage.map(bytes.upper).reduce(max, key=lambda value: value[:1], name="greatest")),
+        )

@@ -415,3 +415,49 @@ def test_letters_are_all_there_where_a_sink_takes_records_as_they_come(order: An
 
 def written_by(graph: Graph, payloads: list[bytes]) -> dict[str, bytes]:
     return ran(graph, payloads, {17}, seed=0)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_keyed_stages_go_by_the_key_that_records_were_given_whatever_comes_between(is_timed: bool) -> None:
+    """As if each stage had asked for the key itself, of the value as it was at `key_by`. Where a watermark is, records
+    carry all that they have over exchanges; where none is, nothing but the key."""
+
+    def of_both(value: bytes) -> bytes:
+        return key_of(value.partition(b"|")[0])
+
+    def built(*, is_given: bool) -> Pipeline:
+        pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
+        own: Any = {} if is_given else {"key": of_both}
+        source = pipeline.source(ends=True)
+        start = source.key_by(key_of) if is_given else source
+        loud = start.map(lambda value: value + b"|louder")
+        ways = {
+            "near": loud,
+            "dealt": loud.rebalance(parallelism=4).flat_map(lambda value: [value, value]),
+            "merged": loud.merge(start.filter(lambda value: value[-1:] > b"4")),
+            "twice": loud.reduce(max, **own).rebalance(parallelism=2).map(bytes),
+        }
+        late = source.rebalance(parallelism=4).map(bytes)
+        late = late.key_by(key_of).merge(late.key_by(key_of).filter(len)) if is_given else late.merge(late.filter(len))
+        ways["late"] = late.rebalance(parallelism=3)
+        for name, way in ways.items():
+            last = way.map_stateful(lambda seen, value: (seen + 1, b"%b %d" % (value, seen)), initial=0, **own)
+            last.sink(f"{name}-counted", to="file:out")
+            if is_timed:
+                threes = way.window(windows.counting(3), aggregates.collect(), time=len, **own)
+                threes.map(repr).sink(f"{name}-threes", to="file:out")
+            way.aggregate(aggregates.count(), **own).map(repr).sink(f"{name}-totals", to="file:out")
+            way.distinct(**own).sink(f"{name}-first", to="file:out")
+        if is_timed:
+            other = start.map(lambda value: value + b"|other")
+            pairs = loud.join(other, within_s=5, join=lambda one, two: one + two, time=len, **own)
+            pairs.sink("pairs", to="file:out")
+        return pipeline
+
+    ends = [(len(RECORDS), stream) for stream in range(STREAMS)]
+    wanted = expected(built(is_given=False).graph(), RECORDS, ends)
+    assert all(wanted[name] for name in wanted if name != "dead-letter")
+    given = built(is_given=True)
+    assert expected(given.graph(), RECORDS, ends) == wanted
+    for seed, exchange in enumerate(Exchange):
+        assert ran(given.graph(), RECORDS, {17, 40}, seed, exchange=exchange, ends=ends) == wanted, given.explain()

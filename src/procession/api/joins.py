@@ -15,7 +15,7 @@ from procession.operators.stream_join import HELD_MAX, LatePair, Pairing, Sided,
 from procession.operators.tables import Joining, Side
 from procession.operators.windows import Length, span
 from procession.planner.graph import Kind, Node
-from procession.planner.keyed_spec import Gives, Stateful
+from procession.planner.keyed_spec import Gives, RecordKey, Stateful
 from procession.planner.keys import KeyCodec
 from procession.planner.validation import (
     checked_choice,
@@ -69,22 +69,28 @@ class Joins:
         the later one of the two stood, in the order of the partners. `outer=True`: a left record that has found nobody
         comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
 
-        `key` and `time` (event time in `unit`, as in `window`; without it, that which it was sent with) are of both, or
-        each has its own. A record is held until one has come, of whatever key, that is `within_s` and `lateness_s`
-        behind it, from each input that has not ended (docs/joins.md). A record that comes later than that is counted;
-        it meets those that are still held, and is not held itself ("meet"), or is dropped ("drop"), or set aside
-        ("dead-letter"). More than `held_max` records of a key stop the pipeline."""
+        Without a key, it is the one that `key_by` gave to the records of both. `key` and `time` (event time in `unit`,
+        as in `window`; without it, that which it was sent with) are of both, or each has its own. A record is held
+        until one has come, of whatever key, that is `within_s` and `lateness_s` behind it, from each input that has
+        not ended (docs/joins.md). A record that comes later than that is counted; it meets those that are still held,
+        and is not held itself ("meet"), or is dropped ("drop"), or set aside ("dead-letter"). More than `held_max`
+        records of a key stop the pipeline."""
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise PlanError(
                 f".join() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
                 next_step="join stages of one pipeline; for tables there is hash_join",
             )
         checked_function(join, "join", "join")
-        keys = _of_both(key, left_key, right_key, "key")
+        keys: Sided | RecordKey | None = _of_both(key, left_key, right_key, "key")
         if keys is None:
-            raise PlanError(
-                ".join() was given no key", next_step="say key=, if it is that of both, or left_key= and right_key="
-            )
+            sides = [self._pipeline.key_at(place, "join") for place in (self._index, other._index)]
+            if None in sides:
+                raise PlanError(
+                    ".join() was given no key",
+                    next_step="say key=, if it is that of both, or left_key= and right_key=; or write key_by before"
+                    " both sides",
+                )
+            keys = RecordKey(tuple(function for side in sides if side is not None for function in side.given_by))
         pairing = Pairing(
             span(within_s, "within_s"),
             join,

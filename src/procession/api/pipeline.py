@@ -13,7 +13,7 @@ file, after it `planner/graph`, the planner and the driver that runs the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
@@ -26,6 +26,7 @@ from procession.planner.event_order import check_declared, event_time
 from procession.planner.explain import explain
 from procession.planner.graph import Codec, Exchange, Graph, Kind, Node, OnError, Order
 from procession.planner.guarantee import POLICIES, Guarantee
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.rules import make_plan
 from procession.planner.validation import checked_choice, checked_count, checked_flag, checked_name, checked_target
 from procession.record import stream_id
@@ -34,6 +35,15 @@ PARALLELISM_MAX = 1024
 
 GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """Their functions are given bytes and give bytes, whatever the codec of the source is."""
+KEEPING_KEY = frozenset(
+    {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC, Kind.ADD_TIMESTAMPS, Kind.PEEK}
+    | {Kind.HASH_JOIN, Kind.MERGE, Kind.REBALANCE}
+)
+"""Behind them records have the key that they had before; a rebalance by key gives them another."""
+KEEPING_KEY_GIVEN = frozenset(
+    {Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_STATEFUL, Kind.REDUCE, Kind.ROLLING, Kind.DISTINCT}
+)
+"""So it is behind these, if they have no key of their own. Windows, joins and totals make records of their own."""
 
 
 class Pipeline:
@@ -184,7 +194,8 @@ class Pipeline:
     def codec_at(self, index: int, sink: str) -> Codec:
         """What a sink behind this stage writes if it does not say: the codec of the source. Raises PlanError if there
         are several that differ."""
-        found = {codec: source for source, codec in self._codecs(index).items()}
+        nearest = self._nearest(index, lambda node: node.kind is Kind.SOURCE or node.kind in GIVING_PAYLOADS)
+        found = {node.codec: node.name for node in nearest}  # of stages that are no sources it is bytes
         # Bytes and text are written alike.
         if len(found.keys() - {Codec.TEXT, Codec.BYTES}) + bool(found.keys() & {Codec.TEXT, Codec.BYTES}) > 1:
             told = " and ".join(f'{source!r} (codec="{codec.value}")' for codec, source in found.items())
@@ -195,14 +206,31 @@ class Pipeline:
             )
         return Codec.BYTES if len(found) > 1 else next(iter(found))
 
-    def _codecs(self, index: int) -> dict[str, Codec]:
-        """The nearest stages before this place that say what values are, and what they say."""
-        node = self._nodes[index]
-        if node.kind is Kind.SOURCE:
-            return {node.name: node.codec}
-        if node.kind in GIVING_PAYLOADS:
-            return {node.name: Codec.BYTES}
-        return {name: codec for parent in node.parents for name, codec in self._codecs(parent).items()}
+    def key_at(self, index: int, word: str) -> RecordKey | None:
+        """The key that records have at this place, if `key_by` gave it to them. Raises PlanError if it did so on some
+        of the ways to here only."""
+        nearest = self._nearest(index, lambda node: not _is_keeping_key(node))
+        given = [node.function for node in nearest if node.kind is Kind.KEY_BY and node.function is not None]
+        if given and len(given) < len(nearest):
+            other = next(node.name for node in nearest if node.kind is not Kind.KEY_BY)
+            raise PlanError(
+                f".{word}() gets records with a key of key_by, and others, of {other!r}, without one",
+                next_step="write key_by behind the merge, or on each way to it; or give the stage its own key=",
+            )
+        return RecordKey(tuple(given)) if given else None
+
+    def _nearest(self, index: int, is_one: Callable[[Node], bool]) -> list[Node]:
+        """The nearest stages before this place, itself among them, of which this is true; on each way to it one."""
+        found, seen, left = set(), {index}, [index]
+        while left:
+            place = left.pop()
+            if is_one(self._nodes[place]):
+                found.add(place)
+                continue
+            parents = set(self._nodes[place].parents) - seen
+            seen |= parents
+            left += parents
+        return [self._nodes[place] for place in sorted(found)]
 
     def explain(self) -> str:
         """How the order is kept, edge by edge, and why; what `procession explain` prints."""
@@ -236,6 +264,12 @@ class Pipeline:
             node = replace(node, parallelism=_parallelism(node.parallelism, node.name))
         self._nodes.append(node)
         return Stage(self, len(self._nodes) - 1, self._add)
+
+
+def _is_keeping_key(node: Node) -> bool:
+    if node.kind is Kind.REBALANCE:
+        return node.function is None
+    return node.kind in KEEPING_KEY or (node.kind in KEEPING_KEY_GIVEN and isinstance(node.key, RecordKey))
 
 
 def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:

@@ -92,7 +92,12 @@ class Stage(SensitiveStage):
 
     def key_by(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
         """Give each record the key that the function says. Records stay where they are: this is the key that
-        `order="key"` is about, and that later stages see."""
+        `order="key"` is about, and that later stages see.
+
+        Keyed stages behind it that have no `key=` go by this key: `map_stateful`, `reduce`, `rolling`, `distinct` and
+        the like, `window`, `aggregate` and `join`. A record keeps its key when `map` or another stage changes its
+        value, and records that are made of it have it, too; until another `key_by`, a stage with a key of its own, or
+        one that makes records of its own: a window, an aggregate, a join, a sort, a transform."""
         return self._then(Kind.KEY_BY, key, name, parallelism)
 
     def add_timestamps(

@@ -23,7 +23,7 @@ from procession.operators.value_codec import ValueCodec
 from procession.operators.window_operator import Windowing
 from procession.operators.windows import Late, Length, Windows, span
 from procession.planner.graph import Kind, Node
-from procession.planner.keyed_spec import Gives, Stateful, Step
+from procession.planner.keyed_spec import Gives, RecordKey, Stateful, Step
 from procession.planner.keys import KeyCodec
 from procession.planner.validation import (
     checked_choice,
@@ -61,7 +61,7 @@ class SensitiveStage(Joins):
         self,
         function: Callable[[Any, Any], tuple[Any, Any]],
         *,
-        key: Key,
+        key: Key | None = None,
         initial: Any = None,
         ttl_s: Length | None = None,
         time: Time | None = None,
@@ -73,7 +73,8 @@ class SensitiveStage(Joins):
         """One record in, one out, with something remembered about each key: `function(state, record)` gives the next
         state and what comes out. `initial` is the state of a new key: a value, or a function that makes one. A state of
         None lets the key be forgotten. States are bytes, text, numbers, lists, tuples and dicts of these; they are
-        committed with the epoch, and an epoch that is run again begins with the same ones.
+        committed with the epoch, and an epoch that is run again begins with the same ones. Without `key`, it is the
+        one that `key_by` gave to the records: see there.
 
         With `ttl_s` a key is forgotten when no record of it has come for so many seconds of event time: that of
         `time(record)` (as in `window`), or the one that it was sent with, by the latest of all records. What
@@ -86,7 +87,7 @@ class SensitiveStage(Joins):
         self,
         function: Callable[[Any, Any], tuple[Any, bool]],
         *,
-        key: Key,
+        key: Key | None = None,
         initial: Any = None,
         ttl_s: Length | None = None,
         time: Time | None = None,
@@ -104,7 +105,7 @@ class SensitiveStage(Joins):
         self,
         function: Callable[[Any, Any], tuple[Any, Iterable[Any]]],
         *,
-        key: Key,
+        key: Key | None = None,
         initial: Any = None,
         ttl_s: Length | None = None,
         time: Time | None = None,
@@ -122,7 +123,7 @@ class SensitiveStage(Joins):
         self,
         function: Callable[[Any, Any], Any],
         *,
-        key: Key,
+        key: Key | None = None,
         ttl_s: Length | None = None,
         time: Time | None = None,
         unit: Unit = "s",
@@ -140,7 +141,7 @@ class SensitiveStage(Joins):
         self,
         aggregate: Aggregate,
         *,
-        key: Key,
+        key: Key | None = None,
         ttl_s: Length | None = None,
         time: Time | None = None,
         unit: Unit = "s",
@@ -158,7 +159,7 @@ class SensitiveStage(Joins):
 
     def distinct(
         self,
-        key: Key,
+        key: Key | None = None,
         *,
         ttl_s: Length | None = None,
         time: Time | None = None,
@@ -184,8 +185,9 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Put together what falls into a window, for each key or, without `key`, for all records. What comes out is a
-        dict: key, start and end, count, value (the aggregate's) and why it fired: "end", "early" or "late".
+        """Put together what falls into a window, for each key or, without `key` and a `key_by` before it, for all
+        records. What comes out is a dict: key, start and end, count, value (the aggregate's) and why it fired: "end",
+        "early" or "late".
 
         `time(record)` is a record's event time: a number of `unit` since 1970, exact (a float counts as the decimal
         number that it prints as), or a datetime; without it, the time that it was sent with. Start and end are in
@@ -207,11 +209,12 @@ class SensitiveStage(Joins):
         for function, what in ((key, "key"), (time, "time")):
             if function is not None:
                 checked_function(function, "window", what)
-        kind = Kind.WINDOW if key is None else Kind.WINDOW_BY_KEY
+        by = self._pipeline.key_at(self._index, "window") if key is None else key
+        kind = Kind.WINDOW if by is None else Kind.WINDOW_BY_KEY
         windowing = Windowing(
             windows,
             aggregate,
-            key is not None,
+            by is not None,
             lateness=span(lateness_s, "lateness_s", 0),
             unit=checked_unit(unit),
             late=checked_choice(Late, late, "late"),
@@ -220,14 +223,15 @@ class SensitiveStage(Joins):
         )
         node = self._node(kind, None, name, parallelism)
         stateful = Stateful(Gives.WINDOWS, windowing=windowing)
-        return self._add(replace(node, key=key, time=time, unit=unit, stateful=stateful))
+        return self._add(replace(node, key=by, time=time, unit=unit, stateful=stateful))
 
     def aggregate(
         self, aggregate: Aggregate, *, key: Key | None = None, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
         """Put all records together, in their order, or, with `key`, all of each key; when the input has ended, a dict
-        comes out for each key, in the order of keys: key, count and value (the aggregate's). Without `key` it is one,
-        without a key. Only for sources that end: `source(…, ends=True)`, or run with `--input`."""
+        comes out for each key, in the order of keys: key, count and value (the aggregate's). Without `key` and a
+        `key_by` before it, it is one, without a key. Only for sources that end: `source(…, ends=True)`, or run with
+        `--input`."""
         if not isinstance(aggregate, Aggregate):
             raise PlanError(
                 f".aggregate() was given {aggregate!r}, which is no aggregate",
@@ -235,10 +239,11 @@ class SensitiveStage(Joins):
             )
         if key is not None:
             checked_function(key, "aggregate", "key")
-        kind = Kind.AGGREGATE if key is None else Kind.AGGREGATE_BY_KEY
-        totals = Totals(aggregate, key is not None, KeyCodec(self._pipeline.types))
+        by = self._pipeline.key_at(self._index, "aggregate") if key is None else key
+        kind = Kind.AGGREGATE if by is None else Kind.AGGREGATE_BY_KEY
+        totals = Totals(aggregate, by is not None, KeyCodec(self._pipeline.types))
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=key, stateful=Stateful(Gives.TOTALS, totals=totals)))
+        return self._add(replace(node, key=by, stateful=Stateful(Gives.TOTALS, totals=totals)))
 
     def sort(self, by: Callable[[Any], Any], *, reverse: bool = False, name: str | None = None) -> Stage:
         """All records by what the function says of each, the least first; those of which it says the same in the order
@@ -254,7 +259,7 @@ class SensitiveStage(Joins):
         kind: Kind,
         gives: Gives,
         step: Step | None,
-        key: Key,
+        key: Key | None,
         initial: Any,
         name: str | None,
         parallelism: int | None,
@@ -262,7 +267,15 @@ class SensitiveStage(Joins):
     ) -> Stage:
         if gives is not Gives.FIRST:
             checked_function(step, kind.value)
-        checked_function(key, kind.value, "key")
+        by = self._pipeline.key_at(self._index, kind.value) if key is None else key
+        if by is None:
+            raise PlanError(
+                f".{kind.value}() was given no key, and no key_by stands before it",
+                next_step=f"write .{kind.value}(…, key=…), or .key_by(…) before it; windows, joins, totals, transform"
+                " and stages with a key of their own need another key_by behind them",
+            )
+        if not isinstance(by, RecordKey):
+            checked_function(by, kind.value, "key")
         try:
             stateful = Stateful(gives, step, starting_with(initial, ValueCodec(self._pipeline.types)))
         except (TypeError, ValueError) as error:
@@ -283,7 +296,7 @@ class SensitiveStage(Joins):
             ttl, keys = span(ttl_s, "ttl_s"), KeyCodec(self._pipeline.types)
             stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict, keys))
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=key, time=time, unit=checked_unit(unit), stateful=stateful))
+        return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), stateful=stateful))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         checked_of_one(function, kind.value)

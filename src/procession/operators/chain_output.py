@@ -25,6 +25,7 @@ from procession.operators.stage_rows import Flow, Numbers
 from procession.operators.value_codec import Forms, as_payloads
 from procession.planner.graph import Codec, Framing, Kind, Order
 from procession.planner.inputs import Ids, input_ids
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.keys import NO_KEY, of_bytes
 from procession.planner.ownership import own, own_all
 from procession.planner.strategies import Way, is_timed, key_of, way_of
@@ -186,7 +187,10 @@ class Delivery:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self._given(parent, index))
         if way_of(node) is Way.BY_KEY:
-            flow = self._keyed_by(index, key_of(node), flow)
+            key = key_of(node)
+            flow = (
+                replace(flow, keys=self._keys(flow)) if isinstance(key, RecordKey) else self._keyed_by(index, key, flow)
+            )
         elif node.stateful is not None:
             flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
         if node.kind is Kind.TRANSFORM:
@@ -202,7 +206,7 @@ class Delivery:
         if index in self.plan.carrying:
             columns = self._others(flow)
             more += [("key", self._keys(flow)), *((name, columns.column(name)) for name in columns.schema.names)]
-        elif node.stateful is not None:
+        elif node.stateful is not None or index in self.plan.keeping_key:
             more.append(("key", self._keys(flow)))
         if is_timed(node):
             more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))

@@ -118,7 +118,9 @@ def joined(
     origins = np.concatenate([flow.all_origins() for flow in flows])
     tail = tuple(np.concatenate(columns) for columns in zip(*(flow.tail for flow in flows), strict=True))
     keys = times = None
-    if of is not None and any(flow.keys is not None for flow in flows):
+    if all(flow.keys is not None for flow in flows):
+        keys = pa.concat_arrays([flow.keys for flow in flows])
+    elif of is not None and any(flow.keys is not None for flow in flows):
         keys = pa.concat_arrays([of[0](flow) for flow in flows])
     if of is not None and any(flow.times is not None for flow in flows):
         times = pa.concat_arrays([of[1](flow) for flow in flows])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from procession.operators.named_types import NO_TYPES, NamedTypes
 from procession.planner.event_order import EventTime
 from procession.planner.guarantee import POLICIES, Guarantee, Policy
-from procession.planner.keyed_spec import Stateful
+from procession.planner.keyed_spec import RecordKey, Stateful
 from procession.times import Unit
 
 
@@ -128,7 +128,7 @@ class Node:
     concurrency: int = 0
     """How many calls of an asynchronous function may be under way at a time in one task."""
     timeout_s: float = 0.0
-    key: Callable[[Any], Any] | None = None
+    key: Callable[[Any], Any] | RecordKey | None = None
     """What a keyed stage tells records apart by."""
     time: Callable[[Any], Any] | None = None
     """What a stage with windows takes for a record's event time; None: the one that it came with."""

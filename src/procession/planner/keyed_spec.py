@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
+@dataclass(frozen=True)
+class RecordKey:
+    """The key that `key_by` has given to records, for a keyed stage behind that has none of its own. It is not asked
+    for again: stages between may have changed the value. `given_by` are the functions of `key_by`, by which the
+    checkpoint knows the key; several, if ways meet before the stage."""
+
+    given_by: tuple[Callable[[Any], Any], ...]
+
+
 class Gives(Enum):
     """What the second thing is that a step gives back."""
 

@@ -81,6 +81,8 @@ class Plan:
     """The stages whose records carry their order key, because it is asked for behind them."""
     carrying: frozenset[int] = frozenset()
     """The exchanges over which records take what they have beside their payload, because a stage behind is shown it."""
+    keeping_key: frozenset[int] = frozenset()
+    """The exchanges over which records take at least their key, because a stage behind goes by it."""
     endings: Mapping[int, Ending] = field(default_factory=dict)
     """The stages that fire when their input has ended, and what must have ended for that."""
     origins: tuple[int | None, ...] = ()

@@ -15,6 +15,7 @@ from procession.errors import PlanError
 from procession.operators.end_of_input import find_endings
 from procession.planner.graph import Graph, Kind, Node, Order
 from procession.planner.inputs import inputs_of, number_of
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.sharing import find_sharing
 from procession.planner.strategies import TABLE, Strategy, Way, is_timed, numbers_of, way_of
@@ -206,8 +207,11 @@ def find_traced(plan: Plan) -> Plan:
             asks = (index in plan.exchanges or node.kind is Kind.MERGE) and _kept_before(plan, index)
         if asks or index in traced:
             traced |= set(node.parents)
+    keyed_before = {index for index, node in enumerate(plan.graph.nodes) if isinstance(node.key, RecordKey)}
+    giving = [index for index, node in enumerate(plan.graph.nodes) if node.kind is Kind.KEY_BY]
+    keeping_key = {index for index in plan.exchanges if keyed_before & _reached(plan, index, giving)}
     carrying = {index for index in plan.exchanges if plan.shown & _reached(plan, index)}
-    return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying))
+    return replace(plan, traced=frozenset(traced), carrying=frozenset(carrying), keeping_key=frozenset(keeping_key))
 
 
 def _kept_before(plan: Plan, index: int) -> bool:

@@ -18,6 +18,7 @@ from procession.operators.stream_join import Sided
 from procession.operators.tables import Joining
 from procession.planner.effects import changes_nothing, gives_its_own
 from procession.planner.graph import Graph, Kind, Node
+from procession.planner.keyed_spec import RecordKey
 
 # They take bytes: what they are given cannot be changed.
 TAKING_BYTES = frozenset({Kind.SINK, Kind.MAP_BATCHES, Kind.TRANSFORM})
@@ -90,7 +91,7 @@ def _asked_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
     for function in (by_key, node.time):
         if isinstance(function, Sided):
             yield from (function.left, function.right)
-        elif function is not None:
+        elif function is not None and not isinstance(function, RecordKey):
             yield function
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from procession.planner.graph import Kind, Node
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.order_key import PLACE
 
 
@@ -125,7 +126,7 @@ def way_of(node: Node) -> Way:
     return TABLE[node.kind].way
 
 
-def key_of(node: Node) -> Callable[[Any], Any]:
+def key_of(node: Node) -> Callable[[Any], Any] | RecordKey:
     """What tells the records apart that come to a stage by key."""
     key = node.function if node.kind is Kind.REBALANCE else node.key
     assert key is not None
