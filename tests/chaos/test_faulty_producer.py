@@ -19,7 +19,7 @@ from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.sdk.ack_log import AckLog, acknowledged
 
-GATEWAY = (sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+GATEWAY = (sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0", "--open-producers")
 PATIENCE_S = 60.0
 
 
@@ -102,7 +102,10 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
             assert time.monotonic() < limit, seen
             time.sleep(0.02)
         assert acknowledged([log]) == {}, "nothing is committed yet"
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint" / "CURRENT").write_text("1")
         driver.fence(1)
+        driver.offer(1, 0, len(lines), 1 << 20)
         driver.commit(1, 0, len(lines), {stream_id_of(path): last})
         done.result(PATIENCE_S)
     assert acknowledged([log]) == {stream_id_of(path): last}

@@ -349,7 +349,7 @@ def test_a_time_that_is_none_is_the_error_of_its_record() -> None:
     stage.sink("out", to="file:out")
     got = ran(pipeline.graph(), RECORDS[:5], set(), 1)
     letter = json.loads(got["dead-letter"])
-    assert (letter["stage"], letter["error"]) == ("mine", "TypeError: the time is a str: give seconds, as a number")
+    assert (letter["stage"], letter["error"]) == ("mine", "TypeError: the time is a str: give a number, or a datetime")
     assert got["out"] == b"0\n1\n2\n4\n"
 
 

@@ -56,7 +56,7 @@ class Run:
         self.checkpoint.rounds.write(Round(self.epoch, self.checkpoint.fence, "f", 0, 0, {"out": part}))
         for part_of_log in ("offsets", "commits"):
             (self.checkpoint.directory / part_of_log).mkdir(exist_ok=True)
-            (self.checkpoint.directory / part_of_log / str(self.epoch)).write_text("v1")
+            (self.checkpoint.directory / part_of_log / str(self.epoch)).write_text("v1\n{}\n{}")
 
     def show(self, part: Part) -> None:
         self.log.decide(part.txn, True)
