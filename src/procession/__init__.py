@@ -9,12 +9,24 @@ if TYPE_CHECKING:
     from procession.errors import PlanError, ProcessionError
     from procession.operators import aggregates, tables, windows
     from procession.operators.aggregates import Aggregate
+    from procession.operators.context import Context
 
-__all__ = ["Aggregate", "Pipeline", "PlanError", "ProcessionError", "Stage", "aggregates", "tables", "windows"]
+__all__ = [
+    "Aggregate",
+    "Context",
+    "Pipeline",
+    "PlanError",
+    "ProcessionError",
+    "Stage",
+    "aggregates",
+    "tables",
+    "windows",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Aggregate": "operators.aggregates",
+    "Context": "operators.context",
     "Pipeline": "api.pipeline",
     "PlanError": "errors",
     "ProcessionError": "errors",

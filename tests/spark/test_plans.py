@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline, aggregates, windows
+from procession import Context, Pipeline, aggregates, windows
 from procession.operators import chain as chain_module
 from procession.planner.graph import Exchange, Graph
 from procession.planner.rules import check_runnable, make_plan
@@ -461,3 +461,42 @@ def test_keyed_stages_go_by_the_key_that_records_were_given_whatever_comes_betwe
     assert expected(given.graph(), RECORDS, ends) == wanted
     for seed, exchange in enumerate(Exchange):
         assert ran(given.graph(), RECORDS, {17, 40}, seed, exchange=exchange, ends=ends) == wanted, given.explain()
+
+
+def told_all(value: bytes, context: Context) -> bytes:
+    return b"%b %r %d %d" % (value, str(context.key).encode(), context.event_time, context.stream)
+
+
+def test_functions_that_ask_are_given_key_event_time_and_stream_of_their_record() -> None:
+    def is_even(value: bytes, context: Context) -> bool:
+        if value == b"9":
+            raise ValueError("nine")
+        return context.stream % 2 == 0
+
+    def twice(value: bytes, context: Context) -> list[bytes]:
+        return [value, b"%d" % context.event_time]
+
+    pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
+    source = pipeline.source()
+    source.map(told_all).sink("came-with", to="file:out")
+    given = source.key_by(int).add_timestamps(int, unit="ns")
+    given.filter(len).map(bytes).rebalance(parallelism=4).map(told_all).sink("given", to="file:out")
+    source.map(bytes).filter(is_even).sink("even", to="file:out")
+    given.flat_map(twice).sink("twice", to="file:out")
+
+    streams = [FIRST_STREAM + number % STREAMS for number in range(len(RECORDS))]
+    for seed in range(3):
+        got = ran(pipeline.graph(), RECORDS, {17, 40}, seed, slice_records=(1000, 3, 1)[seed])
+        lines = {name: output.splitlines() for name, output in got.items()}
+        assert lines["came-with"] == [
+            told_all(value, Context(b"k", 1, stream)) for value, stream in zip(RECORDS, streams, strict=True)
+        ]
+        assert lines["given"] == [
+            told_all(value, Context(int(value), int(value), stream))
+            for value, stream in zip(RECORDS, streams, strict=True)
+        ]
+        assert lines["even"] == [
+            value for value, stream in zip(RECORDS, streams, strict=True) if stream % 2 == 0 and value != b"9"
+        ]
+        assert lines["twice"] == [value for value in RECORDS for _ in range(2)]
+        assert [json.loads(letter)["error"] for letter in lines["dead-letter"]] == ["ValueError: nine"]

@@ -39,18 +39,20 @@ BINARY = frozenset({Codec.MSGPACK, Codec.ARROW})
 class Stage(SensitiveStage):
     """A place to go on from. `name` is the stage's id: give one, and it stays the same when others are put in."""
 
-    def map(self, function: Callable[[Any], Any], *, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """One record in, one record out."""
+    def map(self, function: Callable[..., Any], *, name: str | None = None, parallelism: int | None = None) -> Stage:
+        """One record in, one record out. The functions of `map`, `filter` and `flat_map` are given the value; one with
+        a second parameter that is annotated with `procession.Context` is also given the record's key, event time and
+        stream: `def told(value, context: Context)`."""
         return self._then(Kind.MAP, function, name, parallelism)
 
     def filter(
-        self, predicate: Callable[[Any], bool], *, name: str | None = None, parallelism: int | None = None
+        self, predicate: Callable[..., bool], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
         """Keep the records for which the predicate is true."""
         return self._then(Kind.FILTER, predicate, name, parallelism)
 
     def flat_map(
-        self, function: Callable[[Any], Iterable[Any]], *, name: str | None = None, parallelism: int | None = None
+        self, function: Callable[..., Iterable[Any]], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
         """One record in, any number out, in the order in which they are given."""
         return self._then(Kind.FLAT_MAP, function, name, parallelism)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from procession.api.joins import Joins
 from procession.errors import PlanError
 from procession.operators.aggregates import Aggregate
+from procession.operators.context import is_asking
 from procession.operators.expiry import Expiring, OnEvict
 from procession.operators.keyed import reducing, starting_with
 from procession.operators.sort import Sorting
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from procession.api.stage import Stage
 
 EARLY_MAX = 1_000_000_000
+
+ASKED = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP})
+"""Their functions may ask for what a record has beside its value."""
 
 Key = Callable[[Any], Any]
 Time = Callable[[Any], float | Decimal | datetime]
@@ -299,6 +303,9 @@ class SensitiveStage(Joins):
         return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), stateful=stateful))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
+        if kind in ASKED and is_asking(function):
+            checked_function(function, kind.value)
+            return self._add(replace(self._node(kind, function, name, parallelism), is_asking=True))
         checked_of_one(function, kind.value)
         return self._add(self._node(kind, function, name, parallelism))
 

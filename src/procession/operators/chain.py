@@ -197,7 +197,7 @@ class _Pass(Delivery):
         pieces = []
         for start in range(0, max(1, len(before)), BLOCK_RECORDS):
             piece = before if len(before) <= BLOCK_RECORDS else before.slice(start, BLOCK_RECORDS)
-            for is_fused, part in groupby(step, lambda index: self.plan.node(index).kind in LINES):
+            for is_fused, part in groupby(step, self._is_fused):
                 if is_fused:
                     piece = self._fused(tuple(part), piece)
                     continue
@@ -263,8 +263,16 @@ class _Pass(Delivery):
         if node.kind is Kind.ADD_TIMESTAMPS:
             flow, times = self._timed_by(index, node.function, before)
             return replace(flow, times=pa.array(times))
+        if node.is_asking:
+            node = replace(node, function=self._with_contexts(node.function, before))
+        if node.kind in LINES:
+            return self._kept_apart(index, self._called_alone(index, node, before))
         results, rows = self._each(index, self._listed(index, node), before)
         return self._kept_apart(index, self._flattened(index, before, results, rows))
+
+    def _is_fused(self, index: int) -> bool:
+        node = self.plan.node(index)
+        return node.kind in LINES and not node.is_asking
 
     def _listed(self, index: int, node: Node) -> Callable[[Any], list[Any]]:
         """A stage's function that gives a list for one value, each result apart from the others where it matters."""

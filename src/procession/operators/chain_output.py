@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 from procession.operators.buckets import parted, parted_by_stream
 from procession.operators.chain_rows import INPUT, TIME, Output, Rows, batch_of
 from procession.operators.codecs import ENCODE
+from procession.operators.context import with_contexts
 from procession.operators.dead_letters import Letters
 from procession.operators.partitioning import deal_out, dealt_out, shared_out
 from procession.operators.stage_rows import Flow, Numbers
 from procession.operators.value_codec import Forms, as_payloads
-from procession.planner.graph import Codec, Framing, Kind, Order
+from procession.planner.graph import Codec, Framing, Kind, Node, Order
 from procession.planner.inputs import Ids, input_ids
 from procession.planner.keyed_spec import RecordKey
 from procession.planner.keys import NO_KEY, of_bytes
@@ -83,6 +84,19 @@ class Delivery:
             return results, None
         refused = set(failed)
         return results, [row for row in range(len(values)) if row not in refused]
+
+    def _with_contexts(self, function: Callable[..., Any], flow: Flow) -> Callable[[Any], Any]:
+        """A function that asks for more of a record than its value, for these rows."""
+        return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys)
+
+    def _called_alone(self, index: int, node: Node, before: Flow) -> Flow:
+        """What a map or a filter gives, outside of a loop that it shares with others."""
+        assert node.function is not None
+        results, rows = self._each(index, node.function, before)
+        if node.kind is Kind.MAP:
+            return before.pick(rows, results)
+        called = range(len(results)) if rows is None else rows
+        return before.only([row for row, is_kept in zip(called, results, strict=True) if is_kept])
 
     def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
         branch = self.chain.branches.get((parent, index))

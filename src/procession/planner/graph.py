@@ -138,6 +138,8 @@ class Node:
     """What a keyed stage does."""
     is_named: bool = True
     """Whether the user gave the name; else it says the stage's kind and place."""
+    is_asking: bool = False
+    """Whether the function has a second parameter, for what the record has beside its value."""
 
 
 class SinkCodec(NamedTuple):

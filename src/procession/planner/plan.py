@@ -109,7 +109,7 @@ class Plan:
     def _is_shown(self, node: Node) -> bool:
         if node.kind is Kind.SINK:
             return node.connections > 1 and self.graph.order_at(node) is not Order.NONE
-        return node.kind in SHOWN_ALL or (is_timed(node) and node.time is None)
+        return node.is_asking or node.kind in SHOWN_ALL or (is_timed(node) and node.time is None)
 
     @property
     def follows_streams(self) -> bool:

@@ -65,7 +65,8 @@ def checked_of_one(function: Any, word: str) -> None:
     except TypeError:
         raise PlanError(
             f".{word}() was given {function!r}, which cannot be called with one argument: it is {signature}",
-            next_step="give it a function of one argument",
+            next_step="give it a function of one argument; those of map, filter and flat_map may have a second one, for"
+            " key, event time and stream: (value, context: procession.Context)",
         ) from None
 
 

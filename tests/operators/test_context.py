@@ -1,0 +1,85 @@
+"""Functions that ask for what a record has beside its value, and how they are known."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import procession
+from procession import Context, Pipeline, PlanError
+from procession import Context as Beside
+from procession.operators import context as context_module
+from procession.operators.context import is_asking
+from procession.planner.rules import make_plan
+
+if TYPE_CHECKING:
+    from collections import Counter as Unknown
+
+
+def plain(value: Any) -> Any:
+    return value
+
+
+def asking(value: Any, context: Context) -> Any:
+    return context.key
+
+
+def asking_by_another_name(value: Any, more: Beside) -> Any:
+    return more.key
+
+
+def asking_in_full(value: Any, context: procession.Context | Any = None) -> Any:
+    return value
+
+
+def asking_beside_what_is_not_there(value: Unknown[str], context: Context) -> Any:
+    return value
+
+
+def of_two(value: Any, other: int) -> Any:
+    return value
+
+
+class Told:
+    def __call__(self, value: Any, context: Context) -> Any:
+        return value
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert doctest.testmod(context_module).attempted > 0
+    assert doctest.testmod(context_module).failed == 0
+
+
+@pytest.mark.parametrize("function", [asking, asking_by_another_name, asking_beside_what_is_not_there, Told()])
+def test_a_second_parameter_that_is_annotated_asks(function: Any) -> None:
+    assert is_asking(function)
+
+
+@pytest.mark.parametrize("function", [plain, of_two, asking_in_full, len, max, partial(asking, context=None)])
+def test_nothing_else_does(function: Any) -> None:
+    assert not is_asking(function)
+
+
+@pytest.mark.parametrize("word", ["map", "filter", "flat_map"])
+def test_a_stage_that_asks_is_shown_its_records_over_exchanges_and_others_are_not(word: str) -> None:
+    def carried(function: Callable[..., Any]) -> bool:
+        pipeline = Pipeline("p")
+        stage = pipeline.source().rebalance(parallelism=3)
+        getattr(stage, word)(function).sink("out", to="file:out")
+        return bool(make_plan(pipeline.graph()).carrying)
+
+    assert carried(asking)
+    assert not carried(plain)
+
+
+def test_a_function_of_two_parameters_is_told_how_to_ask() -> None:
+    source = Pipeline("p").source()
+    with pytest.raises(PlanError, match="cannot be called with one argument") as caught:
+        source.map(of_two)
+    assert "context: procession.Context" in caught.value.next_step
+    with pytest.raises(PlanError, match="cannot be called with one argument"):
+        source.key_by(asking)  # type: ignore[arg-type]
