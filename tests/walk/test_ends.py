@@ -95,6 +95,7 @@ from pathlib import Path
 from procession.sdk import Batch, SourceOptions, Stream, run_source
 
 to, number, payload, gate = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+cookie = Path(sys.argv[5]).read_bytes().strip()
 
 class Keeper:
     def streams(self):
@@ -106,7 +107,7 @@ class Keeper:
         while not gate.exists():
             time.sleep(0.01)
 
-sys.exit(0 if run_source(Keeper(), to, SourceOptions("keeper", f"keeper-{number}")) else 3)
+sys.exit(0 if run_source(Keeper(), to, SourceOptions("keeper", f"keeper-{number}", cookie)) else 3)
 """
 TWO_EXECUTORS = "local-cluster[2,2,1024]"
 RECORDS = 240
@@ -136,7 +137,9 @@ class World:
         before = self.cluster.status()["next_sequence"]
         (payload,) = self._made(1)
         argv = (sys.executable, "-c", KEEPER, self.cluster.local.address, str(self.rounds), payload.decode())
-        self.cluster.supervisor.start(Part(self._keeper, (*argv, str(self._gate))))
+        self.cluster.supervisor.start(
+            Part(self._keeper, (*argv, str(self._gate), self.cluster.local.producer_words[1]))
+        )
         self.cluster.until(lambda: self.cluster.status()["committed_end"] > before, "the keeper's record")
         self.sent.append((0, self.rounds, payload))
 

@@ -51,6 +51,7 @@ from procession.sdk import Batch, SourceOptions, Stream, run_source
 
 to, path, number, seed, gate = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
 records = json.load(open(path))
+cookie = next(Path(path).parent.rglob("secrets/producers")).read_bytes().strip()
 chance = random.Random(seed)
 
 class Timed:
@@ -68,7 +69,7 @@ class Timed:
             while len(rest) < len(records) / 2 and not gate.exists():
                 time.sleep(0.01)
 
-sys.exit(0 if run_source(Timed(), to, SourceOptions("timed", f"timed-{number}")) else 3)
+sys.exit(0 if run_source(Timed(), to, SourceOptions("timed", f"timed-{number}", cookie)) else 3)
 """
 STREAMS = (3, 5, 9)
 RECORDS = 400
