@@ -1,0 +1,97 @@
+"""Ctrl-C while a command starts: it ends, soon, and without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from procession.gateway.listen_address import ADDRESS_FILE
+
+APP = """
+from procession import Pipeline
+
+pipeline = Pipeline("interrupted")
+pipeline.source("lines").sink("output", to="file:output")
+"""
+COMMANDS = {
+    "run": ["run", "app.py", "--dir", "p", "--listen", "127.0.0.1:0"],
+    "demo": ["demo", "--records", "10"],
+    "source": ["source", "file", "input", "--to", "127.0.0.1:1"],
+    "sink": ["sink", "file", "output", "--listen", "127.0.0.1:0"],
+    "gateway": ["gateway", "--dir", "g", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"],
+    "driver": ["driver", "app.py", "--dir", "p", "--sink", "output=127.0.0.1:1"],
+    "chaos": ["chaos", "--minutes", "1"],
+    "simulate": ["simulate", "--runs", "100000", "--jobs", "2"],
+}
+PATIENCE_S = 60.0
+ENDS_WITHIN_S = 3.0
+
+
+def start(directory: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    (directory / "app.py").write_text(APP)
+    (directory / "input").write_text("x\n")
+    return subprocess.Popen(
+        [sys.executable, "-m", "procession", *words],
+        cwd=directory,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+
+
+def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
+    """What it says after a terminal's Ctrl-C; it has ended in time."""
+    began = time.monotonic()
+    os.killpg(process.pid, number)
+    process.wait(PATIENCE_S)
+    took_s = time.monotonic() - began
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # a child that is not Java does not end with its parent
+    assert took_s < ENDS_WITHIN_S
+    return process.communicate()[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_interrupt_while_modules_are_read_ends_a_command_without_a_word(command: str, tmp_path: Path) -> None:
+    process = start(tmp_path, *COMMANDS[command])
+    maps = Path(f"/proc/{process.pid}/maps")
+    until(lambda: "_multiarray_umath" in maps.read_text())  # numpy is being read, one of hundreds of modules
+    assert interrupted(process) == ""
+    assert process.returncode == 130
+
+
+def test_a_driver_that_waits_for_spark_ends_at_once(tmp_path: Path) -> None:
+    """Nothing is begun before Spark is there: nobody need wait for it."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && exec "$REAL_JAVA" -version\ntouch "$ASKED"\nexec sleep 600\n')
+    java.chmod(0o755)
+    real = subprocess.run(["sh", "-c", "command -v java"], capture_output=True, text=True, check=True).stdout.strip()
+    gateway = start(tmp_path, "gateway", "--dir", "p/gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+    until((tmp_path / "p" / "gateway" / ADDRESS_FILE).exists)
+    asked = tmp_path / "asked"
+    path = f"{java.parent}{os.pathsep}{os.environ['PATH']}"
+    driver = start(
+        tmp_path, *COMMANDS["driver"], JAVA_HOME=str(java.parents[1]), REAL_JAVA=real, ASKED=str(asked), PATH=path
+    )
+    until(asked.exists)
+    said = interrupted(driver)
+    assert "Traceback" not in said
+    assert driver.returncode == 0
+    interrupted(gateway)
