@@ -24,11 +24,11 @@ def explain(
     """Show how an app's order is kept: its chains and edges, each with its strategy and the reason for it."""
     from procession.connectors.file_source import FileSource
     from procession.driver.app_file import load_app
-    from procession.planner import drawing as picture
+    from procession.planner import drawing
     from procession.planner import explain as words
 
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")
-    write = words.as_json if as_json else words.as_dot if as_dot else picture.as_svg if as_svg else words.explain
+    write = words.as_json if as_json else words.as_dot if as_dot else drawing.as_svg if as_svg else words.explain
     streams = FileSource(inputs or []).stream_ids
     print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")

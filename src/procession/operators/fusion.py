@@ -28,9 +28,9 @@ LINES = {
     Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
     Kind.PEEK: "{call}",
 }
+"""The kinds of stages that a loop can be made of: they give at most one value for one."""
 OWNED = "our_value = our_own({call})"
 """A map whose function may still hold what it gave."""
-"""The kinds of stages that a loop can be made of: they give at most one value for one."""
 
 VALUE = f"{OURS}value"
 
