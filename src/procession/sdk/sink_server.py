@@ -56,6 +56,10 @@ from procession.wire.v3 import VERSIONS
 SESSIONS_MAX = 256
 LINGERING_MAX = 64
 """So many refused connections may take their time to read why."""
+BACKLOG = 128
+ACCEPTS_AT_ONCE = 8
+"""So many connections are accepted in one turn of the loop, before they are counted: asyncio takes as many as its
+backlog says. The true backlog is set behind its back."""
 INSTANCES_MAX = 128
 """Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -130,7 +134,10 @@ class SinkServer:
         if self._tls:
             server = Door(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
         else:
-            server = await asyncio.start_server(self._accept, sock=listener, limit=READ_BYTES_MAX)
+            server = await asyncio.start_server(
+                self._accept, sock=listener, limit=READ_BYTES_MAX, backlog=ACCEPTS_AT_ONCE
+            )
+            listener.listen(BACKLOG)
         try:
             await self._failure
         finally:
