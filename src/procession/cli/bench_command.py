@@ -14,15 +14,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 bench_app = typer.Typer(
-    help="Measure, and say with which command again. Without a name: all of them, one after the other.",
+    help="Run one benchmark, or without a name all of them. Each prints the command that repeats it.",
     invoke_without_command=True,
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Rounds = Annotated[int, typer.Option(min=1, help="How often all that is compared is measured, in turn.")]
-Directory = Annotated[
-    Path | None, typer.Option("--dir", show_default="memory", help="Where the log is, if it shall not be in memory.")
-]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each variant, in turn.")]
+Directory = Annotated[Path | None, typer.Option("--dir", show_default="memory", help="Directory of the log.")]
 MIB = 1024 * 1024
 
 
@@ -39,11 +37,11 @@ def epoch_time(
     context: typer.Context,
     rounds: Rounds = 3,
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Also without each setting that is there for speed, one at a time.")
+        bool, typer.Option("--ablate", help="Also measure without each performance setting, one at a time.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """A small epoch, with Spark's default settings and with ours."""
+    """Time of a small epoch, with Spark's default settings and with ours."""
     from procession.bench import epoch_time as bench
 
     figures = bench.measure(rounds, is_ablating=ablate)
@@ -52,7 +50,7 @@ def epoch_time(
 
 @bench_app.command()
 def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
-    """How long each process takes to recover from SIGKILL."""
+    """Time that each process takes to recover from SIGKILL."""
     from procession.bench import recovery as bench
 
     figures = bench.measure(rounds)
@@ -62,11 +60,11 @@ def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) 
 @bench_app.command()
 def decode(
     context: typer.Context,
-    frames: Annotated[int, typer.Option(min=1, help="How many, with payloads of 50 bytes.")] = 1_000_000,
+    frames: Annotated[int, typer.Option(min=1, help="Number of frames with payloads of 50 bytes.")] = 1_000_000,
     rounds: Rounds = 7,
     as_json: Json = False,
 ) -> None:
-    """MESSAGE frames as columns, against a loop of `struct`."""
+    """Decoding of MESSAGE frames into columns, compared with a loop over `struct`."""
     from procession.bench import decode as bench
 
     figures = bench.measure(frames, rounds)
@@ -76,12 +74,12 @@ def decode(
 @bench_app.command()
 def gateway(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=8, help="How many in a round.")] = 4_000_000,
+    records: Annotated[int, typer.Option(min=8, help="Records per round.")] = 4_000_000,
     rounds: Rounds = 5,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """What the gateway takes, against what loopback TCP carries."""
+    """Throughput of a gateway, compared with loopback TCP."""
     from procession.bench import gateway_throughput as bench
 
     figures = bench.measure(records, rounds, directory)
@@ -91,14 +89,14 @@ def gateway(
 @bench_app.command()
 def producers(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=64, help="How many in a round.")] = 4_000_000,
+    records: Annotated[int, typer.Option(min=64, help="Records per round.")] = 4_000_000,
     rounds: Rounds = 3,
-    connections: Annotated[int, typer.Option(min=1, help="How many are idle.")] = 1_000,
-    streams_each: Annotated[int, typer.Option(min=1, help="Streams of each of them.")] = 10,
+    connections: Annotated[int, typer.Option(min=1, help="Number of idle connections.")] = 1_000,
+    streams_each: Annotated[int, typer.Option(min=1, help="Streams per idle connection.")] = 10,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """What a gateway takes from 1, 8 and 64 producers, and what an idle one costs it."""
+    """Throughput of a gateway with 1, 8 and 64 producers, and the memory of an idle connection."""
     from procession.bench import producers as bench
 
     figures = bench.measure(records, rounds, connections, streams_each, directory)
@@ -109,18 +107,18 @@ def producers(
 def credits(  # noqa: A001  (its name on the command line)
     context: typer.Context,
     rounds: Rounds = 3,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long a round with the slow pipeline is.")] = 10.0,
-    rate: Annotated[int, typer.Option(min=1, help="Records a second that the slow pipeline commits.")] = 20_000,
-    epoch_s: Annotated[float, typer.Option(min=0.001, help="What its epochs take.")] = 0.1,
-    records: Annotated[int, typer.Option(min=1, help="Of a round with the fast pipeline.")] = 2_000_000,
-    latency_target_s: Annotated[float, typer.Option(help="What the adaptive window aims at.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per round with the slow pipeline.")] = 10.0,
+    rate: Annotated[int, typer.Option(min=1, help="Records per second that the slow pipeline commits.")] = 20_000,
+    epoch_s: Annotated[float, typer.Option(min=0.001, help="Seconds per epoch of the slow pipeline.")] = 0.1,
+    records: Annotated[int, typer.Option(min=1, help="Records per round with the fast pipeline.")] = 2_000_000,
+    latency_target_s: Annotated[float, typer.Option(help="Latency target of the adaptive window, in seconds.")] = 1.0,
     lag_max: Annotated[
-        int, typer.Option("--lag-bytes-max", min=1, help="Producers wait while more is not committed.")
+        int, typer.Option("--lag-bytes-max", min=1, help="Uncommitted bytes above which producers get no credits.")
     ] = 256 * MIB,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Fixed and adaptive credits, behind a slow pipeline and a fast one."""
+    """Fixed and adaptive credits, with a slow pipeline and with a fast one."""
     from procession.bench import credits as bench
 
     given = bench.Given(rounds, seconds, rate, epoch_s, records, latency_target_s, lag_max, directory)
@@ -131,10 +129,10 @@ def credits(  # noqa: A001  (its name on the command line)
 @bench_app.command()
 def memory(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=1, help="How many the demo streams.")] = 2_000_000,
+    records: Annotated[int, typer.Option(min=1, help="Number of records of the demo.")] = 2_000_000,
     as_json: Json = False,
 ) -> None:
-    """Whether memory stays flat while the demo runs: each process, early and late."""
+    """Memory of each process early and late in the demo."""
     from procession.bench import memory as bench
 
     figures = bench.measure(records)
@@ -147,13 +145,13 @@ def listing1(
     workload: Annotated[
         Literal["listing1", "w1", "w2"], typer.Option(help="Conflux's Listing 1, or one of its smaller workloads.")
     ] = "listing1",
-    records: Annotated[int, typer.Option(min=1_000, help="How many come from the source.")] = 10_000_000,
-    burn_ns: Annotated[int, typer.Option(min=0, help="Processor time that each stage burns for a record.")] = 0,
+    records: Annotated[int, typer.Option(min=1_000, help="Number of records.")] = 10_000_000,
+    burn_ns: Annotated[int, typer.Option(min=0, help="CPU time that each stage uses per record.")] = 0,
     rounds: Rounds = 3,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch, and of a window.")] = 1_000_000,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch and per window.")] = 1_000_000,
     as_json: Json = False,
 ) -> None:
-    """Conflux's Listing 1 with order, without, and with a window sort on the same Spark."""
+    """Conflux's Listing 1 with order, without order, and with a window sort on the same Spark."""
     import os
 
     from procession.bench import listing1 as bench
@@ -165,14 +163,14 @@ def listing1(
 @bench_app.command()
 def loop(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=1, help="How many in the file.")] = 6_000_000,
+    records: Annotated[int, typer.Option(min=1, help="Records in the file.")] = 6_000_000,
     rounds: Rounds = 3,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch at most.")] = 4_000_000,
-    warm_records: Annotated[int, typer.Option(min=1, help="How many are sent first, without a clock.")] = 300_000,
-    warm_s: Annotated[float, typer.Option(min=0, help="How long that takes: many epochs warm Java up.")] = 10.0,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Maximum number of records per epoch.")] = 4_000_000,
+    warm_records: Annotated[int, typer.Option(min=1, help="Records sent before the measurement.")] = 300_000,
+    warm_s: Annotated[float, typer.Option(min=0, help="Seconds over which they are sent, to warm up the JVM.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """The whole walk of a file, with light and heavier functions of one record and on columns, against a plain loop."""
+    """Throughput of a file through a pipeline, with per-record and columnar functions, compared with a plain loop."""
     from procession.bench import loop as bench
     from procession.supervisor.settings import load_settings
 
@@ -184,16 +182,18 @@ def loop(
 @bench_app.command()
 def state(
     context: typer.Context,
-    keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="How many there are.")] = 10_000,
-    records: Annotated[int, typer.Option(min=1, help="How many are timed in a run.")] = 1_000_000,
+    keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Number of keys.")] = 10_000,
+    records: Annotated[int, typer.Option(min=1, help="Records that are measured per round.")] = 1_000_000,
     rounds: Rounds = 3,
-    spark_rounds: Annotated[int, typer.Option(min=1, help="In so many, Spark's own states take part.")] = 1,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records of an epoch.")] = 250_000,
-    many_keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Of so many, few are touched.")] = 1_000_000,
-    warm_epochs: Annotated[int, typer.Option(min=1, help="Small epochs that go before, without a clock.")] = 12,
+    spark_rounds: Annotated[int, typer.Option(min=1, help="Rounds that also measure Spark's own state stores.")] = 1,
+    epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch.")] = 250_000,
+    many_keys: Annotated[
+        int, typer.Option(min=1, max=9_999_999, help="Number of keys for the test in which few are touched.")
+    ] = 1_000_000,
+    warm_epochs: Annotated[int, typer.Option(min=1, help="Small epochs before the measurement.")] = 12,
     as_json: Json = False,
 ) -> None:
-    """A count of each key: ours, a bare dictionary, and Spark's transformWithState on rows and on pandas."""
+    """A count per key: our state, a plain dictionary, and Spark's transformWithState on rows and on pandas."""
     import os
 
     from procession.bench import keyed_state as bench

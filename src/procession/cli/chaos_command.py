@@ -32,23 +32,19 @@ def chaos(
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0, show_default="each scenario once", help="Go on, over and over, for so long; each at least once."
+            min=0, show_default="each scenario once", help="Minutes to run. Every scenario runs at least once."
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(show_default="random", help="Decides what is done when, and to whom.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(show_default="random", help="Seed of the schedule of faults.")] = None,
     report: Annotated[
-        Path | None, typer.Option(show_default="chaos-report", help="A directory for report and schedule.")
+        Path | None, typer.Option(show_default="chaos-report", help="Directory for the report and the schedule.")
     ] = None,
-    replay: Annotated[Path | None, typer.Option(help="Run this schedule again: schedule.json of a report.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Run this schedule again: the schedule.json of a report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    as_list: Annotated[bool, typer.Option("--list", help="Only say which scenarios there are.")] = False,
-    deadline_s: Annotated[
-        float, typer.Option(min=1, help="So long nothing may be committed before that is a failure.")
-    ] = 90.0,
+    as_list: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
+    deadline_s: Annotated[float, typer.Option(min=1, help="Seconds without a commit after which a run fails.")] = 90.0,
 ) -> None:
-    """Kill, pause, cut and fill everything there is, and hold what comes out against what went in."""
+    """Inject faults (kills, pauses, network cuts, full disks) into a running cluster, and verify its output."""
     import secrets
     import shutil
     import tempfile

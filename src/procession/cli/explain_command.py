@@ -15,13 +15,13 @@ import typer
 def explain(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     inputs: Annotated[
-        list[Path] | None, typer.Option("--input", help="A file that it is to be run with (repeatable).")
+        list[Path] | None, typer.Option("--input", help="A file that the app will be run with (repeatable).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
-    as_dot: Annotated[bool, typer.Option("--dot", help="Print it for Graphviz.")] = False,
-    as_svg: Annotated[bool, typer.Option("--svg", help="Print it as a picture, in SVG.")] = False,
+    as_dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
+    as_svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
 ) -> None:
-    """Show how an app's order is kept: its chains and edges, each with its strategy and the reason for it."""
+    """Show an app's plan: its chains and edges, and for each how order is kept and why."""
     from procession.connectors.file_source import FileSource
     from procession.driver.app_file import load_app
     from procession.planner import drawing

@@ -23,26 +23,26 @@ PIECE_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """One object that is read: a frame of 16 MiB in hex, and its other fields."""
 
-frames_app = typer.Typer(help="Read and write what peers say to each other.", no_args_is_help=True)
+frames_app = typer.Typer(help="Decode and encode frames of the protocol.", no_args_is_help=True)
 
 
 @frames_app.command("decode")
 def decode(
     hexes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[HEX]...", help="The capture in hex; < and > before hex say who sent it."),
+        typer.Argument(metavar="[HEX]...", help="The capture in hex. < and > before the hex mark the sender."),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(show_default="standard input", help="A file with the capture, as bytes or in hex."),
+        typer.Option(show_default="standard input", help="File with the capture, as bytes or in hex."),
     ] = None,
     version: Annotated[
-        str | None, typer.Option(show_default="each frame's tag tells", help="The protocol's version: v3 or draft.")
+        str | None, typer.Option(show_default="each frame's tag tells", help="Version of the protocol: v3 or draft.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a frame.")] = False,
-    frame_bytes_max: Annotated[int, typer.Option(min=1, help="A longer frame is no frame.")] = 16 * 1024 * 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per frame.")] = False,
+    frame_bytes_max: Annotated[int, typer.Option(min=1, help="Maximum size of a frame.")] = 16 * 1024 * 1024,
 ) -> None:
-    """Print the frames of a capture, a line each. With --json everything is shown, the cookie of a HELLO too."""
+    """Print the frames of a capture, one per line. With --json all fields are printed, also the cookie of a HELLO."""
     from procession.wire.capture import CODECS, Capture
 
     if version is not None and version not in CODECS:
@@ -58,7 +58,7 @@ def decode(
 
 @frames_app.command("encode")
 def encode() -> None:
-    """Read JSON objects, one a line, as `decode --json` prints them, from standard input; print each frame in hex."""
+    """Read JSON objects from standard input, one per line, as `decode --json` prints them, and print frames in hex."""
     from procession.wire.capture import encoded
 
     number = 0

@@ -15,95 +15,112 @@ from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedNam
 
 
 def gateway(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the log and the positions are kept.")],
-    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    directory: Annotated[Path, typer.Option("--dir", help="The gateway's directory: its log and positions.")],
+    listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
     control: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
             show_default="a socket file in --dir",
-            help="Where the driver and other gateways ask, if not on this machine only.",
+            help="Control address, for a driver or gateways on other machines.",
         ),
     ] = None,
-    lag_bytes_max: Annotated[int, typer.Option(min=1, help="Producers wait while more is not committed.")] = 1 << 30,
+    lag_bytes_max: Annotated[
+        int, typer.Option(min=1, help="Uncommitted bytes above which producers get no credits.")
+    ] = 1 << 30,
     overrun_bytes_max: Annotated[
-        int, typer.Option(min=0, help="More that may come on credits given before; then producers are not read.")
+        int, typer.Option(min=0, help="Bytes above --lag-bytes-max at which the gateway stops reading from producers.")
     ] = 64 << 20,
-    credits_max: Annotated[int, typer.Option(min=2, help="Frames a producer may send ahead.")] = 65_536,
+    credits_max: Annotated[int, typer.Option(min=2, help="Maximum credits (frames) per producer.")] = 65_536,
     credits_kind: Annotated[
         Literal["fixed", "adaptive"],
-        typer.Option("--credits", help="Give them back as records are appended, or as they are committed."),
+        typer.Option("--credits", help="Replenish credits as records are appended (fixed) or committed (adaptive)."),
     ] = "fixed",
-    credits_min: Annotated[
-        int, typer.Option(min=2, help="With adaptive credits: what a producer may hold at least.")
-    ] = 256,
+    credits_min: Annotated[int, typer.Option(min=2, help="With adaptive credits: minimum credits per producer.")] = 256,
     latency_target_s: Annotated[
-        float, typer.Option(min=0.001, help="With adaptive credits: how long a record should wait for its commit.")
+        float, typer.Option(min=0.001, help="With adaptive credits: target seconds from arrival to commit.")
     ] = 1.0,
-    backlog_max: Annotated[int, typer.Option(min=2, help="With adaptive credits: records that wait at most.")] = 16
-    << 20,
-    held_bytes_max: Annotated[
-        int, typer.Option(min=1, help="What a producer of the draft may send without a stable reference.")
+    backlog_max: Annotated[
+        int, typer.Option(min=2, help="With adaptive credits: maximum records that wait for their commit.")
     ] = 16 << 20,
-    sessions_max: Annotated[int, typer.Option(min=1, help="Producers that may be connected.")] = 4096,
+    held_bytes_max: Annotated[
+        int,
+        typer.Option(min=1, help="Bytes that a producer of the draft protocol may send without a stable reference."),
+    ] = 16 << 20,
+    sessions_max: Annotated[int, typer.Option(min=1, help="Maximum number of connected producers.")] = 4096,
     metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics. Port 0 takes a free port."),
     ] = None,
     metrics_streams_max: Annotated[
-        int, typer.Option(min=0, help="Streams with metrics of their own; the others are added up.")
+        int, typer.Option(min=0, help="Maximum streams with their own metrics. The others are added up.")
     ] = 10_000,
     disk_free_bytes_min: Annotated[
-        int, typer.Option(min=0, help="Producers wait while the disk has less room than this.")
+        int, typer.Option(min=0, help="Free bytes on disk below which producers get no credits.")
     ] = 64 << 20,
     event_time_streams: Annotated[
         str | None,
-        typer.Option(help="Put these streams (as in 1,4-7) in the order of event time, and take no others."),
+        typer.Option(help="Accept only these streams (such as 1,4-7), and merge them by event time."),
     ] = None,
     lateness_s: Annotated[
-        float, typer.Option(min=0, help="By event time: how far a record may be behind the latest of its stream.")
+        float,
+        typer.Option(
+            min=0, help="With event-time order: seconds that a record may be behind the latest of its stream."
+        ),
     ] = 0.0,
     idle_timeout_s: Annotated[
-        float | None, typer.Option(min=0.001, help="By event time: wait no longer for a silent stream.")
+        float | None,
+        typer.Option(min=0.001, help="With event-time order: seconds after which a silent stream is not waited for."),
     ] = None,
     stream_bytes_max: Annotated[
-        int, typer.Option(min=0, help="By event time: what may wait of one stream; 0: an even share.")
+        int, typer.Option(min=0, help="With event-time order: maximum uncommitted bytes per stream. 0: an even share.")
     ] = 0,
     reserve_bytes_max: Annotated[
-        int, typer.Option(min=0, help="By event time: more, for whoever has the stream that is waited for.")
+        int, typer.Option(min=0, help="With event-time order: extra bytes for the stream that the merge waits for.")
     ] = 64 << 20,
     draft_counts: Annotated[
-        bool, typer.Option("--draft-counts", help="Let producers of the draft ask for counts in ACKs.")
+        bool, typer.Option("--draft-counts", help="Let producers of the draft protocol request counts in ACKs.")
     ] = False,
     draft_debug: Annotated[
-        bool, typer.Option("--draft-debug", help="Let producers of the draft ask for faults (for tests).")
+        bool, typer.Option("--draft-debug", help="Let producers of the draft protocol request faults. For tests only.")
     ] = False,
     join: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT|DIR",
-            help="Be one of several gateways: where the first one's --control is, or its --dir.",
+            help="Join a pipeline as a further gateway: the first gateway's --control address or --dir.",
         ),
     ] = None,
     name: Annotated[
-        str, typer.Option(show_default="the first gateway names it", help="With --join: what this gateway is called.")
+        str, typer.Option(show_default="the first gateway names it", help="With --join: this gateway's name.")
     ] = "",
     advertise: Annotated[
-        str, typer.Option(metavar="HOST", show_default="where it listens", help="The host by which others reach it.")
+        str,
+        typer.Option(
+            metavar="HOST",
+            show_default="where it listens",
+            help="Host name that other machines use to reach this gateway.",
+        ),
     ] = "",
     flight: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", show_default="not at all", help="Serve the log to executors on other machines."
+            metavar="HOST:PORT",
+            show_default="not at all",
+            help="Arrow Flight address that serves the log to executors on other machines.",
         ),
     ] = "",
     machine: Annotated[
-        str, typer.Option(show_default="this one", help="Whose executors map its files; others fetch from --flight.")
+        str,
+        typer.Option(
+            show_default="this one", help="Machine whose executors read the log's files. Other executors use --flight."
+        ),
     ] = "",
     checkpoint: Annotated[
         Path | None,
         typer.Option(
             show_default="that beside --dir, if there is one",
-            help="Where the driver claims the pipeline, DIR/checkpoint.",
+            help="The pipeline's checkpoint directory, to verify the driver's fence.",
         ),
     ] = None,
     cookie_file: CookieFile = None,
@@ -114,11 +131,11 @@ def gateway(
     tls_client_ca: ClientCa = None,
     tls_ca: Annotated[
         Path | None,
-        typer.Option(help="With --join: the first gateway speaks TLS, with a certificate of this authority."),
+        typer.Option(help="With --join: use TLS to the first gateway, and trust this authority (PEM)."),
     ] = None,
     tls_name: TrustedName = None,
 ) -> None:
-    """Run a gateway alone: it takes records from connectors and keeps them for the driver."""
+    """Run a gateway alone. It receives records from producers and logs them for the driver."""
     from procession.driver.stream_order import read
     from procession.gateway.gateway_options import GatewayConfig, Limits
     from procession.gateway.server import serve

@@ -15,14 +15,12 @@ import typer
 from procession.cli.source_commands import ControlCookieFile, CookieFile
 from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
 
-gateways_app = typer.Typer(
-    help="The gateways of a running pipeline: list them, add one, let one go.", no_args_is_help=True
-)
+gateways_app = typer.Typer(help="List, add and remove gateways of a running pipeline.", no_args_is_help=True)
 
 Pipeline = Annotated[Path | None, typer.Option("--dir", help="The pipeline's directory.")]
 Leader = Annotated[
     str | None,
-    typer.Option("--leader", metavar="HOST:PORT", help="The first gateway's control address, without --dir."),
+    typer.Option("--leader", metavar="HOST:PORT", help="Control address of the first gateway, instead of --dir."),
 ]
 
 
@@ -37,7 +35,7 @@ def list_gateways(
     tls_key: ShownKey = None,
     tls_name: TrustedName = None,
 ) -> None:
-    """Show each gateway, where it is, and how many streams it holds."""
+    """List the gateways, their addresses, and how many streams each one holds."""
     from procession.supervisor.cookies import control_cookie
     from procession.supervisor.membership import leader_of, listed, table
     from procession.tls import client_tls
@@ -51,15 +49,18 @@ def list_gateways(
 @gateways_app.command()
 def join(
     directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
-    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default="the next number", help="As in a list.")] = "",
-    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:0",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", show_default="the next number", help="Name of the new gateway.")
+    ] = "",
+    listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:0",
     metrics: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where Prometheus reads metrics; port 0 takes any.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics. Port 0 takes a free port."),
     ] = None,
     cookie_file: CookieFile = None,
     control_cookie_file: ControlCookieFile = None,
 ) -> None:
-    """Start one more gateway on this machine, and look after it until it leaves, or Ctrl-C. It joins with an epoch."""
+    """Start one more gateway on this machine, and restart it if it dies, until it leaves or Ctrl-C."""
     from procession.supervisor.membership import run_one_more
     from procession.supervisor.settings import load_settings
 
@@ -72,17 +73,17 @@ def join(
 
 @gateways_app.command()
 def leave(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one, as in a list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the gateway, as `gateways list` shows it.")],
     directory: Pipeline = None,
     leader: Leader = None,
-    wait_s: Annotated[float, typer.Option(min=0, help="How long to wait until it is gone.")] = 60.0,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait until the gateway has left.")] = 60.0,
     control_cookie_file: ControlCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
     tls_key: ShownKey = None,
     tls_name: TrustedName = None,
 ) -> None:
-    """Let a gateway go: it takes nothing new, sends its producers to the others, and ends when all is committed."""
+    """Remove a gateway: it accepts no more records, redirects its producers, and exits when all is committed."""
     from procession.supervisor.cookies import control_cookie
     from procession.supervisor.membership import leader_of, let_go
     from procession.tls import client_tls

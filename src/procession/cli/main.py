@@ -61,7 +61,7 @@ from procession.supervisor.part_log import NOTE_PREFIX
 from procession.supervisor.supervisor import PartFailed
 
 app = typer.Typer(
-    help="Procession: every record, once, in order. A stream processor for Python people, on Spark.",
+    help="Procession: every record, once, in order. A stream processor for Python, on Spark.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -84,13 +84,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 @app.command()
 def demo(
-    records: Annotated[int, typer.Option(min=1, help="How many records.")] = 200_000,
+    records: Annotated[int, typer.Option(min=1, help="Number of records.")] = 200_000,
     crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
     seed: Annotated[
-        int | None, typer.Option(show_default="random", help="Decides who is killed when (with --crash).")
+        int | None,
+        typer.Option(show_default="random", help="With --crash: seed that decides which process is killed when."),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", show_default="a temporary directory", help="Work here and keep everything.")
+        Path | None,
+        typer.Option("--dir", show_default="a temporary directory", help="Work in this directory and keep it."),
     ] = None,
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,
@@ -99,7 +101,7 @@ def demo(
     gateways: Gateways = None,
     spare_driver: SpareDriver = None,
 ) -> None:
-    """Stream an input through gateway, Spark and a file sink, then compare what was committed, byte for byte."""
+    """Stream records through a gateway, Spark and a file sink, and compare the output with the input, byte for byte."""
     import secrets
 
     from procession.supervisor.demo import Demo, sentence
@@ -128,22 +130,22 @@ def demo(
 def run(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     inputs: Annotated[
-        list[Path] | None, typer.Option("--input", help="Send this file and end when it is committed (repeatable).")
+        list[Path] | None, typer.Option("--input", help="Send this file, and exit when it is committed (repeatable).")
     ] = None,
     event_time: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="With --input: records are JSON objects, and this field has their time."),
+        typer.Option(metavar="FIELD", help="With --input: JSON field that holds a record's event time."),
     ] = None,
     event_time_unit: Annotated[
-        str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
+        str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
     ] = "s",
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", show_default=".procession/NAME", help="Where the pipeline keeps what it must not forget."
+            "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Where connectors send to.")] = "127.0.0.1:7100",
+    listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
     control: Control = None,
     as_json: Json = False,
     epoch_interval_s: EpochInterval = None,
@@ -170,7 +172,7 @@ def run(
     sink_cookie_file: SinkCookieFile = None,
     open_producers: OpenProducers = None,
 ) -> None:
-    """Run an app with everything that it needs: gateway, Spark driver and the file sinks it names."""
+    """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.connectors.timefield import checked_unit
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
@@ -211,7 +213,7 @@ def run(
 
 @app.command()
 def semantics() -> None:
-    """Show what "once" can mean: the doubler of examples/ on 1, 2, 3, in five cases, judged by the verifier."""
+    """Show the meanings of "once": examples/doubler.py on 1, 2, 3 in five cases, each with its verdict."""
     from procession.cli.semantics_command import five_cases
 
     print(five_cases())
@@ -226,9 +228,12 @@ def driver(
         typer.Option("--gateway", show_default="found in --dir", help="The gateway's control address, HOST:PORT."),
     ] = None,
     sink: Annotated[
-        list[str] | None, typer.Option(help="NAME=HOST:PORT of a sink (repeatable; NAME.1: a connection).")
+        list[str] | None,
+        typer.Option(help="Address of a sink, NAME=HOST:PORT (repeatable). NAME.1 is its second connection."),
     ] = None,
-    input_stream: Annotated[list[int] | None, typer.Option(help="A stream that sources end with (repeatable).")] = None,
+    input_stream: Annotated[
+        list[int] | None, typer.Option(help="Id of a stream that belongs to an input that ends (repeatable).")
+    ] = None,
     epoch_interval_s: EpochInterval = None,
     epoch_records_max: EpochRecords = None,
     epoch_bytes_max: EpochBytes = None,
@@ -248,10 +253,10 @@ def driver(
     tls_key: ShownKey = None,
     tls_name: TrustedName = None,
     spare: Annotated[
-        bool, typer.Option("--spare", help="Start Spark, then wait for a line on standard input; take over then.")
+        bool, typer.Option("--spare", help="Start Spark, and take over when a line arrives on standard input.")
     ] = False,
 ) -> None:
-    """Run a driver alone: Spark, and the commit of every epoch. It takes over from any driver before it."""
+    """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
     from procession.driver.driver import DriverConfig, run_driver
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
     from procession.supervisor.cookies import read_cookie
@@ -309,7 +314,7 @@ def driver(
 
 @app.command()
 def warm() -> None:
-    """Make Spark start faster on this machine, and compile our own loops. Done once by `make setup`; never needed."""
+    """Prepare caches that make Spark and the gateway start faster. Optional; `make setup` runs it once."""
     from procession.spark.class_archive import warm as make
     from procession.wire import columns
 
@@ -339,7 +344,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Procession: every record, once, in order. A stream processor for Python people, on Spark."""
+    """Procession: every record, once, in order. A stream processor for Python, on Spark."""
 
 
 def main() -> NoReturn:

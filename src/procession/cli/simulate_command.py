@@ -17,19 +17,19 @@ from procession.exit_status import Status, hear_interrupts
 
 
 def simulate(
-    runs: Annotated[int, typer.Option(min=1, help="How many runs, each by a seed of its own.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first run; the others count up from it.")] = 0,
+    runs: Annotated[int, typer.Option(min=1, help="Number of runs, each with its own seed.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first run. Later runs use the following seeds.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="How many processes run them.", show_default="one for each core")
+        int | None, typer.Option(min=1, help="Number of processes.", show_default="one for each core")
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Run this plan instead: a file that holds one, as printed."),
+        typer.Option(exists=True, dir_okay=False, help="Run the plan in this file, as a failed run printed it."),
     ] = None,
-    story: Annotated[bool, typer.Option("--story", help="Tell what happened in the first run.")] = False,
+    story: Annotated[bool, typer.Option("--story", help="Print the events of the first run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Simulate gateway, driver, Spark, sinks and producers, with faults at every step, each run from a seed."""
+    """Simulate gateways, driver, Spark, sinks and producers, with faults at every step. A seed determines each run."""
     from procession.sim.fault_plan import Plan
     from procession.sim.runner import cores, run_again, run_seeds
 

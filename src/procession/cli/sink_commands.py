@@ -15,21 +15,23 @@ import typer
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey
 from procession.exit_status import Status
 
-sink_app = typer.Typer(help="Connectors that receive records and take part in the commit.", no_args_is_help=True)
+sink_app = typer.Typer(help="Connectors that receive records and take part in two-phase commit.", no_args_is_help=True)
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The sink's own directory: transaction logs, and what the sink writes.")
+    Path, typer.Argument(metavar="DIR", help="The sink's directory: its transaction logs and output.")
 ]
-Listen = Annotated[str, typer.Option(help="Where the driver sends to, HOST:PORT.")]
+Listen = Annotated[str, typer.Option(help="Address for the driver, HOST:PORT.")]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print an object a line: where it listens, and each commit and abort.")
+    bool, typer.Option("--json", help="Print one JSON object per line: the address, and each commit and abort.")
 ]
 
 CookieFile = Annotated[
     Path | None,
-    typer.Option(show_default="DIR/secrets/sinks", help="A file with the secret that the driver must show."),
+    typer.Option(show_default="DIR/secrets/sinks", help="File with the secret that the driver must send."),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Let anybody who reaches the port write, without a secret.")]
+Open = Annotated[
+    bool, typer.Option("--open", help="Accept output from any driver that can reach the port, without a secret.")
+]
 
 ADDRESS = "127.0.0.1:7200"
 
@@ -54,7 +56,9 @@ def sink_file(
     listen: Listen = ADDRESS,
     idempotent: Annotated[
         list[str] | None,
-        typer.Option(help="Let this output (PIPELINE-SINK-0) take positions again, with the same bytes (repeatable)."),
+        typer.Option(
+            help="Let this output (PIPELINE-SINK-0) receive the same bytes at the same position again (repeatable)."
+        ),
     ] = None,
     as_json: Json = False,
     cookie_file: CookieFile = None,
@@ -63,7 +67,7 @@ def sink_file(
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
-    """Write each output to one file, of which its transaction log says what is committed (see `cat`)."""
+    """Write each output to one file. Its transaction log says which bytes are committed (see `cat`)."""
     from procession.connectors.file_sink import run_file_sink
     from procession.tls import server_tls
 
@@ -81,10 +85,8 @@ def sink_file(
 def sink_epochs(
     directory: Directory,
     listen: Listen = ADDRESS,
-    suffix: Annotated[str, typer.Option(help="What the names of the files end with, such as .csv.")] = ".data",
-    empty: Annotated[
-        bool, typer.Option("--empty", help="An epoch without output has a file too, an empty one.")
-    ] = False,
+    suffix: Annotated[str, typer.Option(help="Suffix of the file names, such as .csv.")] = ".data",
+    empty: Annotated[bool, typer.Option("--empty", help="Write an empty file for an epoch without output.")] = False,
     as_json: Json = False,
     cookie_file: CookieFile = None,
     is_open: Open = False,
@@ -92,7 +94,7 @@ def sink_epochs(
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
-    """Write a file for each committed epoch, DIR/OUTPUT.epochs/POSITION-EPOCH.data; it appears when it is committed."""
+    """Write one file per committed epoch, DIR/OUTPUT.epochs/POSITION-EPOCH.data. It appears at the commit."""
     from procession.connectors.epochs_sink import run_epochs_sink
     from procession.tls import server_tls
 
@@ -113,11 +115,11 @@ def sink_stdout(
     listen: Listen = ADDRESS,
     in_doubt: Annotated[
         str,
-        typer.Option(help="Repeat or skip the one piece of which nobody knows, after a crash, whether it was printed."),
+        typer.Option(help="After a crash, repeat or skip the last piece, which may or may not have been printed."),
     ] = "repeat",
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print objects, one a line: instance, start, end, and the text (or base64)."),
+        typer.Option("--json", help="Print one JSON object per line: instance, start, end, and the text (or base64)."),
     ] = False,
     cookie_file: CookieFile = None,
     is_open: Open = False,
@@ -145,23 +147,26 @@ def sink_stdout(
 def sink_check(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND...", help="The sink's command after --, with {dir} and {listen} in it."),
+        typer.Argument(
+            metavar="COMMAND...", help="The sink's command after --, with the placeholders {dir} and {listen}."
+        ),
     ] = None,
     visible: Annotated[
         str | None,
-        typer.Option(help="A command, with {dir} and {instance} in it, that prints what a reader of the output sees."),
+        typer.Option(help="Command with {dir} and {instance} that prints the output as a reader sees it."),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="CASE", help="Only the case of this name, or those with it in theirs (repeatable)."),
+        typer.Option(metavar="CASE", help="Only the cases whose name contains this text (repeatable)."),
     ] = None,
-    is_listing: Annotated[bool, typer.Option("--list", help="Print the cases and their short names, and end.")] = False,
+    is_listing: Annotated[bool, typer.Option("--list", help="List the cases and their short names.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", show_default="a temporary directory", help="Work here and keep everything.")
+        Path | None,
+        typer.Option("--dir", show_default="a temporary directory", help="Work in this directory and keep it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Put a sink to the test: rounds, gaps, two workers, a crash at each step. Status 0 if it keeps all promises."""
+    """Run the conformance tests on a sink: commits, gaps, two workers, a crash at each step."""
     from procession.cli.sink_check import check_sink, list_cases
 
     if is_listing:

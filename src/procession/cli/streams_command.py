@@ -20,15 +20,15 @@ def streams(
         typer.Option(
             "--dir",
             show_default="the one pipeline in .procession",
-            help="The pipeline's directory, or that of a gateway.",
+            help="Directory of a pipeline or a gateway.",
         ),
     ] = None,
     gateway: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A gateway's control address, instead of a directory.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
-    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 2.0,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long a gateway may take to answer.")] = 5.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two updates.")] = 2.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a gateway has to answer.")] = 5.0,
     control_cookie_file: ControlCookieFile = None,
     tls_ca: TrustedCa = None,
     tls_cert: OwnCert = None,
@@ -36,7 +36,7 @@ def streams(
     tls_name: TrustedName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Show the streams of a running pipeline or gateway: state, owner, what is committed and seen, lag and rate."""
+    """List the streams of a running pipeline or gateway: state, owner, positions, lag and rate."""
     from procession.cli.streams_table import place, show
     from procession.exit_status import hear_interrupts
     from procession.supervisor.cookies import control_cookie

@@ -11,20 +11,23 @@ from typing import Annotated
 import typer
 
 ShownCert = Annotated[
-    Path | None, typer.Option("--tls-cert", help="Speak TLS, and show this certificate (PEM). Needs --tls-key.")
+    Path | None, typer.Option("--tls-cert", help="Use TLS with this server certificate (PEM). Needs --tls-key.")
 ]
-ShownKey = Annotated[Path | None, typer.Option("--tls-key", help="The certificate's key (PEM, without a password).")]
+ShownKey = Annotated[
+    Path | None, typer.Option("--tls-key", help="Private key of the certificate (PEM, without a password).")
+]
 ClientCa = Annotated[
     Path | None,
-    typer.Option("--tls-client-ca", help="Let in only who shows a certificate of this authority (PEM)."),
+    typer.Option("--tls-client-ca", help="Require client certificates of this authority (PEM)."),
 ]
 TrustedCa = Annotated[
-    Path | None, typer.Option("--tls-ca", help="Speak TLS, and trust certificates of this authority (PEM) only.")
+    Path | None, typer.Option("--tls-ca", help="Use TLS, and trust only certificates of this authority (PEM).")
 ]
 OwnCert = Annotated[
-    Path | None, typer.Option("--tls-cert", help="Show this certificate (PEM), if one is asked for. Needs --tls-key.")
+    Path | None,
+    typer.Option("--tls-cert", help="Client certificate (PEM), if the server asks for one. Needs --tls-key."),
 ]
 TrustedName = Annotated[
     str | None,
-    typer.Option("--tls-name", show_default="the host", help="The name that the other side's certificate must bear."),
+    typer.Option("--tls-name", show_default="the host", help="Name that the server's certificate must have."),
 ]

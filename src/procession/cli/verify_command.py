@@ -14,34 +14,37 @@ import typer
 
 
 def verify(
-    sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="What was sent, a record a line.")],
-    directory: Annotated[
-        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
-    ],
+    sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="The input, one record per line.")],
+    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="Directory of a file sink or an epochs sink.")],
     instance: Annotated[
         str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
     ] = None,
-    order: Annotated[str, typer.Option(help="What was promised: total, key, stream or none.")] = "total",
+    order: Annotated[str, typer.Option(help="The promised order: total, key, stream or none.")] = "total",
     key_field: Annotated[
-        int | None, typer.Option(min=1, help="With --order key: which field of a line, parted by blanks, is its key.")
+        int | None,
+        typer.Option(min=1, help="With --order key: number of the key's field in a line, separated by blanks."),
     ] = None,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="The run goes on: what is missing at the end may still come.")
+        bool, typer.Option("--prefix", help="The pipeline is still running: records missing at the end are no fault.")
     ] = False,
     every: Annotated[
-        float | None, typer.Option(min=0.01, help="Look again every so many seconds, until it is violated.")
+        float | None, typer.Option(min=0.01, help="Check again every this many seconds, until a fault is found.")
     ] = None,
     pipeline: Annotated[
-        Path | None, typer.Option("--dir", help="The pipeline's directory: what is visible must be decided there.")
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="The pipeline's directory: also check that its checkpoint has decided to commit all visible output.",
+        ),
     ] = None,
-    acks: Annotated[
-        list[Path] | None, typer.Option(help="What a source noted down with its --acks (repeatable).")
-    ] = None,
+    acks: Annotated[list[Path] | None, typer.Option(help="File that a source wrote with --acks (repeatable).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Compare what a sink has committed with the input: lost, doubled, disordered, corrupt. Status 0 or 1.
+    """Compare committed output with the input, and report lost, duplicated, reordered and corrupt records.
 
-    What the connections of one sink have written is judged as one output, unless a total order was promised."""
+    Exits with status 0 if there are none, else 1. The connections of one sink count as one output, unless total order
+    was promised.
+    """
     from procession.exit_status import hear_interrupts
     from procession.verify.comparison import Question, run_verify
     from procession.verify.live_check import run_watch
@@ -66,14 +69,12 @@ def verify(
 
 
 def cat(
-    directory: Annotated[
-        Path, typer.Argument(metavar="OUTDIR", help="The directory of a file sink or a sink of epochs.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="OUTDIR", help="Directory of a file sink or an epochs sink.")],
     instance: Annotated[
         str | None, typer.Option(help="Only this output of the directory: PIPELINE-SINK-0, or PIPELINE-SINK for all.")
     ] = None,
 ) -> None:
-    """Print what a file sink or a sink of epochs has committed, and nothing else, also while the pipeline runs."""
+    """Print the committed output of a file sink or an epochs sink, also while the pipeline runs."""
     from procession.verify.committed import committed_output
 
     for piece in committed_output(directory, instance):

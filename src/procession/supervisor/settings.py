@@ -22,87 +22,151 @@ MIB = 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """Every limit has a name, a unit and a default here."""
+    """All settings, with their units and defaults."""
 
     model_config = SettingsConfigDict(env_prefix="PROCESSION_", toml_file=FILE, extra="forbid", frozen=True)
 
-    epoch_interval_s: float = Field(0.1, ge=0, description="the least time between the starts of two epochs")
-    epoch_records_max: int = Field(250_000, ge=1, description="so many records make an epoch at most")
-    epoch_bytes_max: int = Field(64 * MIB, ge=1, description="so many bytes make an epoch at most")
-    answer_timeout_s: float = Field(30.0, gt=0, description="how long a sink may take to answer")
+    epoch_interval_s: float = Field(
+        0.1,
+        ge=0,
+        description="Minimum time between the starts of two epochs. Raise it for throughput, lower it for latency.",
+    )
+    epoch_records_max: int = Field(250_000, ge=1, description="Maximum number of records per epoch.")
+    epoch_bytes_max: int = Field(64 * MIB, ge=1, description="Maximum number of payload bytes per epoch.")
+    answer_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="Time that a sink has to answer before its session is ended and the epoch is tried"
+        " again. Raise it for slow sinks.",
+    )
     sink_refusals_max: int = Field(
         8,
         ge=1,
-        description="stop after a sink has refused so many times in a row: closed at its greeting or before its vote,"
-        " voted abort, or did not answer; raise it where a proxy accepts connections for a sink that is not up yet",
+        description="The pipeline stops after a sink has refused this many times in a row. A refusal is a"
+        " session that the sink closes at its greeting or before its vote, a vote to abort,"
+        " or no answer in time. Raise it if a proxy accepts connections for a sink that is"
+        " not up yet.",
     )
-    lag_bytes_max: int = Field(1024 * MIB, ge=1, description="producers wait while more than this is not committed")
+    lag_bytes_max: int = Field(
+        1024 * MIB,
+        ge=1,
+        description="Producers get no credits while more bytes than this are in the ingress log and not committed.",
+    )
     overrun_bytes_max: int = Field(
-        64 * MIB, ge=0, description="so much more may come on credits given before; then producers are not read"
+        64 * MIB,
+        ge=0,
+        description="Bytes above `lag_bytes_max` that producers may send on credits granted before. Above"
+        " that, the gateway stops reading from them.",
     )
-    credits_max: int = Field(65_536, ge=2, description="so many frames a producer may send ahead")
+    credits_max: int = Field(
+        65_536, ge=2, description="Maximum number of credits, in frames, that a producer may hold."
+    )
     credits: Literal["fixed", "adaptive"] = Field(
-        "fixed", description="whether producers get credits back as records are appended, or as they are committed"
+        "fixed",
+        description="When a producer's credits are replenished: as its records are appended to the"
+        " ingress log (`fixed`), or as they are committed (`adaptive`). Use `adaptive` to"
+        " bound latency behind a slow pipeline.",
     )
-    credits_min: int = Field(256, ge=2, description="adaptive: so many credits a producer may hold at least")
-    latency_target_s: float = Field(1.0, ge=0.001, description="adaptive: how long a record should wait for its commit")
-    backlog_max: int = Field(16 * MIB, ge=2, description="adaptive: so many records wait for their commit at most")
+    credits_min: int = Field(256, ge=2, description="With adaptive credits: minimum number of credits per producer.")
+    latency_target_s: float = Field(
+        1.0, ge=0.001, description="With adaptive credits: target time between the arrival of a record and its commit."
+    )
+    backlog_max: int = Field(
+        16 * MIB, ge=2, description="With adaptive credits: maximum number of records that wait for their commit."
+    )
     held_bytes_max: int = Field(
-        16 * MIB, ge=1, description="what a producer of the draft may send without a stable point of reference"
+        16 * MIB,
+        ge=1,
+        description="Bytes that a producer of the draft protocol may send without a stable point of reference.",
     )
-    sessions_max: int = Field(4096, ge=1, description="so many producers may be connected to a gateway")
+    sessions_max: int = Field(4096, ge=1, description="Maximum number of producers connected to a gateway.")
     control: str | None = Field(
-        None, description="where the first gateway is asked, HOST:PORT, if not by this machine only"
+        None,
+        description="Control address of the first gateway, HOST:PORT. Without it, control is a Unix"
+        " socket that only this machine can reach. Set it for gateways on other machines.",
     )
-    metrics: str | None = Field(None, description="where Prometheus reads the gateway's metrics, HOST:PORT")
-    metrics_streams_max: int = Field(10_000, ge=0, description="so many streams have metrics of their own")
+    metrics: str | None = Field(None, description="Address where the gateway serves Prometheus metrics, HOST:PORT.")
+    metrics_streams_max: int = Field(
+        10_000, ge=0, description="Maximum number of streams with their own metrics. The others are added up."
+    )
     disk_free_bytes_min: int = Field(
-        64 * MIB, ge=0, description="producers wait while the gateway's disk has less room than this"
+        64 * MIB, ge=0, description="Producers get no credits while the gateway's disk has fewer free bytes than this."
     )
     stream_bytes_max: int = Field(
-        0, ge=0, description="by event time: so much of one stream may wait; 0: an even share of `lag_bytes_max`"
+        0,
+        ge=0,
+        description="With event-time order: maximum uncommitted bytes per stream. 0 means an even share"
+        " of `lag_bytes_max`.",
     )
     reserve_bytes_max: int = Field(
         64 * MIB,
         ge=0,
-        description="by event time: so much above `lag_bytes_max` for whoever has the stream that is waited for",
+        description="With event-time order: bytes above `lag_bytes_max` for the producer of the stream"
+        " that the merge waits for.",
     )
-    draft_counts: bool = Field(False, description="producers of the draft may ask for counts in ACKs")
-    draft_debug: bool = Field(False, description="producers of the draft may ask for faults: for tests only")
-    gateways: int = Field(1, ge=1, le=64, description="so many gateways take records, each as a process of its own")
+    draft_counts: bool = Field(False, description="Producers of the draft protocol may request counts in ACKs.")
+    draft_debug: bool = Field(False, description="Producers of the draft protocol may request faults. For tests only.")
+    gateways: int = Field(1, ge=1, le=64, description="Number of gateways, each a process.")
     state_keys_max: int = Field(
-        1_000_000, ge=1, description="so many keys' states a task holds in memory; the others are read when touched"
+        1_000_000,
+        ge=1,
+        description="Maximum number of keys whose state a task keeps in memory. The state of other keys"
+        " is read from disk when it is needed.",
     )
     dead_letter_share_max: float = Field(
-        0.5, ge=0, le=1, description="the pipeline stops when a larger share of records becomes dead letters; 1: never"
+        0.5,
+        ge=0,
+        le=1,
+        description="The pipeline stops when a larger share of records than this becomes dead letters. 1 means never.",
     )
     dead_letter_records_min: int = Field(
-        1000, ge=1, description="the share of dead letters is judged over at least this many records at a time"
+        1000, ge=1, description="Minimum number of records over which the share of dead letters is computed."
     )
     changed_stages: str | None = Field(
         None,
-        description="names, separated by commas, of stages that go on with their states although their key function or"
-        " what feeds them is another: only for the start after the change",
+        description="Comma-separated names of stages that keep their state although their key function or"
+        " their input has changed. Set it only for the first start after the change.",
     )
-    runs: Path | None = Field(None, description="the run store, if not in the pipeline's directory")
-    master: str | None = Field(None, description="Spark's master, if not local threads")
+    runs: Path | None = Field(
+        None,
+        description="Directory for the intermediate files of exchanges, if not the pipeline's directory."
+        " A memory-backed file system is allowed.",
+    )
+    master: str | None = Field(None, description="Spark master URL, if not threads of this machine.")
     jvm_timeout_s: float = Field(
-        30.0, gt=0, description="Spark's JVM is killed, and the driver started again, when it does not answer so long"
+        30.0,
+        gt=0,
+        description="Time without an answer after which Spark's JVM is killed and the driver is started again.",
     )
-    spare_driver: bool = Field(False, description="a second driver waits, with Spark started, to take over")
-    cookie_file: Path | None = Field(None, description="a file with the secret that producers must show, if not made")
+    spare_driver: bool = Field(
+        False, description="Keep a second driver, with Spark started, that takes over when the first one dies."
+    )
+    cookie_file: Path | None = Field(
+        None, description="File with the secret for producers, if not the one in the pipeline's directory."
+    )
     control_cookie_file: Path | None = Field(
-        None, description="a file with the secret of driver, gateways and operators, if not made"
+        None, description="File with the secret for the control port, if not the one in the pipeline's directory."
     )
     sink_cookie_file: Path | None = Field(
-        None, description="a file with the secret that every sink is shown, if not made"
+        None,
+        description="File with the secret that the driver sends to every sink, if not the one in the"
+        " pipeline's directory.",
     )
-    open_producers: bool = Field(False, description="anybody who reaches a gateway may send, without a secret")
-    tls_cert: Path | None = Field(None, description="a certificate (PEM) that gateway and sinks show: they speak TLS")
-    tls_key: Path | None = Field(None, description="its key (PEM, without a password)")
-    tls_client_ca: Path | None = Field(None, description="who connects must show a certificate of this authority")
-    tls_ca: Path | None = Field(None, description="whom source and driver trust where they connect: they speak TLS")
-    tls_name: str | None = Field(None, description="the name in the other side's certificate, if not its host")
+    open_producers: bool = Field(
+        False, description="Accept records from any producer that can reach a gateway, without a secret."
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate (PEM) of the gateway and the sinks. Turns TLS on where they listen."
+    )
+    tls_key: Path | None = Field(None, description="Private key of that certificate (PEM, without a password).")
+    tls_client_ca: Path | None = Field(
+        None, description="Certificate authority (PEM) for clients. Every client must then present a certificate."
+    )
+    tls_ca: Path | None = Field(
+        None,
+        description="Certificate authority (PEM) that sources and the driver trust. Turns TLS on where they connect.",
+    )
+    tls_name: str | None = Field(None, description="Name that the server's certificate must have, if not its host.")
 
     @classmethod
     def settings_customise_sources(
@@ -117,28 +181,28 @@ class Settings(BaseSettings):
 
     @property
     def control_cookie(self) -> bytes:
-        """Empty: that of the pipeline's directory."""
+        """The configured secret of the control port. Empty: the one in the pipeline's directory is used."""
         return read_cookie(self.control_cookie_file)
 
     @property
     def client_tls(self) -> ClientTls | None:
-        """TLS where we connect: we show our certificate there too, if we are asked for one."""
+        """TLS for outgoing connections. Presents `tls_cert` if the server asks for a certificate."""
         has_ca = self.tls_ca is not None
         return client_tls(
             self.tls_ca, self.tls_cert if has_ca else None, self.tls_key if has_ca else None, self.tls_name
         )
 
     def check_tls(self) -> None:
-        """Both ends are ours: ConfigError unless both speak TLS, with files that can be used, or neither does."""
+        """Raises ConfigError if only one end of our own connections uses TLS, or if a file cannot be used."""
         if bool(server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)) != bool(self.client_tls):
             raise ConfigError(
                 "TLS is set for one end of a connection only",
-                next_step="set tls_cert and tls_key for who listens, and tls_ca for who connects",
+                next_step="set tls_cert and tls_key for servers, and tls_ca for clients",
             )
 
 
 def load_settings(**given: Any) -> Settings:
-    """The settings; what is given here (and is not None) outweighs environment and file."""
+    """Loads the settings. Arguments that are not None override the environment and the file."""
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -152,4 +216,4 @@ def load_settings(**given: Any) -> Settings:
             next_step=f"mend it in {FILE}, in PROCESSION_{name.upper()} or on the command line; there are: {known}",
         ) from error
     except ValueError as error:  # TOML that cannot be read
-        raise ConfigError(f"{FILE} cannot be read: {error}", next_step="mend the file") from error
+        raise ConfigError(f"{FILE} cannot be read: {error}", next_step="correct the file") from error
