@@ -1,10 +1,8 @@
-"""The sink's server: takes workers' sessions and lets each instance's outlet decide.
+"""The sink's server: accepts the driver's sessions and passes them to the participant of each instance.
 
-The one rule: an instance has one session, the latest. A new HELLO of the same name ends the older session, and
-nothing that the older one still says is heard. What a peer says can end its session, never the server; a failing
-Output or log does that, because then a promise may be at stake and recovery has to look. Whatever may wait for a disk
-runs in a thread, one at a time for each instance. Before it on the walk: commit/sink_link, over the wire. After it:
-sdk/participant.
+The one rule: an instance has one session, the latest. A peer can end its own session, never the server; a failing
+Output or log ends the server, so that recovery runs. Disk access runs in a thread, one at a time per instance. Before
+it `commit/sink_link`, over TCP; after it `sdk/participant`.
 """
 
 from __future__ import annotations
@@ -55,41 +53,38 @@ from procession.wire.v3 import VERSIONS
 
 SESSIONS_MAX = 256
 LINGERING_MAX = 64
-"""So many refused connections may take their time to read why."""
+"""Maximum number of refused connections that are kept open until the peer has read the reason."""
 BACKLOG = 128
 ACCEPTS_AT_ONCE = 8
-"""So many connections are accepted in one turn of the loop, before they are counted: asyncio takes as many as its
-backlog says. The true backlog is set behind its back."""
+"""Connections accepted per turn of the loop: asyncio accepts as many as the backlog that it is given."""
 INSTANCES_MAX = 128
-"""Each keeps its output and its log open for the sink's life, and may keep a thread busy."""
+"""Each instance keeps its output and its log open as long as the sink runs, and may occupy a thread."""
 HANDSHAKE_TIMEOUT_S = 10.0
 GRACE_S = 0.5
-"""How long a session whose time for HELLO is over is still read: we may have been too busy to read it before."""
+"""How long a session is still read after its time for HELLO: the server may have been too busy to read it before."""
 LINGER_S = 2.0
 READ_BYTES_MAX = 1024 * 1024
 COLUMNS_FROM_MESSAGES = 100_000
-"""After so many it pays to decode by columns."""
+"""Number of messages after which decoding by columns is worth its start-up cost."""
 WRITE_BYTES_MAX = 64 * 1024
-# Sinks leave the flow to TCP: this only has to be enough for peers that count.
-CREDITS = 2**31 - 1
+CREDITS = 2**31 - 1  # flow control is left to TCP; enough for peers that count credits
 
 _INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 
 log = structlog.get_logger()
-
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class OpenOutlet(Protocol):
-    """Makes the outlet of an instance, recovered from what its earlier lives left."""
+    """Opens the participant of an instance, recovered from disk."""
 
     def __call__(self, instance: str, wait: Wait) -> Outlet: ...
 
 
 class Stopping(Exception):
-    """The sink stops: a coroutine of an Output is not waited for any more."""
+    """The sink stops and does not wait for a coroutine of an Output."""
 
 
 class SinkServer:
@@ -148,7 +143,7 @@ class SinkServer:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES_MAX), self._accept)
 
     async def _stop(self) -> None:
-        """What is under way in a thread is waited for, coroutines are cancelled; nothing more is heard."""
+        """Waits for work in threads, cancels coroutines, and reads nothing more."""
         for session in list(self._sessions):
             session.close()
         for instance in self._instances.values():
@@ -179,13 +174,13 @@ class SinkServer:
         return self._instances[name]
 
     async def opened(self, instance: Instance) -> Outlet:
-        """The instance's outlet; for who holds its lock."""
+        """The instance's participant. The caller holds the instance's lock."""
         if instance.outlet is None:
             instance.outlet = await self.in_thread(self._open_outlet, instance.name, self._wait)
         return instance.outlet
 
     def _wait(self, awaitable: Awaitable[None]) -> None:
-        """In a thread: run an Output's coroutine on the loop, and wait for it."""
+        """Called in a thread: runs an Output's coroutine on the loop, and waits for it."""
         with self._waiting:
             future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
             self._waited_for.add(future)
@@ -218,8 +213,7 @@ class SinkServer:
             session.close()
 
     def _has_room(self) -> bool:
-        """Whether the session that came last may stay. One that has not greeted yet makes room for it, the oldest
-        first: silent peers shut nobody out. However many are refused, few may linger."""
+        """Whether the newest session may stay. If the server is full, the oldest session without a HELLO is closed."""
         lingering = [one for one in self._sessions if one.is_refused and not one.is_closed]
         if len(lingering) > self._lingering_max:
             lingering[0].abort()
@@ -236,7 +230,7 @@ async def _awaited(awaitable: Awaitable[None]) -> None:
 
 
 class Instance:
-    """One outlet and the session that may use it, one event at a time."""
+    """A participant and the session that may use it, one event at a time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -246,7 +240,7 @@ class Instance:
 
 
 class Session:
-    """One worker's connection."""
+    """A connection of a driver."""
 
     def __init__(self, server: SinkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
@@ -255,14 +249,14 @@ class Session:
         self._connection = Connection(Side.ACCEPTOR, Role.SINK, server.frame_bytes_max)
         self._instance: Instance | None = None
         self.is_silent = False
-        """It may speak, and has not said HELLO yet."""
+        """Connected, without a HELLO so far."""
         self.is_refused = False
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
-        """Until either side is done. What gets out is no fault of the peer: the output or its log failed."""
+        """Runs until either side ends. An exception that escapes is a failure of the output, not of the peer."""
         try:
             try:
                 async with self._deadline:
@@ -291,7 +285,7 @@ class Session:
             await self._writer.drain()
 
     async def refuse(self, reason: str) -> None:
-        """Say why, and stop listening. A socket that closes with unread bytes resets, and the peer loses the reason."""
+        """Sends the reason, and discards what still arrives: closing with unread bytes resets the connection."""
         self.is_silent, self.is_refused = False, True
         self.say_error(reason)
         with suppress(OSError):
@@ -300,7 +294,7 @@ class Session:
                     pass
 
     def say_error(self, reason: str) -> None:
-        """The last word: only our half of the connection is open for it, and it closes behind it."""
+        """Sends an ERROR frame and closes our half of the connection."""
         log.warning("session.refused", reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
@@ -315,7 +309,7 @@ class Session:
         return self._writer.is_closing()
 
     def give_up(self) -> None:
-        """Its time to say HELLO is over."""
+        """Ends the time for HELLO now."""
         self.is_silent = False
         self._deadline.reschedule(asyncio.get_running_loop().time())
 
@@ -378,7 +372,7 @@ class Session:
 
 
 def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
-    """In a thread: let the outlet hear these messages, in their order."""
+    """Called in a thread: passes these messages to the participant, in order."""
     for stream_id, some in messages.by_stream():
         if stream_id == TWOPC_STREAM:
             for payload in some.payloads.to_pylist():
