@@ -1,8 +1,7 @@
 """Errors: each class says who must act.
 
-The one rule: an error carries its fields, a sentence for the person who reads it and, where there is one, a next
-step; and it pickles, because it crosses process borders (Spark's workers, the driver, the supervisor). Imports
-nothing of ours.
+The one rule: an error has fields, a sentence for its reader and, if possible, a next step. It can be pickled, because
+it crosses process boundaries (Spark's workers, the driver, the supervisor). Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,7 +12,13 @@ from typing import Any
 
 
 class ProcessionError(Exception):
-    """The root. `sentence` is what a user reads; `next_step` is what they do about it."""
+    """The base class of all errors.
+
+    Args:
+        sentence: What happened, for the user.
+        next_step: What the user can do.
+        fields: Further details. They are also attributes of the error.
+    """
 
     def __init__(self, sentence: str, *, next_step: str = "", **fields: Any) -> None:
         super().__init__(sentence)
@@ -32,26 +37,28 @@ class ProcessionError(Exception):
             raise AttributeError(name) from None
 
     def explain(self) -> str:
-        """The sentence and the next step, as one text for a terminal."""
+        """The sentence and the next step as one text for a terminal."""
         told = _as_sentence(self.sentence)
         return f"{told}\n  Next: {_as_sentence(self.next_step)}" if self.next_step else told
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as JSON can carry it: between a task, the driver and the supervisor."""
+        """The error as a JSON object."""
         kind = type(self).__name__
         return {"kind": kind, "sentence": self.sentence, "next_step": self.next_step, "fields": self.fields}
 
     @staticmethod
     def from_dict(told: Mapping[str, Any]) -> ProcessionError:
-        """The error again. A kind that is not known is the root."""
+        """The error from a JSON object. An unknown kind becomes a `ProcessionError`."""
         kinds: dict[str, type[ProcessionError]] = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
         kind = (kinds | {"UsageError": UsageError, "DiskError": DiskError}).get(told["kind"], ProcessionError)
         return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
 
 
 def _as_sentence(text: str) -> str:
-    """With a capital and a full stop, however it was written where it was raised. What is no plain word is left as it
-    is: it may be the name of a file."""
+    """The text with a capital and a full stop.
+
+    If the first word is not a plain word it is left as it is: it may be the name of a file.
+    """
     first, _, rest = text.partition("\n")
     ended = first if first.endswith((".", ":", "?", "!", "…")) else f"{first}."
     is_word = ended.partition(" ")[0].rstrip(",:;.?!…").isalpha()
@@ -63,51 +70,53 @@ def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields:
 
 
 class LocalProtocolError(ProcessionError):
-    """We tried to do what the protocol forbids: a bug of ours."""
+    """Our code tried what the protocol forbids: a bug in Procession."""
 
 
 class RemoteProtocolError(ProcessionError):
-    """The peer broke the protocol. `sentence` is the short reason that goes into the ERROR frame."""
+    """The peer broke the protocol. `sentence` is the reason that the ERROR frame carries."""
 
 
 class StorageError(ProcessionError):
-    """A disk or file is not as it must be: the operator acts."""
+    """A disk or a file is not in the expected state: the operator must act."""
 
 
 class DiskError(StorageError):
-    """A write or a sync failed in a way that may pass: the process ends, is started again and recovers from what is
-    on disk. The operator acts only if it keeps failing."""
+    """A write or a sync failed, perhaps temporarily.
+
+    The process ends, is started again and recovers from disk. The operator must act only if it keeps failing.
+    """
 
 
 class ConfigError(ProcessionError):
-    """The settings cannot work: the operator acts."""
+    """The settings do not work together: the operator must act."""
 
 
 class UsageError(ConfigError):
-    """A command or a call says what nothing can be made of: whoever wrote it acts."""
+    """Invalid command or argument: its author must act."""
 
 
 class PlanError(ProcessionError):
-    """The pipeline as written cannot keep its promise: the user acts. Names the stage and the way out."""
+    """The pipeline cannot run as it is declared: its author must act. Names the stage and a way out."""
 
 
 class RecordError(ProcessionError):
-    """A user's function raised on a record: the user acts. Fields: stage, stream_id, message_id, trace."""
+    """A function of the app raised on a record: its author must act. Fields: stage, stream_id, message_id, trace."""
 
 
 class RoundError(ProcessionError):
-    """A round failed and the epoch is run again: nobody acts."""
+    """A commit failed and the epoch is run again: nobody must act."""
 
 
 class FencedError(ProcessionError):
-    """A later driver has taken over: this one must stop and touch nothing more."""
+    """A later driver has taken over: this one must stop and change nothing more."""
 
 
 _OF_AN_OPERATOR = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError): (.+)$", re.MULTILINE)
 
 
 def told_in(text: str) -> ProcessionError | None:
-    """What the operator must act on, if our code said that in a process of Spark's, which hands on its trace."""
+    """The error for the operator, if the trace of one of Spark's processes contains one."""
     found = _OF_AN_OPERATOR.findall(text)
     if not found:
         return None

@@ -1,1 +1,1 @@
-"""What people write: pipelines, stages, windows, aggregates, tables, codecs."""
+"""The API for applications: pipelines, stages, windows, aggregates and tables."""

@@ -1,8 +1,7 @@
-"""Joins: the words of a stage that put its records together with others, of a table or of another stream.
+"""Joins: the methods of a stage that combine its records with those of a table or of another stream.
 
-The one rule: as in `api/stage`, of which these are a part: each word gives the place behind it. Before it
-`api/stateful_api`; after it `planner/graph`, with what `operators/tables` and `operators/stream_join` do with each
-record.
+The one rule: as in `api/stage`, each method returns the stage behind it. Before it `api/stateful_api`; after it
+`planner/graph`, and at run time `operators/tables` and `operators/stream_join`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Time = Callable[[Any], Any]
 
 
 class Joins:
-    """What a stage has of joins."""
+    """The methods of `Stage` that join."""
 
     _pipeline: Pipeline
     _index: int
@@ -64,17 +63,32 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Put the records of this stage and of another, a branch or a source of the same pipeline, together in pairs:
-        `join(left, right)` comes out for each pair that has one key and times at most `within_s` seconds apart, where
-        the later one of the two stood, in the order of the partners. `outer=True`: a left record that has found nobody
-        comes out as `join(left, None)` when the bound has passed. `join` is given copies, and may change them.
+        """Join with another stage or source of the same pipeline: `join(left, right)` comes out for each pair.
 
-        Without a key, it is the one that `key_by` gave to the records of both. `key` and `time` (event time in `unit`,
-        as in `window`; without it, that which it was sent with) are of both, or each has its own. A record is held
-        until one has come, of whatever key, that is `within_s` and `lateness_s` behind it, from each input that has
-        not ended (docs/joins.md). A record that comes later than that is counted; it meets those that are still held,
-        and is not held itself ("meet"), or is dropped ("drop"), or set aside ("dead-letter"). More than `held_max`
-        records of a key stop the pipeline."""
+        A pair has the same key and event times at most `within_s` apart. It comes out at the position of the later one;
+        several pairs of one record come in the order of the partners. A record is held until a record arrives, of any
+        key, that is `within_s` and `lateness_s` past it, from each input that has not ended (docs/how-to/joins.md).
+
+        Args:
+            other: The right side.
+            within_s: Maximum distance in event time, in seconds.
+            join: Takes a left and a right record, and returns the result. It receives copies and may change them.
+            key: Returns the key, for both sides. Without keys, the key is that of `key_by` on both sides.
+            left_key: The key of the left side only. Needs `right_key`.
+            right_key: The key of the right side only.
+            time: The event time of both sides, as in `window`. Without it, the time that a record was sent with.
+            left_time: The event time of the left side only. Needs `right_time`.
+            right_time: The event time of the right side only.
+            unit: Unit of the times: "s", "ms", "us" or "ns".
+            lateness_s: How much longer records are held for late ones.
+            outer: Emit `join(left, None)` for a left record without a partner, once its time has passed.
+            held_max: Maximum number of records held per key. More stop the pipeline.
+            late: What happens to a later record. It is counted, and then is paired with records that are still held
+                ("meet"), dropped ("drop"), or becomes a dead letter ("dead-letter").
+
+        Raises:
+            PlanError: The other stage belongs to another pipeline, or there is no key.
+        """
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise PlanError(
                 f".join() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
@@ -130,10 +144,23 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Look each record up in a table (`procession.sides`): `join(record, row)` comes out, where the record stood,
-        for each row that is known by `key(record)`, in the order of the table; `join(record, None)` if there is none.
-        With a second side, by `and_side` and `and_key`, it is `join(record, row, other row)`. `join` is given its own
-        copies of rows, and may change them."""
+        """Look up each record in a table (`procession.tables`): `join(record, row)` comes out for each matching row.
+
+        Rows match if their key equals `key(record)`, and come in the order of the table. `join(record, None)` comes out
+        if no row matches. With a second table, `and_side` and `and_key`, the call is `join(record, row, other_row)`.
+        `join` receives copies of rows and may change them.
+
+        Raises:
+            PlanError: A side is not a table.
+
+        Example:
+            >>> from procession import Pipeline, tables
+            >>> customers = tables.of_rows([{"id": 7, "name": "Anna"}], by="id")
+            >>> orders = Pipeline("named-orders").source(codec="json")
+            >>> named = orders.hash_join(
+            ...     customers, key=lambda order: order["customer"], join=lambda order, row: {**order, **(row or {})}
+            ... )
+        """
         return self._joined(False, side, key, join, and_side, and_key, name, parallelism)
 
     def inner_hash_join(
@@ -147,7 +174,7 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """As `hash_join`; but a record that has no row in each of the sides is left out."""
+        """Look up each record in a table: as `hash_join`, but a record without a match is dropped."""
         return self._joined(True, side, key, join, and_side, and_key, name, parallelism)
 
     def _joined(
@@ -166,7 +193,7 @@ class Joins:
             if not isinstance(one, Side):
                 raise PlanError(
                     f"a stream cannot be joined with {one!r}",
-                    next_step="give it one of procession.sides; for another stream there is join",
+                    next_step="give it one of procession.tables; for another stream there is join",
                 )
             checked_function(of_record, "hash_join", "key")
         checked_function(join, "hash_join", "join")
@@ -176,7 +203,7 @@ class Joins:
 
 
 def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
-    """The functions of the two sides as one; None if there are none."""
+    """The functions of the two sides as one. None if there are none."""
     given = {what: both, f"left_{what}": left, f"right_{what}": right}
     for name, function in given.items():
         if function is not None:

@@ -1,7 +1,7 @@
-"""The pipeline: the words in which people write their application.
+"""The pipeline that an app declares.
 
-The one rule: building is all it does; a mistake is a `PlanError` at the line that made it. Before it stands the user's
-file, after it `planner/graph`, the planner and the driver that runs the plan.
+The one rule: building a pipeline only records what is declared; a mistake raises `PlanError` at the line that made it.
+Before it is the user's file; after it `planner/graph`, the planner, and the driver that runs the plan.
 
     >>> from procession import Pipeline
     >>> pipeline = Pipeline("doubler")
@@ -34,40 +34,54 @@ from procession.record import stream_id
 PARALLELISM_MAX = 1024
 
 GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
-"""Their functions are given bytes and give bytes, whatever the codec of the source is."""
+"""Stages whose functions take and return bytes, whatever the codec of the source."""
 KEEPING_KEY = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC, Kind.ADD_TIMESTAMPS, Kind.PEEK}
     | {Kind.HASH_JOIN, Kind.MERGE, Kind.REBALANCE}
 )
-"""Behind them records have the key that they had before; a rebalance by key gives them another."""
+"""Stages that leave a record's key as it is. A rebalance by key sets another key."""
 KEEPING_KEY_GIVEN = frozenset(
     {Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_STATEFUL, Kind.REDUCE, Kind.ROLLING, Kind.DISTINCT}
 )
-"""So it is behind these, if they have no key of their own. Windows, joins and totals make records of their own."""
+"""Stages that leave a record's key as it is unless they have `key=`. Windows, joins and totals emit new records."""
 
 
 class Pipeline:
-    """A pipeline: sources, stages in plain Python, one or more sinks.
+    """A pipeline: sources, stages of plain Python functions, and sinks.
 
-    `order` is what every sink is promised: "total" (the default, and what `preserve_order=True` means): exactly the
-    sequence of a run that takes one record after the other; "key" or "stream": that only for the records of one key or
-    of one stream; "none": nothing. See docs/order.md. With `strict=True` an exchange that would have to be merged
-    afterwards is refused. `exchange` says how records change their task: "runs" through files in a directory that all
-    tasks share, "spark" inside Spark's own shuffle, for clusters without one.
+    An app is a Python file with one `Pipeline` in a module-level variable. `procession run` runs it.
 
-    `parallelism` is how many tasks work on an epoch. With `dead_letter="file:DIR"` a record on which a function raises
-    goes there, as a line of JSON, in the same transaction as the rest; without it, the pipeline stops and names it.
-    `guarantee` may ask for less than the default, "effectively-once": see docs/guarantees.md. `deterministic=True` says
-    that the functions give the same output for the same input whenever they are run; only then may sinks be idempotent.
+    Args:
+        name: Name of the pipeline. It is part of the names of directories and outputs.
+        order: What every sink is promised. "total" (the default): the sequence of a run that processes one record at a
+            time. "key" or "stream": that sequence among the records of one key or one stream. "none": no order.
+        preserve_order: `True` means `order="total"`, `False` means `order="none"`.
+        strict: Raise `PlanError` instead of planning an exchange whose output must be merged back into order.
+        exchange: How records move between tasks. "runs": through files in a directory that all tasks share. "spark":
+            through Spark's shuffle, for clusters without a shared directory.
+        parallelism: Number of tasks per stage.
+        dead_letter: A file sink, "file:DIR", for records on which a function raises. Each becomes a JSON line, in the
+            same transaction as the other output. Without it, the pipeline stops and the error names the record.
+        guarantee: The delivery guarantee. Weaker ones than "effectively-once" cost less.
+        deterministic: Declares that the functions return the same output for the same input in every run. Idempotent
+            sinks require it.
+        order_by: How the records of several streams are ordered. "arrival" (the default), or "event_time": by event
+            time, stream id and message id, so that two runs over the same inputs produce the same bytes. Each source
+            must then name its `streams`, and output waits for the slowest of them.
+        lateness_s: With event-time order: how far a record may be behind the latest record of its stream.
+        late: With event-time order: what happens to a record that is further behind. "fail" (the default), "drop" (and
+            count), or "dead-letter".
+        idle_timeout_s: With event-time order: seconds after which a silent stream is not waited for. Two runs may then
+            differ.
+        types: Dataclasses, named tuples and enums whose values are keys, are in states or pass between tasks.
 
-    `order_by` puts the records of several streams in order: "arrival" (the default), or "event_time": by event time,
-    stream id and message id, so that two runs over the same inputs give the same bytes. Each source then names its
-    `streams`, and output waits for the slowest of them. `lateness_s` is how far a record may be behind the latest of
-    its own stream; `late` is what becomes of one that is further behind: "fail" (the default), "drop" (and count), or
-    "dead-letter". With `idle_timeout_s` nobody waits longer for a silent stream, and two runs may differ.
+    Raises:
+        PlanError: An argument is not valid, or two arguments contradict each other.
 
-    `types` lists the dataclasses, named tuples and enums whose values go over exchanges, into states or are keys. See
-    docs/values.md.
+    Example:
+        >>> from procession import Pipeline
+        >>> pipeline = Pipeline("shouting", parallelism=2, dead_letter="file:output")
+        >>> _ = pipeline.source(codec="text").map(str.upper).sink("words", to="file:output")
     """
 
     def __init__(
@@ -114,16 +128,26 @@ class Pipeline:
         ends: bool | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Where records come in: connectors send to the gateway. `codec` is what the functions are handed.
+        """Declare where records enter the pipeline. Producers send them to the gateway.
 
-        All producers' streams come in at the one source, in the order of their arrival. To treat some of them
-        differently, declare several sources and name the `streams` of each, by their names or ids (a file as
-        `Path("a.log")`); one source may be without, and takes the rest. `merge` puts sources together again, in the
-        order of arrival.
+        All streams enter at one source, in the order of their arrival. To process some streams differently, declare
+        several sources and name the `streams` of each. `merge` joins sources again, in the order of arrival.
 
-        `ends=True`: the source ends when all its streams have (those that have begun; with `streams`, all of them).
-        Windows that are open then fire, and only such a source can be sorted, or put together without windows. Without
-        it, a source ends if the app is run with `--input`; with `ends=False` it never does.
+        Args:
+            name: Name of the source.
+            codec: What functions receive: `bytes`, `str` ("text"), or the decoded value ("json", "msgpack", "arrow").
+            streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. One source may leave
+                this out; it receives all other streams.
+            ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
+                Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
+                the app runs with `--input`. `False`: it never ends.
+            parallelism: Number of tasks, if not that of the pipeline.
+
+        Returns:
+            The stage to continue from.
+
+        Raises:
+            PlanError: Two sources claim the same streams, or an argument is not valid.
         """
         taken = None if streams is None else _streams(streams, name)
         for other in self._nodes:
@@ -149,11 +173,15 @@ class Pipeline:
 
     @property
     def size(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self._nodes)
 
     def graph(self) -> Graph:
-        """The pipeline, frozen and checked."""
+        """The pipeline as an immutable, checked graph.
+
+        Raises:
+            PlanError: There is no source, no sink, or a contradiction between stages.
+        """
         nodes = list(self._nodes)
         if not nodes:
             raise PlanError(f"pipeline {self.name!r} has no source", next_step="begin with pipeline.source(…)")
@@ -188,12 +216,14 @@ class Pipeline:
         )
 
     def stage_name(self, index: int) -> str:
-        """The id of a stage, by its place."""
+        """The name of the stage with this index."""
         return self._nodes[index].name
 
     def codec_at(self, index: int, sink: str) -> Codec:
-        """What a sink behind this stage writes if it does not say: the codec of the source. Raises PlanError if there
-        are several that differ."""
+        """The codec of a sink behind this stage that does not name one: the codec of its source.
+
+        Raises PlanError if its records come from sources with different codecs.
+        """
         nearest = self._nearest(index, lambda node: node.kind is Kind.SOURCE or node.kind in GIVING_PAYLOADS)
         found = {node.codec: node.name for node in nearest}  # of stages that are no sources it is bytes
         # Bytes and text are written alike.
@@ -207,8 +237,10 @@ class Pipeline:
         return Codec.BYTES if len(found) > 1 else next(iter(found))
 
     def key_at(self, index: int, word: str) -> RecordKey | None:
-        """The key that records have at this place, if `key_by` gave it to them. Raises PlanError if it did so on some
-        of the ways to here only."""
+        """The key that `key_by` has set on records at this stage, or None.
+
+        Raises PlanError if only some of the branches that lead here have a `key_by`.
+        """
         nearest = self._nearest(index, lambda node: not _is_keeping_key(node))
         given = [node.function for node in nearest if node.kind is Kind.KEY_BY and node.function is not None]
         if given and len(given) < len(nearest):
@@ -220,7 +252,7 @@ class Pipeline:
         return RecordKey(tuple(given)) if given else None
 
     def _nearest(self, index: int, is_one: Callable[[Node], bool]) -> list[Node]:
-        """The nearest stages before this place, itself among them, of which this is true; on each way to it one."""
+        """The nearest stages, this one included, that satisfy the predicate: one for each branch that leads here."""
         found, seen, left = set(), {index}, [index]
         while left:
             place = left.pop()
@@ -233,11 +265,15 @@ class Pipeline:
         return [self._nodes[place] for place in sorted(found)]
 
     def explain(self) -> str:
-        """How the order is kept, edge by edge, and why; what `procession explain` prints."""
+        """The plan as text: how order is kept on each edge, and why. `procession explain` prints it.
+
+        Raises:
+            PlanError: The pipeline cannot run as it is declared.
+        """
         return explain(make_plan(self.graph()))
 
     def check_idempotent(self, sink: str) -> None:
-        """Raise PlanError unless what comes to a sink again would be the same bytes."""
+        """Raises PlanError unless a repeated epoch sends this sink the same bytes."""
         if not self.is_deterministic:
             raise PlanError(
                 f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: run again, an"
@@ -253,7 +289,7 @@ class Pipeline:
             )
 
     def _add(self, node: Node) -> Stage:
-        """Put a stage at the end; one that was given no name is called by its kind and place."""
+        """Appends a stage. A stage without a name is named after its kind and index."""
         if not node.name:
             node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}", is_named=False)
         if any(other.name == node.name for other in self._nodes) or node.name == "dead-letter":
@@ -284,7 +320,7 @@ def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
 
 
 def _stream(stream: object) -> int | None:
-    """The id of a stream; None: it names none."""
+    """The id of a stream, or None if the value does not name one."""
     if isinstance(stream, Path):
         # As the file source does: the same file is the same stream, wherever it is named.
         return stream_id(bytes(Path(normpath(stream.absolute()))))

@@ -1,7 +1,7 @@
-"""The stage: a place in a pipeline to go on from.
+"""The stage: a point in a pipeline, from which the pipeline continues.
 
-The one rule: each word adds one node and gives the place behind it. Going on twice from one place makes two branches;
-`merge` puts branches together again. Before it `api/pipeline`; after it `planner/graph`.
+The one rule: each method adds one node and returns the stage behind it. Two calls on one stage make two branches;
+`merge` joins branches. Before it `api/pipeline`; after it `planner/graph`.
 """
 
 from __future__ import annotations
@@ -27,43 +27,70 @@ from procession.times import Unit
 CONCURRENCY = 64
 CONCURRENCY_MAX = 10_000
 TIMEOUT_S = 60.0
-"""How long one call of an asynchronous function may take, unless it is said."""
+"""Default time limit of one call of an asynchronous function."""
 
 CONNECTIONS_MAX = 64
-"""As many outputs a sink may be written in."""
+"""Maximum number of connections, and so of outputs, of a sink."""
 
 # Their bytes may hold a newline, so that lines could not be told apart.
 BINARY = frozenset({Codec.MSGPACK, Codec.ARROW})
 
 
 class Stage(SensitiveStage):
-    """A place to go on from. `name` is the stage's id: give one, and it stays the same when others are put in."""
+    """A point in a pipeline. Its methods add a stage and return it, so calls can be chained.
+
+    `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a
+    stage has two further arguments:
+
+    - `name`: the name of the stage. A stateful stage with a name keeps its state when other stages are added.
+    - `parallelism`: the number of its tasks, if not that of the pipeline.
+
+    Example:
+        >>> from procession import Pipeline
+        >>> lines = Pipeline("words").source(codec="text")
+        >>> words = lines.flat_map(str.split)
+        >>> long = words.filter(lambda word: len(word) > 4)
+        >>> _ = words.sink("all", to="file:output"), long.sink("long", to="file:output")
+    """
 
     def map(self, function: Callable[..., Any], *, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """One record in, one record out. The functions of `map`, `filter` and `flat_map` are given the value; one with
-        a second parameter that is annotated with `procession.Context` is also given the record's key, event time and
-        stream: `def told(value, context: Context)`."""
+        """Replace each record by the function's result.
+
+        Args:
+            function: Takes a record's value and returns the new value. The functions of `map`, `filter` and `flat_map`
+                may have a second parameter that is annotated with `procession.Context`. They then also receive the
+                record's key, event time and stream: `def tag(value, context: Context)`.
+
+        Raises:
+            PlanError: The function cannot be called with one argument.
+        """
         return self._then(Kind.MAP, function, name, parallelism)
 
     def filter(
         self, predicate: Callable[..., bool], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Keep the records for which the predicate is true."""
+        """Keep the records for which the predicate returns true."""
         return self._then(Kind.FILTER, predicate, name, parallelism)
 
     def flat_map(
         self, function: Callable[..., Iterable[Any]], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """One record in, any number out, in the order in which they are given."""
+        """Replace each record by any number of records, in the order in which the function returns them."""
         return self._then(Kind.FLAT_MAP, function, name, parallelism)
 
     def map_batches(
         self, function: Callable[[Any], Any], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Arrow in, Arrow out: a `RecordBatch` with payload, key, event_time, stream_id, message_id and row comes; what
-        goes back is the new payloads, as an Arrow array or as a `RecordBatch` with a column `payload`. How records are
-        cut into batches is not part of the promise, so the function must treat each row on its own. `row` numbers the
-        batch's rows; a function that drops or adds rows gives it back with them, so that they keep their place."""
+        """Process records as Arrow columns.
+
+        How records are divided into batches is not fixed, so the function must treat each row independently.
+
+        Args:
+            function: Takes a `RecordBatch` with the columns payload, key, event_time, stream_id, message_id and row.
+                Returns the new payloads, as an Arrow array or as a `RecordBatch` with a column `payload`. `row` numbers
+                the rows of the batch. A function that drops or adds rows must return the column `row` too, so that
+                each row keeps its position.
+        """
         return self._then(Kind.MAP_BATCHES, function, name, parallelism)
 
     def map_async(
@@ -75,9 +102,19 @@ class Stage(SensitiveStage):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """One record in, one out, by a coroutine function: for services that answer slowly. At most `concurrency` calls
-        are under way in a task, and results come out in the order of the records. A call that raises, or takes longer
-        than `timeout_s`, fails the epoch, which is run again: it is never a dead letter."""
+        """Replace each record by the result of a coroutine function, for calls of slow services.
+
+        Results come out in the order of the records. A call that raises or times out fails the epoch, which is then
+        tried again; the record never becomes a dead letter.
+
+        Args:
+            function: An `async def` function of one record.
+            concurrency: Maximum number of calls in flight per task.
+            timeout_s: Time limit of one call.
+
+        Raises:
+            PlanError: The function is not a coroutine function, or a number is out of range.
+        """
         is_asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  (whether it can be called is not what is asked)
         )
@@ -93,21 +130,25 @@ class Stage(SensitiveStage):
         return self._add(replace(node, concurrency=limit, timeout_s=float(timeout_s)))
 
     def key_by(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """Give each record the key that the function says. Records stay where they are: this is the key that
-        `order="key"` is about, and that later stages see.
+        """Set each record's key. Records do not move to other tasks.
 
-        Keyed stages behind it that have no `key=` go by this key: `map_stateful`, `reduce`, `rolling`, `distinct` and
-        the like, `window`, `aggregate` and `join`. A record keeps its key when `map` or another stage changes its
-        value, and records that are made of it have it, too; until another `key_by`, a stage with a key of its own, or
-        one that makes records of its own: a window, an aggregate, a join, a sort, a transform."""
+        `order="key"` refers to this key, and so do the keyed stages behind it that have no `key=`: `map_stateful`,
+        `reduce`, `rolling`, `distinct` and the like, `window`, `aggregate` and `join`. A record keeps its key when
+        `map` or another stage changes its value, and records that are made from it have the same key. The key ends at
+        the next `key_by`, at a stage with its own `key=`, and at a stage that emits new records: a window, an
+        aggregate, a join, a sort or a transform.
+        """
         return self._then(Kind.KEY_BY, key, name, parallelism)
 
     def add_timestamps(
         self, time: Time, *, unit: Unit = "s", name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Give each record the event time that the function says, instead of the one that it was sent with: a number of
-        `unit` ("s", "ms", "us" or "ns") since 1970, or a datetime. Records stay where they are: this is the time that
-        later windows go by, and that later stages see."""
+        """Set each record's event time, instead of the one that it was sent with. Later windows and joins use it.
+
+        Args:
+            time: Returns the event time: a number in `unit` since 1970, or a datetime.
+            unit: "s", "ms", "us" or "ns".
+        """
         checked_of_one(time, "add_timestamps")
         node = self._node(Kind.ADD_TIMESTAMPS, time, name, parallelism)
         return self._add(replace(node, unit=checked_unit(unit)))
@@ -119,15 +160,23 @@ class Stage(SensitiveStage):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Deal the records out to tasks anew: evenly, or, with `key`, so that all records of a key are in one task;
-        they have that key from here on. What comes behind sees them in order, and so does the sink."""
+        """Distribute the records over tasks again: evenly, or with `key` so that all records of a key are in one task.
+
+        With `key`, records have this key from here on. Later stages and sinks still receive the records in order.
+        """
         if key is not None:
             return self._then(Kind.REBALANCE, key, name, parallelism)
         return self._add(self._node(Kind.REBALANCE, None, name, parallelism))
 
     def merge(self, *others: Stage, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """Put branches or sources together, each in its own order: records of different ingress records in the order of
-        those, records of one in the order in which the branches were written."""
+        """Join branches or sources. Each keeps its own order.
+
+        Results of different input records come in the order of those input records. Results of one input record come in
+        the order in which the branches are passed.
+
+        Raises:
+            PlanError: A stage belongs to another pipeline, or is passed twice.
+        """
         places = [self._index]
         for other in others:
             if not isinstance(other, Stage) or other._pipeline is not self._pipeline:
@@ -149,17 +198,20 @@ class Stage(SensitiveStage):
     def peek(
         self, function: Callable[[Any], object], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Call the function with each record, for what it does; the record goes on as it is."""
+        """Call the function with each record, and pass the record on unchanged."""
         return self._then(Kind.PEEK, function, name, parallelism)
 
     def transform(
         self, function: Callable[[Any], Any], *, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Spark SQL: a DataFrame of an epoch's records comes (payload, key, event_time, stream_id, message_id), and a
-        DataFrame with a `payload` of text or bytes goes back, in any order. The columns that begin with `order_` are
-        the records' order key: carry them along, and each row is put in its place. Rows that were made of one record
-        come in the order of a column `child`, if there is one, else in that of their payloads. What an epoch holds is
-        not part of the promise, so treat each row on its own: no aggregates. It costs two more jobs in each epoch."""
+        """Process the records of an epoch with Spark SQL.
+
+        The function receives a DataFrame with payload, key, event_time, stream_id and message_id. It returns a
+        DataFrame with a column `payload` of text or bytes, in any order. The columns that begin with `order_` are the
+        records' order key: keep them, and each row is put in its place. Rows made from one record are ordered by a
+        column `child` if there is one, else by their payloads. The size of an epoch is not fixed, so treat each row
+        independently: no aggregates. The stage costs two more Spark jobs per epoch.
+        """
         return self._then(Kind.TRANSFORM, function, name, parallelism)
 
     def sink(
@@ -174,22 +226,29 @@ class Stage(SensitiveStage):
         idempotent: bool = False,
         knows_workers_left: bool = False,
     ) -> Stage:
-        """Where records go: `to="file:DIR"` (a file sink that is started with the pipeline), or the `HOST:PORT` of a
-        sink that runs already. `codec` is what records are made into; "bytes" and "text" take `str` and `bytes`.
-        Without it, a sink has the codec of the source that its records come from; behind `map_batches` and
-        `transform`, whose functions give payloads, "bytes".
-        `framing="lines"` puts a newline after each record, `"raw"` nothing; the latter is what msgpack and Arrow need.
-        `order` may ask for less, or more, than the pipeline does.
+        """Declare where records go.
 
-        `connections=n`: n outputs, written in parallel and committed together; each takes its share of the keys or
-        streams, whichever the order is promised for, and a key or stream is always in the same one. The number stays
-        as it was when the pipeline was first run.
+        Args:
+            name: Name of the sink.
+            to: "file:DIR" for a file sink that starts with the pipeline, or the "HOST:PORT" of a running sink.
+            codec: How records are encoded. "bytes" and "text" accept `str` and `bytes`. Without it, the sink uses the
+                codec of its source; behind `map_batches` and `transform`, whose functions return payloads, "bytes".
+            framing: "lines" puts a newline after each record, "raw" nothing. msgpack and Arrow need "raw".
+            order: The promised order of this sink, if not that of the pipeline.
+            connections: Number of outputs. They are written in parallel and committed together. Each key or stream,
+                whichever the order is promised for, is always in the same output. The number cannot change after the
+                first run.
+            idempotent: Skip two-phase commit. The sink shows records at once, and after a crash receives the same bytes
+                at the same positions again. Requires `Pipeline(deterministic=True)`.
+            knows_workers_left: Notify a sink given by address of gateways that leave, as file sinks are. Off by
+                default, because some existing sinks fail on this message.
 
-        `idempotent=True`: no two-phase commit; the sink shows what it gets, and after a crash gets the same positions
-        again with the same bytes. Only for a pipeline that is declared deterministic.
+        Returns:
+            The stage before the sink, so that it can have further branches.
 
-        `knows_workers_left=True`: a sink given by its address is told of gateways that leave, as file sinks are. Some
-        sinks of others die of that word, so it must be asked for."""
+        Raises:
+            PlanError: An argument is not valid, or the order cannot be kept with these connections.
+        """
         if idempotent:
             self._pipeline.check_idempotent(name)
         chosen: Codec = (

@@ -1,7 +1,7 @@
-"""Sensitive stages: the words for those whose output depends on the order of their input.
+"""Stateful stages: the methods of a stage whose output depends on earlier records.
 
-The one rule: as for every stage, each word adds one node and gives the place behind it. Before it `api/stage`, which
-has these words among its own; after it `planner/graph`.
+The one rule: as in `api/stage`, each method adds one node and returns the stage behind it. Before it `api/stage`, which
+inherits these methods; after it `planner/graph`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 EARLY_MAX = 1_000_000_000
 
 ASKED = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP})
-"""Their functions may ask for what a record has beside its value."""
+"""Stages whose functions may take a `Context`."""
 
 Key = Callable[[Any], Any]
 Time = Callable[[Any], float | Decimal | datetime]
 
 
 class SensitiveStage(Joins):
-    """A place to go on from, with the words for stages that keep states."""
+    """The methods of `Stage` that add stages with state."""
 
     def __init__(self, pipeline: Pipeline, index: int, add: Callable[[Node], Stage]) -> None:
         self._pipeline = pipeline
@@ -74,15 +74,34 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """One record in, one out, with something remembered about each key: `function(state, record)` gives the next
-        state and what comes out. `initial` is the state of a new key: a value, or a function that makes one. A state of
-        None lets the key be forgotten. States are bytes, text, numbers, lists, tuples and dicts of these; they are
-        committed with the epoch, and an epoch that is run again begins with the same ones. Without `key`, it is the
-        one that `key_by` gave to the records: see there.
+        """Replace each record, with a state per key: `function(state, record)` returns the next state and the result.
 
-        With `ttl_s` a key is forgotten when no record of it has come for so many seconds of event time: that of
-        `time(record)` (as in `window`), or the one that it was sent with, by the latest of all records. What
-        `on_evict(key, state)` gives then comes out, if it is not None, where the record stands that has shown it."""
+        States are committed with their epoch. An epoch that is run again starts with the same states.
+
+        Args:
+            function: Takes the state of the record's key and the record. Returns `(state, result)`. A state of None
+                removes the key. A state consists of the values that docs/how-to/values.md lists.
+            key: Returns a record's key. Without it, the key is that of `key_by`.
+            initial: The state of a new key: a value, or a function that makes one.
+            ttl_s: Remove a key when no record of it has come for this many seconds of event time, measured by the
+                latest of all records.
+            time: With `ttl_s`: a record's event time, as in `window`. Without it, the time that it was sent with.
+            unit: Unit of `time`: "s", "ms", "us" or "ns".
+            on_evict: With `ttl_s`: `on_evict(key, state)` is called when a key is removed. Its result, if not None,
+                comes out at the record that moved time past the limit.
+
+        Raises:
+            PlanError: There is no key, `initial` cannot be stored, or `time` or `on_evict` is given without `ttl_s`.
+
+        Example:
+            >>> from procession import Pipeline
+            >>> orders = Pipeline("running-sums").source(codec="json")
+            >>> sums = orders.map_stateful(
+            ...     lambda total, order: (total + order["amount"], total + order["amount"]),
+            ...     key=lambda order: order["customer"],
+            ...     initial=0,
+            ... )
+        """
         return self._keyed(
             Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
@@ -100,7 +119,7 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Keep a record or not, by what is remembered about its key: as `map_stateful`, with a truth for a result."""
+        """Keep or drop each record: as `map_stateful`, but the result says whether to keep the record."""
         return self._keyed(
             Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
@@ -118,7 +137,7 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """One record in, any number out: as `map_stateful`, with records for a result, in their order."""
+        """Replace each record by any number of records: as `map_stateful`, but the result is an iterable of them."""
         return self._keyed(
             Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
         )
@@ -134,8 +153,11 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Put the records of a key together, one after the other: the first comes out as it is, every later one as
-        `function(what came out before, record)`."""
+        """Combine the records of each key, one after the other.
+
+        The first record of a key comes out unchanged. For each later one comes out `function(previous result, record)`.
+        `key`, `ttl_s`, `time` and `unit` are those of `map_stateful`.
+        """
         checked_function(function, "reduce")
         return self._keyed(
             Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism, (ttl_s, time, unit, None)
@@ -152,7 +174,10 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """The aggregate of all records of the key so far, for each record: `rolling(aggregates.count(), key=…)`."""
+        """For each record, emit the aggregate of all records of its key so far: `rolling(aggregates.count(), key=…)`.
+
+        `key`, `ttl_s`, `time` and `unit` are those of `map_stateful`.
+        """
         if not isinstance(aggregate, Aggregate):
             raise PlanError(
                 f".rolling() was given {aggregate!r}, which is no aggregate",
@@ -171,8 +196,11 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Of the records with one key, the first one in order. Every key is remembered; with `ttl_s`, until no record
-        of it has come for so many seconds of event time."""
+        """Keep the first record of each key.
+
+        All keys are stored. With `ttl_s` a key is removed when no record of it has come for this many seconds of event
+        time. `time` and `unit` are those of `map_stateful`.
+        """
         return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism, (ttl_s, time, unit, None))
 
     def window(
@@ -189,17 +217,37 @@ class SensitiveStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Put together what falls into a window, for each key or, without `key` and a `key_by` before it, for all
-        records. What comes out is a dict: key, start and end, count, value (the aggregate's) and why it fired: "end",
-        "early" or "late".
+        """Aggregate the records of each window: per key, or over all records if there is neither `key` nor a `key_by`.
 
-        `time(record)` is a record's event time: a number of `unit` since 1970, exact (a float counts as the decimal
-        number that it prints as), or a datetime; without it, the time that it was sent with. Start and end are in
-        `unit`, too: "s", "ms", "us" or "ns". A window fires
-        when a record has come, of whatever key, that is `lateness_s` behind its end; from each input, if the stage has
-        several (docs/windows.md). A record that comes later than that is counted, and dropped ("drop"), set aside
-        ("dead-letter"), fires a window of its own ("fire"), or goes into the oldest that is open ("oldest").
-        `early_records=n` also lets out every n-th record's result so far."""
+        Each result is a dict with key, start, end, count, value (of the aggregate) and why it fired: "end", "early" or
+        "late". A window fires when a record arrives, of any key, that is `lateness_s` past the end of the window. If
+        the stage has several inputs, such a record must arrive from each of them (docs/how-to/windows.md).
+
+        Args:
+            windows: One of `procession.windows`.
+            aggregate: One of `procession.aggregates`, or your own `Aggregate`.
+            key: Returns a record's key. Without it, the key is that of `key_by`, if there is one.
+            time: A record's event time: an exact number in `unit` since 1970 (a float counts as the decimal number that
+                it prints as), or a datetime. Without it, the time that the record was sent with.
+            unit: Unit of `time`, start and end: "s", "ms", "us" or "ns".
+            lateness_s: How long a window waits for late records.
+            late: What happens to a record that is later than that. It is counted, and then dropped ("drop"), fires a
+                window of its own ("fire"), goes into the oldest open window ("oldest"), or becomes a dead letter.
+            early_records: Also emit the result so far after every this many records.
+
+        Raises:
+            PlanError: An argument is not valid, or session windows have an aggregate without `combine`.
+
+        Example:
+            >>> from procession import Pipeline, aggregates, windows
+            >>> clicks = Pipeline("clicks-per-minute").source(codec="json")
+            >>> counts = clicks.window(
+            ...     windows.tumbling(60),
+            ...     aggregates.count(),
+            ...     key=lambda click: click["page"],
+            ...     time=lambda click: click["at"],
+            ... )
+        """
         if not isinstance(windows, Windows) or not isinstance(aggregate, Aggregate):
             raise PlanError(
                 f".window() was given {windows!r} and {aggregate!r}",
@@ -232,10 +280,11 @@ class SensitiveStage(Joins):
     def aggregate(
         self, aggregate: Aggregate, *, key: Key | None = None, name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Put all records together, in their order, or, with `key`, all of each key; when the input has ended, a dict
-        comes out for each key, in the order of keys: key, count and value (the aggregate's). Without `key` and a
-        `key_by` before it, it is one, without a key. Only for sources that end: `source(…, ends=True)`, or run with
-        `--input`."""
+        """Aggregate all records, or all records of each key, and emit the results when the input has ended.
+
+        The source must end: `source(…, ends=True)`, or run with `--input`. Each result is a dict with key, count and
+        value, in the order of keys. Without `key` and without a `key_by` before it, there is one result without a key.
+        """
         if not isinstance(aggregate, Aggregate):
             raise PlanError(
                 f".aggregate() was given {aggregate!r}, which is no aggregate",
@@ -250,9 +299,11 @@ class SensitiveStage(Joins):
         return self._add(replace(node, key=by, stateful=Stateful(Gives.TOTALS, totals=totals)))
 
     def sort(self, by: Callable[[Any], Any], *, reverse: bool = False, name: str | None = None) -> Stage:
-        """All records by what the function says of each, the least first; those of which it says the same in the order
-        in which they came. They come out when the input has ended, and may be more than memory holds. Only for sources
-        that end: `source(…, ends=True)`, or run with `--input`."""
+        """Emit all records in ascending order of `by(record)` when the input has ended. Equal ones keep their order.
+
+        There may be more records than fit in memory. The source must end: `source(…, ends=True)`, or run with
+        `--input`.
+        """
         checked_function(by, "sort")
         sorting = Sorting(by, checked_flag(reverse, "reverse", "sort"), ValueCodec(self._pipeline.types))
         node = self._node(Kind.SORT, None, name, None)

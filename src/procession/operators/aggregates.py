@@ -1,8 +1,7 @@
 """Aggregates: combine many records into one result.
 
-The one rule: an aggregate takes records one after the other, in order, so it may depend on their order. What it holds
-in between is a state, made of plain values. The user names one or makes one; rolling, windowed and final stages use it.
-Pure.
+The one rule: an aggregate receives records one after the other, in order, so it may depend on their order. Its
+intermediate value is a state, made of plain values. Rolling, windowed and final stages use aggregates. Pure.
 
     >>> from procession import aggregates
     >>> aggregates.mean(of=len).of(["a", "bcd"])
@@ -18,7 +17,7 @@ from typing import Any
 from procession.planner.ownership import own
 
 TOP_MAX = 100_000
-"""The largest n of `top`: its state is written whole whenever it is touched."""
+"""The largest n of `top`: its whole state is written whenever it changes."""
 
 By = Callable[[Any], Any]
 
@@ -29,24 +28,38 @@ def same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """`create()` is what is held before the first record, `add(held, record)` what is held after one more, and
-    `finish(held)` the result; `finish` must leave what is held as it is, for it may be asked again."""
+    """An aggregate of your own.
+
+    Args:
+        create: Returns the state before the first record.
+        add: `add(state, record)` returns the state after one more record.
+        finish: `finish(state)` returns the result. It may be called several times, and must not change the state.
+        combine: `combine(earlier, later)` returns the state of two sessions that became one. Needed for session windows
+            only.
+        is_holding: Whether the state may contain the records themselves, or parts of them that can be changed.
+
+    Example:
+        >>> from procession import Aggregate
+        >>> longest = Aggregate(create=str, add=lambda held, word: max(held, word, key=len))
+        >>> longest.of(["a", "bcd", "ef"])
+        'bcd'
+    """
 
     create: Callable[[], Any]
     add: Callable[[Any, Any], Any]
     finish: Callable[[Any], Any] = same
     combine: Callable[[Any, Any], Any] | None = None
-    """What is held of the records of two sessions that turn out to be one, the earlier one's first. Only for them."""
+    """Combines the states of two sessions that became one, the earlier one first."""
     is_holding: bool = True
-    """Whether what is held may contain the records themselves, or parts of them that can be changed."""
+    """Whether the state may contain the records themselves, or parts of them that can be changed."""
 
     def step(self, held: Any, value: Any) -> tuple[Any, Any]:
-        """One more record, and the result so far."""
+        """The state after one more record, and the result so far."""
         held = self.add(held, value)
         return held, self.finish(held)
 
     def of(self, values: Iterable[Any]) -> Any:
-        """The aggregate of these records, there and then: what the stages must agree with."""
+        """The aggregate of these values, computed at once. Stages give the same result."""
         held = self.create()
         for value in values:
             held = self.add(held, value)
@@ -54,17 +67,17 @@ class Aggregate:
 
 
 def count() -> Aggregate:
-    """How many records."""
+    """The number of records."""
     return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False)
 
 
 def sum_of(of: By = same) -> Aggregate:
-    """The sum of what the function says of each record, added in order."""
+    """The sum of `of(record)`, added in order."""
     return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False)
 
 
 def mean(of: By = same) -> Aggregate:
-    """Their mean; None of no records."""
+    """The mean of `of(record)`. None if there are no records."""
     return Aggregate(
         lambda: (0, 0),
         lambda held, value: (held[0] + 1, held[1] + of(value)),
@@ -75,7 +88,7 @@ def mean(of: By = same) -> Aggregate:
 
 
 def min_by(by: By = same) -> Aggregate:
-    """The record of which the function says least; of several the first. None of no records."""
+    """The record with the smallest `by(record)`, the first of several. None if there are no records."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         rank = by(value)
@@ -88,7 +101,7 @@ def min_by(by: By = same) -> Aggregate:
 
 
 def max_by(by: By = same) -> Aggregate:
-    """The record of which the function says most; of several the first. None of no records."""
+    """The record with the largest `by(record)`, the first of several. None if there are no records."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         rank = by(value)
@@ -101,7 +114,11 @@ def max_by(by: By = same) -> Aggregate:
 
 
 def top(n: int, by: By = same) -> Aggregate:
-    """The n records of which the function says most, the greatest first; equal ones in order."""
+    """The n records with the largest `by(record)`, the largest first. Equal ones keep their order.
+
+    Raises:
+        ValueError: n is not a number from 1 to 100,000.
+    """
     if not isinstance(n, int) or not 1 <= n <= TOP_MAX:
         raise ValueError(f"top({n!r}): n must be a number from 1 to {TOP_MAX}")
 
@@ -122,7 +139,7 @@ def top(n: int, by: By = same) -> Aggregate:
 
 
 def collect() -> Aggregate:
-    """All records, as a list, in order."""
+    """All records as a list, in order."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         held.append(value)
@@ -132,13 +149,21 @@ def collect() -> Aggregate:
 
 
 def ordered(by: By = same, *, reverse: bool = False) -> Aggregate:
-    """All records, as a list, sorted by what the function says of each; equal ones in order. For a window, or a key,
-    whose records memory holds: `sort` is for more."""
+    """All records as a list, sorted by `by(record)`. Equal ones keep their order.
+
+    For a window or a key whose records fit in memory. `Stage.sort` is for more.
+    """
     return replace(collect(), finish=lambda held: sorted(held, key=by, reverse=reverse))
 
 
 def all_of(**aggregates: Aggregate) -> Aggregate:
-    """Several at a time: a dict of their results, by the names that are given here."""
+    """Several aggregates at a time: a dict of their results, by the names of the arguments.
+
+    Example:
+        >>> from procession import aggregates
+        >>> aggregates.all_of(count=aggregates.count(), sum=aggregates.sum_of()).of([1, 2, 3])
+        {'count': 3, 'sum': 6}
+    """
     named: Mapping[str, Aggregate] = dict(aggregates)
     # The first that holds records has the original; each further one has a copy.
     copying = frozenset([name for name, aggregate in named.items() if aggregate.is_holding][1:])

@@ -1,7 +1,7 @@
-"""The context: what a record has beside its value, for functions that ask for it.
+"""The context: what a record has besides its value, for functions that ask for it.
 
-The one rule: a function asks by a second parameter that is annotated with `Context`; one that does not ask costs
-nothing more. Before it `api/stage`, which looks at the function; after it `operators/chain`, which calls it. Pure.
+The one rule: a function asks by a second parameter that is annotated with `Context`; other functions cost nothing
+more. Before it `api/stage`, which inspects the function; after it `operators/chain`, which calls it. Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from procession.planner.keys import KeyCodec
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a record has beside its value. `key` is the one that it came with, as bytes, or was given by `key_by` or a
-    keyed stage. `event_time` is in nanoseconds since 1970. `stream` is the id of the stream that it came in. What a
-    window or a join gives has those of the record that let it out.
+    """What a record has besides its value, for functions of `map`, `filter` and `flat_map` that ask for it.
 
-    >>> from procession import Context
-    >>> def told(value: str, context: Context) -> str:
-    ...     return f"{context.key} {value}"
-    >>> told("a", Context(key=7, event_time=0, stream=1))
-    '7 a'
+    The result of a window or a join has the context of the record that caused it to come out.
+
+    Args:
+        key: The key that the record was sent with, as bytes, or that `key_by` or a keyed stage has set.
+        event_time: Nanoseconds since 1970.
+        stream: Id of the stream that the record came in.
+
+    Example:
+        >>> from procession import Context
+        >>> def tagged(value: str, context: Context) -> str:
+        ...     return f"{context.key} {value}"
+        >>> tagged("a", Context(key=7, event_time=0, stream=1))
+        '7 a'
     """
 
     key: Any
@@ -57,7 +63,7 @@ def _signature(function: Any) -> inspect.Signature:
 def with_contexts(
     function: Callable[[Any, Context], Any], keys: pa.Array, others: pa.RecordBatch, codec: KeyCodec
 ) -> Callable[[Any], Any]:
-    """The function as one of the value alone, to be called once for each of these records, in their order."""
+    """The function as one of the value alone. It must be called once per record, in order."""
     contexts = _contexts(keys, others, codec)
     return lambda value: function(value, next(contexts))
 

@@ -1,8 +1,8 @@
 """Tables: the small tables that a stream is joined with.
 
-The one rule: a table is the same for every task of an epoch. It is read where it is needed, once in each worker. A file
-that changes under a running pipeline is an error, unless the user asked for it to be refreshed; then the round record
-says which copy an epoch reads. The user names a table and its key; `api/joins` looks records up in it.
+The one rule: a table is the same for every task of an epoch. Each worker reads it once, when it needs it. A file that
+changes while the pipeline runs is an error, unless the user asked for it to be refreshed; then the round record says
+which copy an epoch reads. `api/joins` declares the look-up of records in a table.
 
     >>> from procession import tables
     >>> table = tables.of_rows([{"id": "a", "name": "Anna"}], by="id")
@@ -26,10 +26,10 @@ from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
 
 ROWS_MAX = 5_000_000
-"""So many rows a side may have: every worker holds all of them."""
+"""Maximum number of rows of a table: every worker holds all of them."""
 
 SHIPPED_MAX = 100_000
-"""So many rows may be given by value: they go to every task with the program. Larger sides are files."""
+"""Maximum number of rows given by value: they are sent to every task with the program. Larger tables are files."""
 
 Row = Mapping[str, Any]
 By = str | Callable[[Any], Any]
@@ -39,15 +39,17 @@ _KEYS = KeyCodec(has_any_enum=True)
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a side, by their encoded keys."""
+    """The rows of a table, by their encoded keys."""
 
     rows: dict[bytes, list[dict[str, Any]]]
     kinds: frozenset[type[Any]]
-    """The types that its keys have."""
+    """The types of its keys."""
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
-        """The rows of this key, in their order. A key that is of no type that the table has is a mistake, unless it is
-        None: it could never match."""
+        """The rows of this key, in their order.
+
+        Raises TypeError for a key, other than None, whose type no key of the table has: it could never match.
+        """
         found = self.rows.get(_KEYS.encode(key))
         if found is None and key is not None and self.kinds and type(key) not in self.kinds:
             names = " or ".join(sorted(kind.__name__ for kind in self.kinds))
@@ -59,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Side:
-    """A table. `rows` if it was given by value, else the file that it is in and how to read it."""
+    """A table: its rows if it was given by value, else its file and how to read it."""
 
     by: By
     rows: tuple[dict[str, Any], ...] = ()
@@ -67,13 +69,13 @@ class Side:
     is_parquet: bool = False
     is_refreshed: bool = False
     stamp: tuple[int, int] = (0, 0)
-    """What the file looked like when the program was started."""
+    """Time and size of the file when the program was started."""
     copy: Path | None = None
-    """What is read instead of the file, if it may change: never changed itself."""
+    """An immutable copy of the file that is read instead, if the file may change."""
     _table: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
-        """The rows that are known by this key, in their order."""
+        """The rows with this key, in their order."""
         return self.table().matches(key)
 
     def table(self) -> Table:
@@ -93,7 +95,7 @@ class Side:
         return self._cached(stamp, self.path)
 
     def _cached(self, version: Any, path: Path) -> Table:
-        """One version of a file, and only the last that was asked for, stays in memory."""
+        """A version of a file. Only the version that was used last stays in memory."""
         assert self.path is not None
         place = self.path, _told(self.by)
         if place not in _read or _read[place][0] != version:
@@ -101,7 +103,7 @@ class Side:
         return _read[place][1]
 
     def at(self, copy: Path) -> Side:
-        """The same side, as it was when this copy was made."""
+        """The same table, as it was when this copy was made."""
         return replace(self, copy=copy)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,15 +112,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a record becomes: `join(record, row, …)` for each row of the side that matches, or for each pair of rows
-    where there are two sides. Where nothing matches, None stands for the row, or, in an inner join, nothing comes
-    out."""
+    """What a record becomes: `join(record, row, …)` for each matching row, or pair of rows if there are two tables.
+
+    If no row matches, None stands for the row; in an inner join nothing comes out.
+    """
 
     pairs: tuple[tuple[Side, Callable[[Any], Any]], ...]
     join: Callable[..., Any]
     is_inner: bool
     is_copying: bool = True
-    """Whether `join` is given copies: it, or a stage behind, may change what it is given."""
+    """Whether `join` receives copies, because it or a later stage may change its arguments."""
 
     def __call__(self, record: Any) -> list[Any]:
         found: list[list[Any]] = [side.matches(key(record)) for side, key in self.pairs]
@@ -132,18 +135,18 @@ class Joining:
         return [self.join(one, *rows) for one, rows in zip(records, matches, strict=True)]
 
     def at(self, copies: Mapping[str, Path]) -> Joining:
-        """The same, with those sides that may change as they were in these copies, by the files' paths."""
+        """The same, with the tables that may change replaced by these copies. `copies` is by the files' paths."""
         pairs = ((side.at(copy) if (copy := copies.get(str(side.path))) else side, key) for side, key in self.pairs)
         return replace(self, pairs=tuple(pairs))
 
 
 def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dict[int, Joining]:
-    """Of the functions of stages, the joins, as they are with these copies."""
+    """The joins among the functions of stages, with these copies of their tables."""
     return {index: one.at(copies) for index, one in functions.items() if isinstance(one, Joining)}
 
 
 def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[Side, ...]]:
-    """Of the functions of stages, those sides of joins that are to be read again when they have changed, by file."""
+    """The tables of joins that are read again when their file changes, by file."""
     found: dict[Path, tuple[Side, ...]] = {}
     for joining in functions:
         for side, _ in joining.pairs if isinstance(joining, Joining) else ():
@@ -156,7 +159,7 @@ def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[Side, ...]]:
 
 
 def _told(by: Any) -> Hashable:
-    """What makes a function the same one after it was sent to another process: where it lies in memory does not."""
+    """What identifies a function after it was sent to another process. Its address in memory does not."""
     code = getattr(by, "__code__", None)
     cells = tuple(repr(cell.cell_contents) for cell in getattr(by, "__closure__", None) or ())
     return repr(by) if code is None else (code, repr(by.__defaults__), cells)
@@ -166,13 +169,23 @@ _read: dict[tuple[Path, Hashable], tuple[Any, Table]] = {}
 
 
 def of_rows(rows: Iterable[Row], *, by: By) -> Side:
-    """A table given by value: dicts, or the rows of a DataFrame (`df.collect()`). `by` is a column, or a function of a
-    row."""
+    """A table given by value, for up to 100,000 rows.
+
+    Args:
+        rows: Dicts, or the rows of a Spark DataFrame (`df.collect()`).
+        by: The key: name of a column, or a function of a row.
+
+    Returns:
+        A table for `Stage.hash_join`.
+
+    Raises:
+        PlanError: There are too many rows, or a row has no such key.
+    """
     given = tuple(dict(row.asDict()) if hasattr(row, "asDict") else dict(row) for row in rows)
     if len(given) > SHIPPED_MAX:
         raise PlanError(
-            f"a side of {len(given):,} rows was given by value; {SHIPPED_MAX:,} are allowed",
-            next_step="write it to a Parquet file, and give sides.of_parquet",
+            f"a table of {len(given):,} rows was given by value; at most {SHIPPED_MAX:,} are allowed",
+            next_step="write it to a Parquet file, and use tables.of_parquet",
         )
     side = Side(by, given)
     side.table()  # a mistake is told where it was made
@@ -180,13 +193,23 @@ def of_rows(rows: Iterable[Row], *, by: By) -> Side:
 
 
 def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> Side:
-    """A file with a JSON object on each line, which every worker can read. `refresh`: it is read again when its time or
-    size has changed, from one of the next epochs on; which one is not part of any promise."""
+    """A table from a file with one JSON object per line.
+
+    Args:
+        path: The file. Every worker must be able to read it.
+        by: The key: name of a column, or a function of a row.
+        refresh: Read the file again when its time or size has changed, beginning with one of the next epochs. Which
+            one is not guaranteed. Without it, a change of the file stops the pipeline.
+
+    Raises:
+        PlanError: The file is not valid, or a row has no such key.
+        StorageError: The file cannot be read.
+    """
     return _of_file(Path(path), by, is_parquet=False, is_refreshed=refresh)
 
 
 def of_parquet(path: str | Path, *, by: By, refresh: bool = False) -> Side:
-    """A Parquet file, likewise."""
+    """A table from a Parquet file. The arguments are those of `of_json_lines`."""
     return _of_file(Path(path), by, is_parquet=True, is_refreshed=refresh)
 
 
@@ -202,7 +225,7 @@ def stamp_of(path: Path) -> tuple[int, int]:
         found = path.stat()
     except OSError as error:
         raise StorageError(
-            f"the side {path} cannot be read: {error.strerror}", next_step="put it where every worker can read it"
+            f"the table {path} cannot be read: {error.strerror}", next_step="put it where every worker can read it"
         ) from error
     return found.st_mtime_ns, found.st_size
 
@@ -216,7 +239,7 @@ def _rows_of(path: Path, is_parquet: bool) -> Iterable[dict[str, Any]]:
     except ProcessionError:
         raise
     except (OSError, ValueError) as error:
-        raise PlanError(f"the side {path} cannot be read: {error}", next_step="mend the file") from error
+        raise PlanError(f"the table {path} cannot be read: {error}", next_step="correct the file") from error
 
 
 def _indexed(rows: Iterable[dict[str, Any]], by: By) -> Table:
@@ -224,13 +247,13 @@ def _indexed(rows: Iterable[dict[str, Any]], by: By) -> Table:
     kinds: set[type[Any]] = set()
     for number, row in enumerate(rows):
         if number >= ROWS_MAX:
-            raise PlanError(f"a side has more than {ROWS_MAX:,} rows", next_step="join the streams by key instead")
+            raise PlanError(f"a table has more than {ROWS_MAX:,} rows", next_step="join the streams by key instead")
         try:
             known_by = row[by] if isinstance(by, str) else by(row)
             key = _KEYS.encode(known_by)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
-                f"row {number} of a side is not known by {by!r}: {type(error).__name__}: {error}",
+                f"row {number} of a table has no key {by!r}: {type(error).__name__}: {error}",
                 next_step="name a column that every row has, of values that can be keys",
             ) from error
         table.setdefault(key, []).append(row)

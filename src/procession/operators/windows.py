@@ -20,20 +20,20 @@ from procession.planner.event_order import LateRecord
 from procession.times import NS, in_unit, length
 
 SESSION_STEPS = 8
-"""The watermark of a session moves in steps of its gap divided by this: so much later than its end it may fire."""
+"""The watermark of a session moves in steps of its gap divided by this, so it may fire up to one step late."""
 
 SPAN_MAX = 1_000_000_000 * NS
-"""The longest length of time, in nanoseconds."""
+"""The longest duration, in nanoseconds."""
 
 Length = float | Decimal | timedelta
-"""A length of time: seconds as a number, which is taken as the decimal number that it prints as, or a timedelta."""
+"""A duration: seconds as a number (a float counts as the decimal number that it prints as), or a timedelta."""
 
 OVERLAPS_MAX = 1_000
-"""So many sliding windows a record may be in."""
+"""Maximum number of sliding windows that contain one record."""
 
 
 class Late(Enum):
-    """What becomes of a record all of whose windows have fired."""
+    """What happens to a record all of whose windows have fired."""
 
     DROP = "drop"
     FIRE = "fire"
@@ -43,8 +43,11 @@ class Late(Enum):
 
 @dataclass(frozen=True)
 class Windows:
-    """`size` and `every` in nanoseconds; a session is as long as its records are less than `size` apart. With `count`
-    so many records make a window, whatever their times."""
+    """A window type, as `tumbling`, `sliding`, `session` and `counting` make it. Times are in nanoseconds.
+
+    `size` is the length of a window, or the gap of a session. `every` is the distance between two windows. With
+    `count`, a window has this many records, whatever their times.
+    """
 
     size: int = 0
     every: int = 0
@@ -53,12 +56,12 @@ class Windows:
 
     @property
     def step(self) -> int:
-        """The watermark moves in steps of this: no window could fire in between."""
+        """The watermark moves in steps of this: no window can fire in between."""
         return max(1, self.size // SESSION_STEPS) if self.is_session else self.every
 
     @property
     def shape(self) -> str:
-        """What they are, in words that are the same as long as they are."""
+        """A description that is the same for equal window types."""
         if self.count:
             return f"{self.count} records"
         if self.is_session:
@@ -66,7 +69,7 @@ class Windows:
         return f"{in_unit(self.size)} s, every {in_unit(self.every)} s"
 
     def ends(self, time: int) -> tuple[int, ...]:
-        """The ends of the windows that a moment is in, the earliest first."""
+        """The ends of the windows that contain this time, the earliest first."""
         if self.is_session:
             return (time + self.size,)
         first = (time // self.every + 1) * self.every
@@ -74,13 +77,28 @@ class Windows:
 
 
 def tumbling(size_s: Length) -> Windows:
-    """Windows of this many seconds, one after the other, counted from 1970."""
+    """Windows of a fixed size, one after the other, aligned to 1970-01-01.
+
+    Args:
+        size_s: Length of a window in seconds.
+
+    Raises:
+        PlanError: The size is not positive.
+    """
     size = span(size_s, "size_s")
     return Windows(size, size)
 
 
 def sliding(size_s: Length, *, every_s: Length) -> Windows:
-    """Windows of `size_s` seconds, one of which ends every `every_s` seconds; the size is a multiple of it."""
+    """Overlapping windows of a fixed size.
+
+    Args:
+        size_s: Length of a window in seconds. A multiple of `every_s`.
+        every_s: Seconds between the ends of two windows.
+
+    Raises:
+        PlanError: The size is not a multiple of the step, or a record would be in too many windows.
+    """
     size, every = span(size_s, "size_s"), span(every_s, "every_s")
     if size % every or size // every > OVERLAPS_MAX:
         raise PlanError(
@@ -91,19 +109,27 @@ def sliding(size_s: Length, *, every_s: Length) -> Windows:
 
 
 def session(gap_s: Length) -> Windows:
-    """A window for records that follow one another within `gap_s` seconds; it ends that long after the last."""
+    """Windows that last as long as records follow each other within a gap.
+
+    Args:
+        gap_s: The gap in seconds. A session ends this long after its last record.
+    """
     return Windows(span(gap_s, "gap_s"), is_session=True)
 
 
 def counting(records: int) -> Windows:
-    """A window for every so many records."""
+    """Windows of a fixed number of records, whatever their times.
+
+    Args:
+        records: Records per window.
+    """
     if not isinstance(records, int) or isinstance(records, bool) or records < 1:
         raise PlanError(f"windows of {records!r} records cannot be", next_step="give a number above 0")
     return Windows(count=records)
 
 
 def span(time: Length, what: str, least: int = 1) -> int:
-    """A length of time as a user gave it, exact, in nanoseconds; at least so many. Raises PlanError."""
+    """A duration given by a user, exact, in nanoseconds. Raises PlanError if it is below `least` nanoseconds."""
     ns = length(time)
     if ns is None or not least <= ns <= SPAN_MAX:
         raise PlanError(
@@ -113,5 +139,5 @@ def span(time: Length, what: str, least: int = 1) -> int:
 
 
 def late_record(time: int, watermark: int) -> LateRecord:
-    """Said of a record that came behind the watermark of a stage."""
+    """The reason for a dead letter: the record is behind the watermark of a stage."""
     return LateRecord(f"its time {in_unit(time)} s is too far behind the watermark {in_unit(watermark)} s of the stage")
