@@ -1,13 +1,11 @@
-"""Signs of life of Spark's process, and what is said of a cluster that does not answer."""
+"""Signs of life of Spark's process."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from contextlib import closing
 
-from procession.driver.spark_process import Beat, _unreachable
+from procession.driver.spark_process import Beat
 
 
 def test_silence_is_noticed_once() -> None:
@@ -28,12 +26,3 @@ def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
         time.sleep(0.05)
     assert not silent.is_set()
     beat.stop()
-
-
-def test_a_master_at_whose_address_nobody_listens_is_told_with_the_reason() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port = listener.getsockname()[1]
-        assert _unreachable(f"spark://127.0.0.1:{port}") is None
-        assert _unreachable(f"spark://127.0.0.1:1,127.0.0.1:{port}") is None, "one of them is enough"
-    assert _unreachable(f"spark://127.0.0.1:{port}") == "Connection refused"
-    assert _unreachable("spark://nowhere")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from procession.cli.main import app
+from procession.driver.spark_process import COMMAND_STARTED
 from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 from procession.planner.graph import Graph
 from procession.storage.secret import Secret, find_secret, path_of
-from procession.supervisor.local_pipeline import Local, gateway_words
+from procession.supervisor.local_pipeline import STARTED, Local, gateway_words
 from procession.supervisor.membership import listed
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings, load_settings
@@ -111,6 +113,26 @@ def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_p
 
             wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
             assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")
+
+
+class Timed(Started):
+    """Notes what the parts are told of the start of the command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, str | None] = {}
+
+    def start(self, part: Part) -> None:
+        super().start(part)
+        self.told[part.name] = part.env.get(COMMAND_STARTED)
+
+
+def test_a_driver_is_told_when_the_command_began_so_that_a_user_does_not_wait_longer(tmp_path: Path) -> None:
+    supervisor: Any = Timed()
+    Local(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, Settings()).start()
+    began = supervisor.told["driver"]
+    assert began is not None
+    assert float(began) == STARTED < time.monotonic()
 
 
 class Looking(Started):

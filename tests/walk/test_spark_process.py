@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -65,15 +65,60 @@ def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(pl
     assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
 
 
-def test_a_master_that_nobody_reaches_is_told_within_10_seconds(place: Path) -> None:
-    with running(*WORDS, "--master", "spark://127.0.0.1:9", cwd=place) as command:
-        wait_for(lambda: "starting pipeline" in command.said, "the start", lambda: command.said)
-        began = time.monotonic()
-        wait_for(lambda: "cannot be reached: Connection refused" in command.said, "a word", lambda: command.said)
-        assert time.monotonic() - began < 10
-        assert "spark://127.0.0.1:9" in command.said
+def silent_java(place: Path) -> str:
+    """A Java home whose JVM can tell its version, and for the rest notes that it was started and says nothing."""
+    java = place / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    real = shutil.which("java")
+    java.write_text(f'#!/bin/sh\n[ "$1" = -version ] && exec {real} "$@"\ntouch {place}/jvm\nexec sleep 600\n')
+    java.chmod(0o755)
+    (java.parents[1] / "release").write_text('JAVA_VERSION="17.0.9"\n')
+    return str(java.parents[1])
+
+
+def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
+    home = silent_java(place)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("run", "app.py", "--input", "input.txt", "--listen", listen, cwd=place, JAVA_HOME=home)
+    assert done.returncode == Status.ACT
+    assert told(done.stderr).endswith("is in use.")
+    assert not (place / "jvm").exists()
+
+
+def test_a_master_that_nobody_reaches_is_told_without_waiting_for_a_jvm(place: Path) -> None:
+    home = silent_java(place)
+    with running(*WORDS, "--master", "spark://127.0.0.1:9", cwd=place, JAVA_HOME=home) as command:
+        word = "master spark://127.0.0.1:9 cannot be reached: Connection refused"
+        wait_for(lambda: word in command.said, "the sentence", lambda: command.said)
         command.process.send_signal(signal.SIGTERM)
         command.wait()
+
+
+def test_a_master_that_does_not_answer_is_told_without_waiting_for_a_jvm(place: Path) -> None:
+    home = silent_java(place)
+    with closing(socket.create_server(("127.0.0.1", 0))) as mute:
+        master = f"spark://127.0.0.1:{mute.getsockname()[1]}"
+        with running(*WORDS, "--master", master, cwd=place, JAVA_HOME=home) as command:
+            wait_for(lambda: f"{master} has not answered yet" in command.said, "it", lambda: command.said)
+            assert "cannot be reached" not in command.said
+            command.process.send_signal(signal.SIGTERM)
+            command.wait()
+
+
+def test_a_cluster_that_spark_does_not_start_is_one_sentence_and_not_tried_again(place: Path) -> None:
+    done = run(*WORDS, "--master", "local-cluster[1,1,512]", cwd=place)
+    assert done.returncode == Status.ACT, done.stderr
+    assert "does not start with the master local-cluster[1,1,512]: Asked to launch cluster with" in told(done.stderr)
+    assert "starting it again" not in done.stderr
+
+
+def test_a_master_that_is_none_is_told_before_anything_is_started(place: Path) -> None:
+    for words in (("run", "app.py"), ("driver", "app.py", "--dir", "p")):
+        done = run(*words, "--master", "spark:/here", cwd=place)
+        assert done.returncode == Status.USAGE, done.stderr
+        assert told(done.stderr) == "'spark:/here' is not the address of a master of Spark."
+    assert not (place / ".procession").exists()
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ from procession.driver.table_versions import Refresh
 from procession.errors import ConfigError, ProcessionError, RoundError, told_in
 from procession.planner.graph import Exchange, Graph
 from procession.spark.java import check_java
+from procession.spark.master import check_master
 from procession.storage.durable import write_durably
 from procession.storage.flight_reader import Access
 from procession.storage.run_store import Manifest, RunStore
@@ -110,6 +111,7 @@ class Stopping(Exception):
 def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
     """Run the app until SIGTERM or SIGINT. Raises what somebody must act on. With `turn`, make Spark ready and wait for
     a line there first; if there will be none, end."""
+    check_master(config.master)
     check_java()
     find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)

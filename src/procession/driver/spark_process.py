@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from procession.driver.scratch_directory import Scratch
 from procession.errors import ProcessionError
 from procession.planner.plan import Plan
+from procession.spark.master import LOCAL_CLUSTER, REPEAT_S, ExecutorNotice, first_notice, has_executors, unreachable
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -29,14 +29,10 @@ SCRATCH = "scratch"
 BEAT_S = 1.0
 """How often the JVM is asked for a sign of life."""
 
-PATIENCE_S = 8.0
-REPEAT_S = 60.0
-"""How long a cluster may take to answer, or to give executors, before that is told; and when it is told again."""
-
-REACH_TIMEOUT_S = 2.0
-
-LOCAL = "local"
-STANDALONE = "spark://"
+STARTED = time.monotonic()
+"""When this process began, nearly."""
+COMMAND_STARTED = "PROCESSION_COMMAND_STARTED"
+"""The variable with which a command tells its driver when it began itself, by the monotonic clock of this machine."""
 
 Say = Callable[[str], None]
 
@@ -66,13 +62,14 @@ class SparkProcess:
 
     def __init__(self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say) -> None:
         # Imported late, so that the sinks are settled while Python still reads Spark's modules.
-        from procession.spark.session import LOCAL_CLUSTER, open_session
+        from procession.spark.session import open_session
 
         path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self._say = say
-        self._master = master or LOCAL
-        self._is_remote = not self._master.startswith(LOCAL)
+        self._master = master or "local"
+        self._has_executors = has_executors(self._master)
+        self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
         self.scratch = Scratch(directory / SCRATCH)
         home = directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._told_while_waiting()
@@ -86,8 +83,10 @@ class SparkProcess:
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
             )
+        except ProcessionError:
+            raise
         except Exception as error:
-            if not self._is_remote:
+            if not self._has_executors:
                 raise
             raise ProcessionError(
                 f"Spark could not be started at its master {self._master}: {_first(error)}"
@@ -98,18 +97,18 @@ class SparkProcess:
     def _told_while_waiting(self) -> threading.Event:
         """Tell that a cluster does not answer, until the event is set."""
         is_over = threading.Event()
-        if not self._is_remote:
+        if not self._has_executors:
             return is_over
-        if self._master.startswith(STANDALONE) and (trouble := _unreachable(self._master)):
-            self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
 
         def tell() -> None:
-            wait_s = PATIENCE_S
-            while not is_over.wait(wait_s):
+            wait_s = self._notice_due - time.monotonic()
+            while not is_over.wait(max(0.0, wait_s)):
                 self._say(f"Spark's master {self._master} has not answered yet; waiting for it (see logs/spark.log)")
                 wait_s = REPEAT_S
 
         threading.Thread(target=tell, name="waiting for the master", daemon=True).start()
+        if trouble := unreachable(self._master):
+            self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
         return is_over
 
     def watch(self, timeout_s: float, fail: Callable[[ProcessionError], None]) -> None:
@@ -119,21 +118,16 @@ class SparkProcess:
         clock = self.session._jvm.java.lang.System  # type: ignore[union-attr]
         pid = context._gateway.proc.pid  # type: ignore[union-attr]
         beat = Beat(timeout_s, lambda: fail(self._hung(pid, timeout_s)))
+        notice = ExecutorNotice(self._master, self._notice_due, time.monotonic())
 
         def ask() -> None:
-            due = time.monotonic() + PATIENCE_S
             while True:
                 clock.nanoTime()
                 beat.heard()
-                now = time.monotonic()
-                if not self._is_remote or java.getExecutorMemoryStatus().size() > 1:
-                    due = now + PATIENCE_S
-                elif now >= due:
-                    due = now + REPEAT_S
-                    self._say(
-                        f"Spark's master {self._master} has given us no executor yet; waiting for one: start a worker,"
-                        " or see whether the workers have cores and memory to spare"
-                    )
+                if self._has_executors:
+                    count = java.getExecutorMemoryStatus().size() - 1  # the driver counts itself
+                    if told := notice.look(count, time.monotonic()):
+                        self._say(told)
                 time.sleep(min(BEAT_S, timeout_s / 4))
 
         def run() -> None:
@@ -183,19 +177,6 @@ class Beat:
             if now - self._last > self._timeout_s:
                 self._silent()
                 return
-
-
-def _unreachable(master: str) -> str | None:
-    """Why nobody listens at any of the addresses of a standalone master; None if somebody does."""
-    trouble = "it has no address"
-    for address in master.removeprefix(STANDALONE).split(","):
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
-            return None
-        except (OSError, ValueError) as error:
-            trouble = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-    return trouble
 
 
 def _first(error: Exception) -> str:

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import py4j
 import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
 from procession.spark.java import java
+from procession.spark.master import LOCAL_CLUSTER
 
 Session = SparkSession
 """For rooms that hold one and know nothing else of Spark."""
@@ -64,8 +66,7 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
-LOCAL_CLUSTER = "local-cluster["
-"""Executors that are JVMs on this machine: they start as the driver's does. Elsewhere the archive is not there."""
+SPARK_EXCEPTION = "org.apache.spark.SparkException"
 
 TASK_FAILURES_MAX = 4
 """A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
@@ -103,7 +104,25 @@ def open_session(
     if (master or "").startswith(LOCAL_CLUSTER):
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
-    return builder.config("spark.driver.extraJavaOptions", " ".join(options)).getOrCreate()
+    builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
+    try:
+        return builder.getOrCreate()
+    except Py4JJavaError as error:
+        if refused := _refused(error, master):
+            raise refused from error
+        raise
+
+
+def _refused(error: Py4JJavaError, master: str | None) -> ConfigError | None:
+    """Why Spark does not take this master, if that is what its error says. Trying again would not help."""
+    thrown = error.java_exception
+    told = str(thrown.getMessage())
+    if not (master or "").startswith(LOCAL_CLUSTER) or thrown.getClass().getName() != SPARK_EXCEPTION:
+        return None
+    return ConfigError(
+        f"Spark does not start with the master {master}: {told.splitlines()[0]}",
+        next_step="give the workers more memory, such as --master local-cluster[2,1,1024]",
+    )
 
 
 def spark_home(home: Path | None = None) -> Path:

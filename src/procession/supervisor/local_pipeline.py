@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,12 @@ from pathlib import Path
 from procession.address import Address, check_free, parse_address
 from procession.cache import find_place
 from procession.driver.driver import CACHE, READY
+from procession.driver.spark_process import COMMAND_STARTED
 from procession.driver.stream_order import check_gateways, order_words
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.graph import Graph
 from procession.spark.java import check_java
+from procession.spark.master import check_master
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.cookies import check_open
 from procession.supervisor.part import Part
@@ -34,6 +37,9 @@ SPARE = ("--spare",)
 
 HERE = "127.0.0.1:0"
 """For this machine only, at any port."""
+
+STARTED = time.monotonic()
+"""When this command began, nearly."""
 
 COMMAND = (sys.executable, "-m", "procession")
 
@@ -146,7 +152,7 @@ class Local:
         part = Part(
             name,
             (*COMMAND, *argv),
-            env=self.env.get(name, {}),
+            env={COMMAND_STARTED: str(STARTED), **self.env.get(name, {})},
             is_ready=announced_in(announcement),
             stop_rank=stop_rank,
             stop_timeout_s=stop_timeout_s,
@@ -224,8 +230,9 @@ class Local:
 
 
 def check_start(settings: Settings, listen: str = HERE) -> None:
-    """Raise ConfigError, before anything is started or written, if Spark has no Java, or somebody listens where the
-    first gateway is to."""
+    """Raise ConfigError, before anything is started or written, if Spark has no Java or no such master, or somebody
+    listens where the first gateway is to."""
+    check_master(settings.master)
     check_java()
     for address in filter(None, (listen, settings.control, settings.metrics)):
         check_free(parse_address(address))

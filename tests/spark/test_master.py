@@ -1,0 +1,79 @@
+"""The address of a master, and what is said of one that does not answer or gives no executor."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from procession.errors import UsageError
+from procession.spark.master import (
+    GRACE_S,
+    PATIENCE_S,
+    REPEAT_S,
+    ExecutorNotice,
+    check_master,
+    first_notice,
+    has_executors,
+    unreachable,
+)
+
+TAKEN = ("local", "local[4]", "local[*]", "local[2,4]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn")
+TAKEN += ("spark://h:7077", "spark://[::1]:7077", "spark://a:1,b:2", "k8s://https://h:6443")
+
+
+@pytest.mark.parametrize("master", TAKEN)
+def test_the_forms_that_spark_knows_are_taken(master: str) -> None:
+    check_master(master)
+    assert has_executors(master) == (not master.startswith("local") or master.startswith("local-cluster"))
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["", "foo", "spark://", "spark://h", "spark:h:1", "local[", "local-cluster", "local-cluster[2,1]", "k8s://"],
+)
+def test_what_is_no_address_of_a_master_is_refused_with_the_forms(master: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of a master of Spark") as caught:
+        check_master(master)
+    assert "spark://HOST:PORT" in caught.value.next_step
+
+
+def test_a_master_at_whose_address_nobody_listens_is_told_with_the_reason() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        assert unreachable(f"spark://127.0.0.1:{port}") is None
+        assert unreachable(f"spark://127.0.0.1:1,127.0.0.1:{port}") is None, "one of them is enough"
+    assert unreachable(f"spark://127.0.0.1:{port}") == "Connection refused"
+    assert unreachable("yarn") is None, "nobody knows where it is"
+
+
+def test_a_user_is_told_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
+    due = first_notice(command_started=100.0, driver_started=102.0)
+    assert 100.0 + PATIENCE_S == due <= 108.0
+    notice = ExecutorNotice("spark://h:1", due, now=105.0)
+    assert notice.look(0, due - 0.01) is None
+    assert "spark://h:1 has given us no executor yet; waiting for one: start a worker" in (notice.look(0, due) or "")
+
+
+def test_a_driver_that_is_started_later_has_patience_of_its_own() -> None:
+    due = first_notice(command_started=100.0, driver_started=500.0)
+    assert 500.0 < due < 510.0
+
+
+def test_executors_have_a_moment_to_come_after_a_slow_start_of_spark() -> None:
+    notice = ExecutorNotice("spark://h:1", 107.0, now=120.0)
+    assert notice.look(0, 120.0) is None
+    assert notice.look(0, 120.0 + GRACE_S) is not None
+
+
+def test_it_is_told_again_and_that_an_executor_came_and_that_it_left() -> None:
+    notice = ExecutorNotice("local-cluster[2,1,1024]", 107.0, now=105.0)
+    assert notice.look(1, 106.0) is None, "nobody asked"
+    told = notice.look(0, 106.0 + PATIENCE_S)
+    assert told is not None
+    assert "executors/work" in told
+    assert notice.look(0, 106.5 + PATIENCE_S) is None
+    assert notice.look(0, 106.0 + PATIENCE_S + REPEAT_S) == told
+    assert notice.look(2, 200.0) == "Spark's master local-cluster[2,1,1024] has given us an executor"
+    assert notice.look(2, 300.0) is None
