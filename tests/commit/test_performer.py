@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,10 @@ async def drive(root: Path, port: int, epochs: range, **options: Any) -> None:
         reserved=checkpoint.reserved,
     )
 
+    acknowledged: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
     async def acknowledge(record: Round) -> None:
-        pass
+        acknowledged[record.epoch].set()
 
     rim = Rim(acknowledge=acknowledge, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append)
     sinks = [SinkOptions("a", "127.0.0.1", port, "p", "p-a-0", backoff_max_s=0.05, **options)]
@@ -147,9 +150,11 @@ async def drive(root: Path, port: int, epochs: range, **options: Any) -> None:
         _spark_writes(log.directory / "offsets" / str(epoch), f'v1\n{{}}\n{{"gateway-0":{epoch}}}')
         writer = RunStore(root / "runs").writer(epoch, 0, 0, 0)
         writer.add("a", pa.record_batch({"payload": pa.array([b"epoch %d\n" % epoch], pa.binary())}))
-        await conductor.run_epoch(epoch, [writer.publish(Manifest(epoch, 0, 0, epoch, epoch + 1))])
+        manifest = Manifest(epoch, 0, 0, epoch, epoch + 1, positions={epoch: 0})
+        await conductor.run_epoch(epoch, [writer.publish(manifest)])
         _spark_writes(log.directory / "commits" / str(epoch), "v1\n{}")
         await conductor.settle()
+        await acknowledged[epoch].wait()
     await conductor.close()
     assert failures == []
 
@@ -173,6 +178,18 @@ async def test_an_abort_rule_on_a_number_fires_once_and_the_pipeline_goes_on(tmp
     assert len(sink.fired) == 1
     assert sink.output == b"".join(b"epoch %d\n" % epoch for epoch in range(8))
     server.close()
+
+
+@on_a_loop
+async def test_a_record_names_only_the_streams_that_gateways_may_not_know(tmp_path: Path) -> None:
+    """Each epoch has a stream of its own, and is acknowledged: the next record need not name it."""
+    server = await asyncio.start_server(Foreign("no rule", closes=False).serve, "127.0.0.1", 0)
+    await drive(tmp_path, server.sockets[0].getsockname()[1], range(6), is_authoritative=False)
+    server.close()
+    rounds = Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f").rounds
+    records = rounds.read_all()
+    assert [list(records[epoch].positions) for epoch in range(6)] == [[epoch] for epoch in range(6)]
+    assert rounds.positions(5) == dict.fromkeys(range(6), 0)
 
 
 @on_a_loop

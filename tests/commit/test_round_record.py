@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.commit.round_record import ROUNDS_KEPT, Part, Round, Rounds
+from procession.commit.round_record import ROUNDS_KEPT, Part, Round, Rounds, next_positions
 from procession.errors import StorageError
 
 U64 = st.integers(0, 2**64 - 1)
@@ -64,3 +64,41 @@ def test_as_many_records_are_kept_as_spark_keeps_commits(tmp_path: Path) -> None
         (tmp_path / f"{epoch:020d}").write_bytes(record_of(epoch).to_json())
     rounds.drop_before(ROUNDS_KEPT + 9)
     assert list(rounds.read_all()) == list(range(9, ROUNDS_KEPT + 10))
+
+
+def positions_of(positions: dict[int, int]) -> Round:
+    return Round(0, 1, "f", 0, 5, {}, positions)
+
+
+def test_a_record_repeats_the_positions_of_the_last_one_that_a_gateway_may_not_have() -> None:
+    last = positions_of({1: 10, 2: 20, 3: 30})
+    assert next_positions(None, None, [{1: 5}]) == {1: 5}
+    assert next_positions(last, None, [{4: 0}]) == {1: 10, 2: 20, 3: 30, 4: 0}
+    assert next_positions(last, positions_of({1: 10, 2: 19}), [{4: 0}, {3: 31}]) == {2: 20, 3: 31, 4: 0}
+    assert next_positions(last, last, []) == {}
+
+
+@given(epochs=st.lists(st.tuples(st.dictionaries(st.integers(1, 5), st.integers(1, 3)), st.booleans()), max_size=12))
+def test_a_gateway_that_hears_some_records_knows_every_position(
+    epochs: list[tuple[dict[int, int], bool]],
+) -> None:
+    """Each epoch moves some streams on; the record is heard by every gateway, or by none."""
+    committed: dict[int, int] = {}
+    known: dict[int, int] = {}
+    last = acknowledged = None
+    for steps, is_heard in epochs:
+        changes = {stream_id: committed.get(stream_id, 0) + step for stream_id, step in steps.items()}
+        committed |= changes
+        last = positions_of(next_positions(last, acknowledged, [changes]))
+        if is_heard:
+            known |= last.positions
+            acknowledged = last
+            assert known == committed
+
+
+def test_the_positions_of_all_records_are_put_together(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    for epoch, positions in enumerate(({1: 10, 2: 20}, {2: 21}, {3: 30})):
+        rounds.write(Round(epoch, 1, "f", 0, 5, {}, positions))
+    assert rounds.positions(1) == {1: 10, 2: 21}
+    assert rounds.positions(2) == {1: 10, 2: 21, 3: 30}

@@ -189,10 +189,13 @@ class World:
         assert all("LateRecord: its event time" in letter["error"] for letter in letters)
         assert base64.b64decode(letters[0]["payload"]).startswith(b"stream ")
         log = self.cluster.log()
-        record = self.cluster.rounds().read(log.committed)
+        rounds = self.cluster.rounds()
+        record = rounds.read(log.committed)
         assert record is not None
         assert record.counters["late"] == len(late)
-        assert record.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
+        assert rounds.positions(log.committed) == {
+            stream_id: records[-1][0] for stream_id, records in self.inputs.items()
+        }
 
 
 def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(tmp_path: Path) -> None:
@@ -261,10 +264,11 @@ def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_count
     assert re.search(end, run.said), run.said
     assert committed(instance) == output
     copy = pipeline / "checkpoint" / f"{int((pipeline / 'checkpoint' / CURRENT).read_text()):010d}"
-    record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
+    rounds, last = Rounds(copy / "rounds"), SparkLog(copy).committed
+    record = rounds.read(last)
     assert record is not None
     assert record.counters["late"] == len(late)
-    assert record.positions == {stream_id: records[-1][0] for stream_id, records in inputs.items()}
+    assert rounds.positions(last) == {stream_id: records[-1][0] for stream_id, records in inputs.items()}
     assert len(record.offsets) > 1, "more than one gateway took part"
 
 

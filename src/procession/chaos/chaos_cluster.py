@@ -93,6 +93,7 @@ class ChaosCluster:
         self._clocks = Clocks(directory / "clocks")
         self._toiling = Toiling()
         self._reader: DecisionReader | None = None
+        self._decided: dict[int, int] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -280,11 +281,16 @@ class ChaosCluster:
         return self._reader.look(visible)
 
     def decided_positions(self) -> Mapping[int, int] | None:
-        """The last committed message id of each stream; None while a driver is taking over."""
+        """The last committed message id of each stream; None while a driver is taking over. A round record names only
+        those that gateways may not know yet, so what earlier ones said is kept here."""
         copy = self.directory / "checkpoint" / f"{self.fence():010d}"
         with suppress(StorageError):
-            record = Rounds(copy / "rounds").read(SparkLog(copy).committed)
-            return None if record is None else record.positions
+            committed = SparkLog(copy).committed
+            rounds = Rounds(copy / "rounds")
+            if rounds.read(committed) is None:
+                return None
+            self._decided |= rounds.positions(committed)
+            return self._decided
         return None
 
     def acknowledged(self) -> dict[int, int]:

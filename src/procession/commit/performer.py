@@ -45,7 +45,7 @@ from procession.commit.round_events import (
     Warn,
     WriteRecord,
 )
-from procession.commit.round_record import Round
+from procession.commit.round_record import Round, next_positions
 from procession.commit.sink_link import Link, SinkOptions
 from procession.commit.stop_reasons import unsendable
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
@@ -128,6 +128,7 @@ class Conductor:
         self._idle.set()
         self._error: ProcessionError | None = None
         self._unacknowledged: asyncio.Queue[Round] = asyncio.Queue(maxsize=1)
+        self._acknowledged: Round | None = None  # the last one that every gateway has on disk
 
     def start(self) -> None:
         """Connect to the sinks, and tell the gateway what is committed: it may have missed it."""
@@ -160,9 +161,7 @@ class Conductor:
         last = self._coordinator.rounds.get(epoch - 1)
         ranges = [manifest for manifest in manifests if manifest.stage == 0]
         check_joined(epoch, ranges, last.last if last is not None else 0)
-        positions = dict(last.positions) if last is not None else {}
-        for manifest in ranges:
-            positions.update(manifest.positions)
+        positions = next_positions(last, self._acknowledged, [manifest.positions for manifest in ranges])
         runs = {name: self._runs_for(name, manifests) for name in self._links}
         starts = last.offsets if last is not None else {}
         return EpochReady(
@@ -360,6 +359,7 @@ class Conductor:
                     try:
                         self._checkpoint.check_fence()
                         await self._rim.acknowledge(record)
+                        self._acknowledged = record
                         break
                     except RoundError:
                         await asyncio.sleep(RETRY_S)

@@ -8,7 +8,7 @@ before `foreachBatch` returns, and kept at least until every sink has confirmed 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Round:
     last: int
     parts: Mapping[str, Part]
     positions: Mapping[int, int] = field(default_factory=dict)
+    """The last committed message id of each stream, as far as gateways may not know it yet."""
     counters: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, Version] = field(default_factory=dict)
     """The version of each keyed stage's states that the epoch commits."""
@@ -70,6 +71,19 @@ class Round:
         fields["states"] = {stage: Version.from_json(told) for stage, told in fields.get("states", {}).items()}
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         return cls(**fields)
+
+
+def next_positions(
+    last: Round | None, acknowledged: Round | None, changes: Iterable[Mapping[int, int]]
+) -> dict[int, int]:
+    """The positions that the record of the next epoch says: its own changes, and those of the last record that some
+    gateway may not have on disk. So a record names the streams of a few epochs, however many there ever were."""
+    known = {} if acknowledged is None else acknowledged.positions
+    before = {} if last is None else last.positions
+    positions = {stream_id: at for stream_id, at in before.items() if known.get(stream_id) != at}
+    for changed in changes:
+        positions.update(changed)
+    return positions
 
 
 class Rounds:
@@ -119,6 +133,13 @@ class Rounds:
     def read_all(self) -> dict[int, Round]:
         epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
         return {epoch: record for epoch in epochs if (record := self.read(epoch)) is not None}
+
+    def positions(self, upto: int) -> dict[int, int]:
+        """The last committed message id of each stream, as far as the records that are kept up to this epoch say."""
+        positions: dict[int, int] = {}
+        for epoch, record in self.read_all().items():
+            positions |= record.positions if epoch <= upto else {}
+        return positions
 
     def drop_before(self, epoch: int) -> None:
         """Forget the records that are older than ROUNDS_KEPT and confirmed."""

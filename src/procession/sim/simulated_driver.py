@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator, Phase
-from procession.commit.round_record import Round
+from procession.commit.round_record import Round, next_positions
 from procession.errors import (
     FencedError,
     LocalProtocolError,
@@ -82,6 +82,7 @@ class Driver(Process):
         self._is_idle = True
         self._next_epoch: Epoch | None = None
         self._unacknowledged: Round | None = None
+        self._acknowledged: Round | None = None
         self._is_telling = False
         self._fences, self._commits = Desks(self), Desks(self)
         self._fenced: set[str] = set()
@@ -227,7 +228,7 @@ class Driver(Process):
         self._is_idle = False
         self._epoch = epoch
         last = self._coordinator.rounds.get(epoch.number - 1)
-        positions = {**(last.positions if last is not None else {}), **epoch.positions}
+        positions = next_positions(last, self._acknowledged, [epoch.positions])
         lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
         yield from self.handle(
             ev.EpochReady(
@@ -358,7 +359,7 @@ class Driver(Process):
         record = self._unacknowledged
         missing = [name for name in self._commits.names if record and self._told.get(name) != record.epoch]
         if not missing:
-            self._unacknowledged = None
+            self._acknowledged, self._unacknowledged = record, None
             self._is_telling = False
         elif LEADER in missing or not answers.keys().isdisjoint(missing):
             self.later(0.0 if answers else RETRY_S, self._tell_gateway)
