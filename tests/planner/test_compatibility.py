@@ -13,6 +13,7 @@ from procession import Pipeline, PlanError, aggregates, windows
 from procession.api.pipeline import Stage
 from procession.commit.round_record import Round
 from procession.driver.stage_states import check_last, keyed_versions
+from procession.errors import StorageError
 from procession.planner.rules import make_plan
 
 Change = Callable[[Stage], Any]
@@ -300,3 +301,63 @@ def test_the_function_of_key_by_is_the_key_of_the_stages_behind_it() -> None:
             _planned(keyed(lambda value: value[:1])),
             last_round(lambda stage: stage.map(bytes.upper).reduce(max, key=lambda value: value[:1], name="greatest")),
         )
+
+
+# Stages that were of all records, and have a key_by before them
+
+
+def of_all(stage: Stage, name: str | None) -> Stage:
+    return stage.window(MINUTES, aggregates.count(), time=float, name=name)
+
+
+def total(stage: Stage, name: str | None) -> Stage:
+    return stage.aggregate(aggregates.count(), name=name)
+
+
+def as_of_landed(last: Round, *, has_files: bool = False) -> Round:
+    """The same as the landed version wrote it: without formats, and without what stages are known by."""
+    told = json.loads(last.to_json())
+    for version in told["states"].values():
+        del version["format"], version["identity"]
+        version["tasks"] = [[["file", 1]]] if has_files else [[]]
+    return Round.from_json(json.dumps(told).encode())
+
+
+@pytest.mark.parametrize("add", [of_all, total])
+@pytest.mark.parametrize("name", ["minutes", None])
+@pytest.mark.parametrize("is_landed", [True, False])
+def test_a_stage_of_all_records_that_a_key_by_feeds_now_is_refused_with_the_way_out(
+    add: Callable[[Stage, str | None], Stage], name: str | None, *, is_landed: bool
+) -> None:
+    # As `key_by` was before it fed the stages behind it: a stage that changes nothing about them.
+    last = last_round(lambda stage: add(stage.peek(len), name))
+    (kept,) = last.states
+    with pytest.raises(PlanError, match=f"stage '{kept}' was of all records .* takes the key of the key_by") as caught:
+        check_last(_planned(lambda stage: add(stage.key_by(key), name)), as_of_landed(last) if is_landed else last)
+    assert "write the key_by behind it, or on another branch" in caught.value.next_step
+    assert "--dir" in caught.value.next_step
+    # As the sentence says.
+    behind = _planned(lambda stage: add(stage.peek(len), name).key_by(len))
+    check_last(behind, as_of_landed(last) if is_landed else last)
+
+
+@pytest.mark.parametrize("add", [of_all, total])
+def test_states_of_the_landed_version_behind_a_key_by_are_refused_for_their_format(
+    add: Callable[[Stage, str | None], Stage],
+) -> None:
+    last = as_of_landed(last_round(lambda stage: add(stage.peek(len), "minutes")), has_files=True)
+    with pytest.raises(StorageError, match="the states of stage 'minutes' have format 1") as caught:
+        check_last(_planned(lambda stage: add(stage.key_by(key), "minutes")), last)
+    assert "begin anew" in caught.value.next_step
+
+
+def test_what_feeds_a_stage_is_found_promptly_behind_many_diamonds() -> None:
+    """Their paths double with each: of 60 there are 2 to the 60."""
+
+    def diamonds(stage: Stage) -> Stage:
+        for _ in range(60):
+            stage = stage.map(bytes.upper).merge(stage.map(bytes.lower))
+        return stateful(stage)
+
+    (version,) = last_round(diamonds).states.values()
+    assert version.identity["inputs"] == "source"

@@ -16,11 +16,15 @@ from typing import Any
 from procession.errors import PlanError
 from procession.operators.inlining import LinesOf
 from procession.planner.fingerprints import fingerprint, is_known_same, is_same, no_lines
-from procession.planner.graph import Node
+from procession.planner.graph import Kind, Node
+from procession.planner.keyed_spec import RecordKey
 from procession.planner.plan import Plan
 from procession.planner.strategies import is_firing
 
 BEGIN_ANEW = "begin anew with another --dir (and an empty output)"
+
+OF_ALL = {Kind.WINDOW_BY_KEY: Kind.WINDOW, Kind.AGGREGATE_BY_KEY: Kind.AGGREGATE}
+"""What a stage is without a key."""
 
 
 def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
@@ -60,15 +64,16 @@ def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
 def identities(plan: Plan, lines_of: LinesOf = no_lines) -> dict[str, dict[str, str]]:
     """What each stage that keeps states is known by, beside its name: `key` and `step` are fingerprints of what its
     records are told apart by and of what it does, `inputs` what feeds it, `named` whether the user gave the name."""
-    nodes = [plan.node(chain.root) for chain in plan.chains if chain.root is not None]
+    inputs = _inputs(plan)
+    roots = [(chain.root, plan.node(chain.root)) for chain in plan.chains if chain.root is not None]
     return {
         node.name: {
             "key": _fingerprint(_key_of(node), lines_of),
             "step": _fingerprint(_step_of(node), lines_of),
-            "inputs": ", ".join(sorted(_inputs_of(plan, node))),
+            "inputs": ", ".join(sorted(inputs[index])),
             "named": "yes" if node.is_named else "no",
         }
-        for node in nodes
+        for index, node in roots
         if node.stateful is not None
     }
 
@@ -91,12 +96,15 @@ def _step_of(node: Node) -> Any:
     return next((one for one in found if one is not None), None)
 
 
-def _inputs_of(plan: Plan, node: Node) -> set[str]:
-    """The nearest stages before this one that keep states, and the sources that come to it past them."""
-    found: set[str] = set()
-    for parent in (plan.node(index) for index in node.parents):
-        is_first = parent.stateful is not None or not parent.parents
-        found |= {parent.name} if is_first else _inputs_of(plan, parent)
+def _inputs(plan: Plan) -> list[set[str]]:
+    """Of each node, the nearest stages before it that keep states, and the sources that come to it past them."""
+    found: list[set[str]] = []
+    for node in plan.graph.nodes:  # parents stand before their children, so each is looked at once
+        inputs: set[str] = set()
+        for index in node.parents:
+            parent = plan.node(index)
+            inputs |= {parent.name} if parent.stateful is not None or not parent.parents else found[index]
+        found.append(inputs)
     return found
 
 
@@ -137,10 +145,28 @@ def check_continued(
                 next_step=f"name one of those that do: {', '.join(wanted) or 'there is none'}",
                 stage=name,
             )
+    _check_key_by(plan, kept, wanted)
     _check_places(kept, wanted)
     _check_names(kept, wanted)
     for name, stage in wanted.items():
         _check_stage(name, kept[name], stage, is_changed=name in changed)
+
+
+def _check_key_by(plan: Plan, kept: Mapping[str, Kept], wanted: Mapping[str, Kept]) -> None:
+    """Find windows and aggregates that were of all records, and take the key of a `key_by` before them now."""
+    for node in plan.graph.nodes:
+        if node.stateful is None or not isinstance(node.key, RecordKey) or node.kind not in OF_ALL:
+            continue
+        # One without a name is called by its kind, which is another with a key.
+        name = node.name if node.is_named else node.name.replace("-by-key", "")
+        shape = wanted[node.name].kind.removeprefix(node.kind.value)
+        if name in kept and kept[name].kind == OF_ALL[node.kind].value + shape:
+            raise PlanError(
+                f"stage {name!r} was of all records when the checkpoint was made, and takes the key of the key_by"
+                " before it now: its states are of another sort",
+                next_step=f"write the key_by behind it, or on another branch, to go on; or {BEGIN_ANEW}",
+                stage=name,
+            )
 
 
 def _check_places(kept: Mapping[str, Kept], wanted: Mapping[str, Kept]) -> None:
