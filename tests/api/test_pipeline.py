@@ -161,7 +161,11 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda: Pipeline("p").source("a").map(bytes, name="x").map(bytes, name="x"),
         "two stages named 'x'",
     ),
-    "a sink named as the dead letters": (lambda: Pipeline("p").source().sink("dead-letter", to="file:x"), "two stages"),
+    "two sinks of one name": (
+        lambda: Pipeline("p").source("a").sink("x", to="file:x").sink("x", to="file:y"),
+        "two sinks named 'x'",
+    ),
+    "a sink named as the dead letters": (lambda: Pipeline("p").source().sink("dead-letter", to="file:x"), "two sinks"),
     "a name with a slash": (lambda: Pipeline("a/b"), "'a/b' cannot name a pipeline"),
     "a name with a colon": (lambda: Pipeline("p").source().sink("a:b", to="file:x"), "cannot name a sink"),
     "no name": (lambda: Pipeline(""), "cannot name a pipeline"),

@@ -165,6 +165,15 @@ def pairs() -> Pipeline:
     return pipeline
 
 
+def same_names() -> Pipeline:
+    """A stage and a sink of each name; a stage may also be named like the sink of dead letters."""
+    pipeline = Pipeline("same_names", dead_letter="file:letters")
+    alerts = pipeline.source("alerts", codec="json")
+    alerts.rebalance(parallelism=3, name="out").map(same, name="dead-letter").sink("alerts", to="file:out")
+    alerts.sink("out", to="file:out")
+    return pipeline
+
+
 PIPELINES: dict[str, Callable[[], Pipeline]] = {
     make.__name__: make
     for make in (
@@ -185,5 +194,6 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
         cells,
         ending,
         pairs,
+        same_names,
     )
 }

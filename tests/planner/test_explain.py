@@ -28,6 +28,8 @@ FORMS: dict[str, Callable[[Plan], str]] = {
     "several_outputs.json": as_json,
     "several_outputs.dot": as_dot,
     "several_outputs.svg": as_svg,
+    "same_names.json": as_json,
+    "same_names.dot": as_dot,
 }
 
 
@@ -54,7 +56,7 @@ def test_every_stage_every_edge_and_every_reason_is_in_every_form(name: str) -> 
     titles = " ".join(element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}title"))
     for node in plan.graph.nodes:
         assert node.name in explain(plan)
-        assert f'"{node.name}"' in as_dot(plan)
+        assert f'"{plan.graph.shown_name(node)}"' in as_dot(plan)
         assert node.name in titles
     assert [stage["id"] for stage in parsed["stages"]] == [node.name for node in plan.graph.nodes]
     for edge in plan.edges:
@@ -109,6 +111,31 @@ def test_the_dead_letters_have_an_arrow() -> None:
         for path in picture.iter(f"{SVG}path")
         if path.get("marker-end")
     )
+
+
+def test_the_dead_letters_have_an_arrow_from_every_chain_for_graphviz_too() -> None:
+    for name in ("diamond", "same_names"):
+        plan = make_plan(PIPELINES[name]().graph())
+        assert plan.graph.dead_letter is not None
+        shown = plan.graph.shown_name(plan.graph.dead_letter)
+        arrows = [line for line in as_dot(plan).splitlines() if f'-> "{shown}"' in line]
+        assert all(f"ltail=cluster_{chain.number} " in line for chain, line in zip(plan.chains, arrows, strict=True))
+        assert "compound=true" in as_dot(plan), "else Graphviz draws them from one stage of the chain"
+
+
+def test_a_stage_and_a_sink_of_one_name_are_two_in_every_form() -> None:
+    plan = make_plan(PIPELINES["same_names"]().graph())
+    shown = [plan.graph.shown_name(node) for node in plan.graph.nodes]
+    assert len(set(shown)) == len(shown)
+    assert "out (rebalance)" in explain(plan)
+    assert "out (sink)" in explain(plan)
+    assert as_dot(plan).count('"out (sink)" [shape=cylinder]') == 1
+    stages = [(stage["id"], stage["kind"] == "sink") for stage in json.loads(as_json(plan))["stages"]]
+    assert len(set(stages)) == len(stages)
+    edges = json.loads(as_json(plan))["edges"]
+    assert {("alerts", "out", "rebalance"), ("alerts", "out", "sink")} <= {
+        (edge["before"], edge["after"], edge["after_kind"]) for edge in edges
+    }
 
 
 if __name__ == "__main__":

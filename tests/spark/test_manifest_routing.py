@@ -47,7 +47,7 @@ def test_a_parcel_passes_through_json_unchanged() -> None:
 
 
 def test_a_task_sends_one_parcel_to_each_task_behind_and_its_manifest_to_the_driver() -> None:
-    run = Run("rebalance-2", 3, "file", 10, 100, 1)
+    run = Run("rebalance-2.stage", 3, "file", 10, 100, 1)
     parcels = sent(PLAN, of_first(1, run), 3)
     assert [(parcel.level, parcel.slot, parcel.run) for parcel in parcels] == [
         (1, 0, None),
@@ -123,7 +123,7 @@ def celled(rows: int) -> tuple[Manifest, CellStore]:
     writer = store.writer(5, 0, 1, 9)
     payload = pa.array([b"x" * 1000] * rows, pa.binary())
     for bucket in (1, 3):
-        writer.add("rebalance-2", pa.record_batch({"payload": payload, "order_0": pa.array(range(rows))}), bucket)
+        writer.add("rebalance-2.stage", pa.record_batch({"payload": payload, "order_0": pa.array(range(rows))}), bucket)
     return writer.publish(of_first(1)), store
 
 

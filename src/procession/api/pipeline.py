@@ -33,6 +33,9 @@ from procession.record import stream_id
 
 PARALLELISM_MAX = 1024
 
+DEAD_LETTER = "dead-letter"
+"""The sink of dead letters; no other has this name."""
+
 GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """Stages whose functions take and return bytes, whatever the codec of the source."""
 KEEPING_KEY = frozenset(
@@ -117,7 +120,7 @@ class Pipeline:
         self._nodes: list[Node] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
-            checked_target(dead_letter, "dead-letter")
+            checked_target(dead_letter, DEAD_LETTER)
 
     def source(
         self,
@@ -200,7 +203,7 @@ class Pipeline:
                 )
         on_error = OnError.STOP
         if self._dead_letter is not None:
-            nodes.append(Node(Kind.SINK, "dead-letter", target=self._dead_letter))
+            nodes.append(Node(Kind.SINK, DEAD_LETTER, target=self._dead_letter))
             on_error = OnError.DEAD_LETTER
         return Graph(
             self.name,
@@ -292,9 +295,11 @@ class Pipeline:
         """Appends a stage. A stage without a name is named after its kind and index."""
         if not node.name:
             node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}", is_named=False)
-        if any(other.name == node.name for other in self._nodes) or node.name == "dead-letter":
+        is_sink = node.kind is Kind.SINK
+        if any(other.id == node.id for other in self._nodes) or (is_sink and node.name == DEAD_LETTER):
             raise PlanError(
-                f"pipeline {self.name!r} has two stages named {node.name!r}", next_step="give one of them another name"
+                f"pipeline {self.name!r} has two {'sinks' if is_sink else 'stages'} named {node.name!r}",
+                next_step="give one of them another name",
             )
         if node.parallelism is not None:
             node = replace(node, parallelism=_parallelism(node.parallelism, node.name))

@@ -43,6 +43,7 @@ class Stage(SensitiveStage):
     stage has two further arguments:
 
     - `name`: the name of the stage. A stateful stage with a name keeps its state when other stages are added.
+      It is unique among stages, sources included. A sink may be named like a stage.
     - `parallelism`: the number of its tasks, if not that of the pipeline.
 
     Example:

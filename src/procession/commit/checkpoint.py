@@ -90,7 +90,7 @@ class Checkpoint:
         check: Callable[[Round], None] = lambda last: None,
     ) -> Checkpoint:
         """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `doors`
-        are its sources and sinks, by name, with what they are; `codecs` is what its sinks write. `check(last committed
+        are its sources and sinks, as `Graph.doors` tells them; `codecs` is what its sinks write. `check(last committed
         round)` may raise: then nothing is claimed, and a driver that is at work goes on."""
         make_directory(root)
         with open(root / "LOCK", "w") as lock:
@@ -176,7 +176,7 @@ def _identified(
     try:
         found = json.loads(path.read_text())
         known, _, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
-        known_doors = {str(one): str(what) for one, what in found.get("doors", {}).items()}
+        known_doors = {_door(str(one), str(what)): str(what) for one, what in found.get("doors", {}).items()}
         known_codecs = {str(one): str(what) for one, what in found.get("codecs", {}).items()}
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
@@ -190,7 +190,17 @@ def _identified(
     if shape != fingerprint:
         raise _other_doors(root, name, known_doors, doors)
     _check_codecs(root, known_codecs, codecs)
-    return {**found, "codecs": known_codecs | {sink: codec.name for sink, codec in codecs.items()}}
+    return {
+        **found,
+        "doors": known_doors,
+        "codecs": known_codecs | {sink: codec.name for sink, codec in codecs.items()},
+    }
+
+
+def _door(name: str, what: str) -> str:
+    """What a source or sink is known by. Checkpoints from before a source and a sink could have the same name tell the
+    name alone."""
+    return name if " " in name else f"{what.partition(' ')[0]} {name}"
 
 
 def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
@@ -211,23 +221,25 @@ def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping
     """What to say to a program whose sources or sinks are not those of the checkpoint, by name."""
     lost = [one for one in known if given.get(one) != known[one]]
     new = [one for one in given if one not in known]
+    names = {one: one.partition(" ")[2] for one in (*known, *given)}
+    instead = [one for one in new if lost and one.partition(" ")[0] == lost[0].partition(" ")[0]]
     if lost and lost[0] in given:
-        what = f"{lost[0]!r} is a {given[lost[0]]}, and was a {known[lost[0]]}"
+        what = f"{names[lost[0]]!r} is a {given[lost[0]]}, and was a {known[lost[0]]}"
         step = f"make it a {known[lost[0]]} again"
-    elif lost and new:
-        what = f"{known[lost[0]]} {lost[0]!r} is gone, and {given[new[0]]} {new[0]!r} is new"
-        step = f"if it is the same one, name it {lost[0]!r}"
+    elif instead:
+        what = f"{known[lost[0]]} {names[lost[0]]!r} is gone, and {given[instead[0]]} {names[instead[0]]!r} is new"
+        step = f"if it is the same one, name it {names[lost[0]]!r}"
     elif lost:
-        what, step = f"{known[lost[0]]} {lost[0]!r} is gone", "put it back"
+        what, step = f"{known[lost[0]]} {names[lost[0]]!r} is gone", "put it back"
     elif known and new:
-        what, step = f"{given[new[0]]} {new[0]!r} is new", "leave it out"
+        what, step = f"{given[new[0]]} {names[new[0]]!r} is new", "leave it out"
     else:
         what, step = "its guarantee or what is idempotent is another", "declare it as before"
     return PlanError(
         f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with: {what}",
         next_step=f"{step}, or begin anew with another --dir (and an empty output); stages between source and sink that"
         " keep no states may change freely",
-        stage=(lost or new or [""])[0],
+        stage=names.get((lost or new or [""])[0], ""),
     )
 
 

@@ -205,7 +205,7 @@ class Driver:
         letters = None
         if graph.dead_letter is not None:
             share = config.dead_letter_share_max, config.dead_letter_records_min
-            letters = DeadLetterLimit(graph.dead_letter.name, *share)
+            letters = DeadLetterLimit(graph.dead_letter.id, *share)
         coordinator = coordinator_for(
             graph.policy,
             tuple(one.name for one in graph.participants if one.sink.is_idempotent),
@@ -376,7 +376,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
         options.append(
             SinkOptions(
                 name=one.name,
-                sink=sink.name,
+                sink=sink.id,
                 bucket=one.bucket,
                 host=host,
                 port=int(port),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from procession.planner.explain import LETTERS
 from procession.planner.graph import Kind
 from procession.planner.plan import Edge, Plan
 
@@ -110,8 +111,7 @@ def _dead_letters(plan: Plan, layout: Layout) -> list[str]:
         f'<rect x="{MARGIN // 2}" y="{3 * MARGIN // 2}" width="{layout.width - MARGIN}"'
         f' height="{bottom - 3 * MARGIN // 2}" rx="8" {dashed}/>',
         f'<path d="M{middle} {bottom}V{place.y}" {dashed} marker-end="url(#end)"/>',
-        f'<text x="{middle + 8}" y="{(bottom + place.y) // 2 + 4}" fill="#1f2937">'
-        "records on which the function of any stage raises</text>",
+        f'<text x="{middle + 8}" y="{(bottom + place.y) // 2 + 4}" fill="#1f2937">{LETTERS}</text>',
         _box(plan, plan.graph.nodes.index(plan.graph.dead_letter), place),
     ]
 

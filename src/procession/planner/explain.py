@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from procession.planner.graph import Exchange, Kind, Node
+from procession.planner.graph import Exchange, Kind
 from procession.planner.inputs import Inputs, number_of
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.strategies import TABLE
+
+LETTERS = "records on which the function of any stage raises"
 
 
 def explain(plan: Plan) -> str:
@@ -79,19 +81,20 @@ def not_yet(plan: Plan) -> dict[str, str]:
 
 
 def _name(plan: Plan, index: int) -> str:
-    return plan.node(index).name
+    return plan.graph.shown_name(plan.node(index))
 
 
 def _chain(plan: Plan, chain: PlannedChain) -> str:
     tasks = f"{chain.tasks} task{'s' * (chain.tasks > 1)}"
     stages = ", ".join(_name(plan, index) for index in chain.stages)
-    sinks = ", ".join(_sink(plan.node(index)) for index in chain.sinks)
+    sinks = ", ".join(_sink(plan, index) for index in chain.sinks)
     capped = "" if chain.capped_by is None else f" (capped by {_name(plan, chain.capped_by)})"
     return f"{chain.number}  {tasks:>8}: {stages}" + (f" → {sinks}" if sinks else "") + capped
 
 
-def _sink(node: Node) -> str:
-    return node.name if node.connections == 1 else f"{node.name} × {node.connections}"
+def _sink(plan: Plan, index: int) -> str:
+    name, connections = _name(plan, index), plan.node(index).connections
+    return name if connections == 1 else f"{name} × {connections}"
 
 
 def _exchange(plan: Plan, edge: Edge) -> str:
@@ -122,7 +125,8 @@ def _shuffled(plan: Plan) -> str:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan, for programs."""
+    """The plan, for programs. Stages and sinks are called by their names, which are unique among either; where both may
+    stand, the kind stands beside."""
     graph = plan.graph
     return {
         "pipeline": graph.name,
@@ -148,19 +152,20 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "chains": [
             {
                 "number": chain.number,
-                "behind": None if chain.root is None else _name(plan, chain.root),
-                "stages": [_name(plan, index) for index in chain.stages],
-                "sinks": [_name(plan, index) for index in chain.sinks],
+                "behind": None if chain.root is None else plan.node(chain.root).name,
+                "stages": [plan.node(index).name for index in chain.stages],
+                "sinks": [plan.node(index).name for index in chain.sinks],
                 "tasks": chain.tasks,
-                "capped_by": None if chain.capped_by is None else _name(plan, chain.capped_by),
+                "capped_by": None if chain.capped_by is None else plan.node(chain.capped_by).name,
                 "level": chain.level,
             }
             for chain in plan.chains
         ],
         "edges": [
             {
-                "before": _name(plan, edge.before),
-                "after": _name(plan, edge.after),
+                "before": plan.node(edge.before).name,
+                "after": plan.node(edge.after).name,
+                "after_kind": plan.node(edge.after).kind.value,
                 "strategy": edge.strategy.value,
                 "why": edge.why,
                 "paths": edge.paths,
@@ -188,17 +193,29 @@ def as_dot(plan: Plan) -> str:
         names = " ".join(f"{_quoted(_name(plan, index))};" for index in own)
         label = _quoted(f"chain {chain.number} × {chain.tasks}")
         lines.append(f"  subgraph cluster_{chain.number} {{ label={label}; {names} }}")
-    lines += [
-        f"  {_quoted(sink.name)} [shape=cylinder"
-        + (f" label={_quoted(_sink(sink))}" if sink.connections > 1 else "")
-        + "];"
-        for sink in plan.graph.sinks
-    ]
+    for index, node in enumerate(plan.graph.nodes):
+        if node.kind is Kind.SINK:
+            label = f" label={_quoted(_sink(plan, index))}" if node.connections > 1 else ""
+            lines.append(f"  {_quoted(_name(plan, index))} [shape=cylinder{label}];")
     for edge in plan.edges:
         style = ' style="bold"' if edge.is_exchange else ""
         ends = f"{_quoted(_name(plan, edge.before))} -> {_quoted(_name(plan, edge.after))}"
         lines.append(f"  {ends} [label={_quoted(edge.strategy.value)} tooltip={_quoted(edge.why)}{style}];")
-    return "\n".join([*lines, "}"]) + "\n"
+    return "\n".join([*lines, *_dot_letters(plan), "}"]) + "\n"
+
+
+def _dot_letters(plan: Plan) -> list[str]:
+    """An arrow to the dead letters from each chain: whatever function raises, the record goes there."""
+    if plan.graph.dead_letter is None:
+        return []
+    sink = _quoted(plan.graph.shown_name(plan.graph.dead_letter))
+    lines = ["  compound=true;"]
+    for chain in plan.chains:
+        own = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
+        if own:
+            ends = f"{_quoted(_name(plan, own[-1]))} -> {sink}"
+            lines.append(f'  {ends} [ltail=cluster_{chain.number} style="dashed" tooltip={_quoted(LETTERS)}];')
+    return lines
 
 
 def _quoted(text: str) -> str:

@@ -98,7 +98,8 @@ class OnError(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """One stage; its name is its id. `parents` are the stages before it; a source has none, a merge has several."""
+    """A stage or a sink. Its name is unique among stages, sources included, or among sinks; `id` is unique among all.
+    `parents` are the stages before it; a source has none, a merge has several."""
 
     kind: Kind
     name: str
@@ -140,6 +141,12 @@ class Node:
     """Whether the user gave the name; else it says the stage's kind and place."""
     is_asking: bool = False
     """Whether the function has a second parameter, for what the record has beside its value."""
+
+    @property
+    def id(self) -> str:
+        """What it is called where stages and sinks stand beside each other, as in the runs of a task. It does not
+        depend on what else the pipeline has: a sink's is its name, a stage's has a dot, which is in no name."""
+        return self.name if self.kind is Kind.SINK else f"{self.name}.stage"
 
 
 class SinkCodec(NamedTuple):
@@ -208,6 +215,11 @@ class Graph:
             for number in range(sink.connections)
         )
 
+    def shown_name(self, node: Node) -> str:
+        """What people are shown: its name, with its kind if a stage and a sink have the same one."""
+        is_shared = any(other.name == node.name and other.id != node.id for other in self.nodes)
+        return f"{node.name} ({node.kind.value})" if is_shared else node.name
+
     def children(self, index: int) -> tuple[int, ...]:
         """The stages that go on from this one, in the order in which they were written."""
         return tuple(number for number, node in enumerate(self.nodes) if index in node.parents)
@@ -245,10 +257,11 @@ class Graph:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
     def doors(self) -> dict[str, str]:
-        """What a checkpoint knows sources and sinks by, for a sentence that must name one."""
-        sources = {source.name: "source" for source in self.sources}
+        """What a checkpoint knows sources and sinks by, `source NAME` and `sink NAME`, and what each is, for a sentence
+        that must name one."""
+        sources = {f"source {source.name}": "source" for source in self.sources}
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
-        return sources | {sink.name: f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
+        return sources | {f"sink {sink.name}": f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
 
     def sink_codecs(self) -> dict[str, SinkCodec]:
         """What each sink writes. A checkpoint remembers it, but it may change if the program says so."""

@@ -376,7 +376,7 @@ def _strict(plan: Plan, parent: int, index: int) -> PlanError:
     who = next((other for other in behind if TABLE[other.kind].is_sensitive), behind[-1])
     return PlanError(
         f"stage {node.name!r} deals out the records of {before.name!r} to other tasks, where they would overtake one"
-        f" another, but {who.name!r} needs them in order",
+        f" another, but {'sink' if who.kind is Kind.SINK else 'stage'} {who.name!r} needs them in order",
         next_step="give it a key, as rebalance(key), and each key's records stay in one task; or leave strict=True"
         " away, and the order is restored by a merge",
         stage=node.name,

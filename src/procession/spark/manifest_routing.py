@@ -74,7 +74,7 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
     runs = {(run.to, run.bucket): run for run in manifest.runs}
     parcels = []
     for exchange in chain.feeds:
-        name = plan.node(exchange).name
+        to = plan.node(exchange).id
         behind = next(other for other in plan.chains if other.root == exchange)
         first = slots(plan, behind.level).index((behind.number, 0))
         parcels += [
@@ -84,7 +84,7 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
                 chain.number,
                 manifest.partition,
                 tasks,
-                runs.get((name, bucket)),
+                runs.get((to, bucket)),
                 is_failed=manifest.failure is not None,
                 attempt=manifest.attempt,
                 changes=manifest.changes,
@@ -92,7 +92,7 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
             for bucket in range(behind.tasks)
         ]
     # The driver draws what goes to sinks; the rest is for the tasks.
-    sinks = {plan.node(sink).name for sink in chain.sinks}
+    sinks = {plan.node(sink).id for sink in chain.sinks}
     told = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks), changes=())
     parcels.append(
         Parcel(

@@ -236,11 +236,11 @@ class Store:
         writer = store.writer(attempt.epoch, stage, bucket, attempt.number)
         root = self._task.plan.chains[self._chain].root
         assert root is not None
-        name = self._task.plan.node(root).name
+        node = self._task.plan.node(root)
         pieces = list(batches)
         try:
             if pieces:
-                writer.add(name, placed(_whole(pa.concat_batches(pieces), name), self._keys), bucket)
+                writer.add(node.id, placed(_whole(pa.concat_batches(pieces), node.name), self._keys), bucket)
             for run in writer.publish(Manifest(attempt.epoch, stage, bucket, 0, 0)).runs:
                 for cell in store.cells(run) if isinstance(store, CellStore) else [None]:
                     yield _row(asdict(run), cell)

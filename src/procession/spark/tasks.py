@@ -203,7 +203,7 @@ class Task:
                 lines_of=linecache.getlines,
             )
             for output in chain.run_all(pieces):
-                writer.add(self.plan.node(output.to).name, output.rows, output.bucket)
+                writer.add(self.plan.node(output.to).id, output.rows, output.bucket)
             if states is None:
                 return writer.publish(told())
             made = writer.publish(replace(told(), states=states.finish(), late=chain.late))

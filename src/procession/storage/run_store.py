@@ -28,7 +28,7 @@ from procession.storage.log_ranges import Piece
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one path, in order: for the sink, or for a bucket of the exchange, that `to` names."""
+    """Rows of one path, in order: for the sink, or for a bucket of the exchange, whose node has `to` as its id."""
 
     to: str
     bucket: int

@@ -1,0 +1,70 @@
+"""A stage and a sink of the same name: each keeps its own records, states and outputs, also when processes are killed,
+and when the second of the two is added later."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.walk.cluster import Cluster
+
+APP = """
+from procession import Pipeline
+
+def numbered(count, line):
+    return count + 1, f"{line} {count}"
+
+pipeline = Pipeline("walk", parallelism=2)
+lines = pipeline.source("lines", codec="text")
+# One task writes the records for both: those of the exchange before the stage, and those of the sink.
+lines.sink("alerts", to="file:plain")
+counted = lines.map_stateful(numbered, key=lambda line: line[-1], initial=0, name="alerts")
+counted.sink("counts", to="file:counted")
+"""
+WITH_ANOTHER = APP.replace("counted.sink(", 'counted.rebalance(name="counts", parallelism=3).sink(')
+"""A stage is named like a sink that was there before."""
+SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
+RECORDS = 300
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("names"), APP, SETTINGS) as cluster:
+        assert cluster.local.start()
+        cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
+        yield cluster
+
+
+def everything_is_there_once_and_counted(cluster: Cluster) -> None:
+    expected = b"".join(path.read_bytes() for path in cluster.inputs)
+    assert cluster.committed("alerts") == expected
+    seen: Counter[str] = Counter()
+    counted = []
+    for line in expected.decode().splitlines():
+        counted.append(f"{line} {seen[line[-1]]}\n")
+        seen[line[-1]] += 1
+    assert cluster.committed("counts").decode() == "".join(counted)
+
+
+@pytest.mark.parametrize("point", ["driver:before-record", "driver:after-record", "sink:after-vote-before-reply"])
+def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed(cluster: Cluster, point: str) -> None:
+    cluster.arm(point)
+    source = cluster.send(cluster.numbered(RECORDS))
+    if point.startswith("driver"):
+        cluster.until_dead(DRIVER)
+    cluster.until_done(source)
+    assert not cluster.fault.exists()
+    everything_is_there_once_and_counted(cluster)
+
+
+def test_a_stage_that_is_named_later_like_a_sink_changes_nothing_of_what_was_there(cluster: Cluster) -> None:
+    cluster.supervisor.stop()
+    with Cluster(cluster.directory, WITH_ANOTHER, SETTINGS) as later:
+        assert later.local.start()
+        later.inputs += cluster.inputs
+        later.until_done(later.send(later.numbered(RECORDS)))
+        everything_is_there_once_and_counted(later)
