@@ -1,4 +1,4 @@
-"""docs/connectors.md, run for real: its source and its scripts against a real gateway, its sink through the suite."""
+"""docs/how-to/connectors.md, run for real: its source and its scripts with a real gateway, its sink in the suite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from procession.sdk.sink_process import Trial
 from procession.sdk.source_records import Stream
 from tests.sdk.gateways import LivingGateway, living_gateway
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "connectors.md").read_text()
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "how-to" / "connectors.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 LINES_MAX = 30
 PATIENCE_S = 60

@@ -22,7 +22,7 @@ from procession.errors import (
 )
 from procession.exit_status import Status, status_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "operating.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 
 
 def test_the_page_has_the_statuses_that_the_code_has() -> None:

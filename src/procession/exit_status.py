@@ -1,7 +1,7 @@
 """Exit statuses: how every command ends.
 
-The one rule: one table, here and in docs/operating.md, for all commands; who starts us from a script or a supervisor
-decides by it what to do next. Before it `cli/main`, which ends the process; after it nobody.
+The one rule: one table, here and in docs/reference/commands.md, for all commands. Scripts and supervisors decide by the
+status what to do next. Before it `cli/main`, which ends the process; after it nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from procession.planner.guarantee import (
     table,
 )
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "guarantees.md"
 
 
 def pipeline(**options: object) -> Pipeline:

@@ -18,7 +18,7 @@ from procession.planner.rules import RUNS_MAX, check_runnable, make_plan
 from procession.planner.strategies import STRATEGIES, TABLE, Strategy, Tasks, Way, stage_rows, strategy_rows
 from tests.planner.pipelines import PIPELINES, keep, same, words
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "order.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "order.md"
 
 
 def planned(pipeline: Pipeline) -> Plan:

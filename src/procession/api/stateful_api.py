@@ -80,7 +80,7 @@ class SensitiveStage(Joins):
 
         Args:
             function: Takes the state of the record's key and the record. Returns `(state, result)`. A state of None
-                removes the key. A state consists of the values that docs/how-to/values.md lists.
+                removes the key. A state consists of the values that docs/reference/values.md lists.
             key: Returns a record's key. Without it, the key is that of `key_by`.
             initial: The state of a new key: a value, or a function that makes one.
             ttl_s: Remove a key when no record of it has come for this many seconds of event time, measured by the

@@ -127,7 +127,7 @@ def sink_stdout(
     tls_key: ShownKey = None,
     tls_client_ca: ClientCa = None,
 ) -> None:
-    """Print what is committed, and nothing else. A pipe promises less than a file: see docs/connectors.md."""
+    """Print what is committed, and nothing else. A pipe promises less than a file: see docs/how-to/connectors.md."""
     from procession.connectors.stdout_sink import InDoubt, run_stdout_sink
     from procession.tls import server_tls
 

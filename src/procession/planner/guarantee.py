@@ -1,8 +1,8 @@
-"""The guarantee of a pipeline: what is promised about its output, and what is switched off where less is asked for.
+"""The delivery guarantee of a pipeline: what its output is promised, and what a weaker level switches off.
 
-The one rule: a level is a row of POLICIES and nothing else; whoever must act differently asks the policy. `docs/
-guarantees.md` shows the same table, made from here. Pure. Before it `api/pipeline`, where the user names a level;
-after it `commit/one_phase`, which runs the rounds of the weaker ones, and the conductor.
+The one rule: a level is a row of POLICIES and nothing else; whoever must act differently asks the policy.
+`docs/explanation/guarantees.md` shows the same table, generated from here. Pure. Before it `api/pipeline`, where a user
+names a level; after it `commit/one_phase`, which commits with the weaker levels, and `commit/performer`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strategies: the ways in which order is kept, and what each kind of stage does with order.
 
 The one rule: what is known about a kind of stage stands in TABLE and nowhere else; the planner asks the table, and
-`docs/order.md` shows it. Pure. Before it `planner/graph`; after it `planner/rules`.
+`docs/explanation/order.md` shows it. Pure. Before it `planner/graph`; after it `planner/rules`.
 """
 
 from __future__ import annotations
