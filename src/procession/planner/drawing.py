@@ -55,7 +55,7 @@ def as_svg(plan: Plan) -> str:
     title = f"{plan.graph.name}: order {plan.graph.order.value}"
     letters = _dead_letters(plan, layout)
     height = layout.height + (BOX_HEIGHT + GAP_Y + MARGIN if letters else 0)
-    taken = [_arrowhead(layout.stages[edge.after]) for edge in plan.edges]
+    taken: list[Area] = []
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width} {height}" width="{layout.width}"'
         f' height="{height}" font-family="sans-serif" font-size="12">',
@@ -156,16 +156,13 @@ Area = tuple[int, int, int, int]
 """From where to where, in x and in y."""
 
 
-def _arrowhead(after: Place) -> Area:
-    return after.x - ARROW, after.middle - ARROW // 2, after.x, after.middle + ARROW // 2
-
-
 def _is_over(one: Area, other: Area) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _label(layout: Layout, edge: Edge, taken: list[Area]) -> str:
-    """The strategy of an edge, in the middle of the gap before its end; lower if something is there."""
+    """The strategy of an edge, in the middle of the gap before its end, clear of the arrowhead; lower if another label
+    is there."""
     text = f"{edge.strategy.value} of {edge.paths}" if edge.paths > 1 else edge.strategy.value
     after = layout.stages[edge.after]
     before = (layout.stages[edge.before], *layout.passed[edge.before, edge.after])[-1]
