@@ -296,12 +296,19 @@ class Proxies:
         return self._proxies[name].address
 
     def put(self, name: str, fault: str, seconds: float, patience_s: float) -> None:
+        """The fault is on when this returns."""
         Fault.parse(fault)
-        self._loop.call_soon_threadsafe(self._proxies[name].put, fault, seconds, patience_s)
+        self._in_loop(lambda: self._proxies[name].put(fault, seconds, patience_s))
 
     def lift_all(self) -> None:
         for proxy in self._proxies.values():
-            self._loop.call_soon_threadsafe(proxy.lift_all)
+            self._in_loop(proxy.lift_all)
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        async def do() -> None:
+            call()
+
+        asyncio.run_coroutine_threadsafe(do(), self._loop).result()
 
     def fired(self) -> dict[str, int]:
         return {name: proxy.fired for name, proxy in self._proxies.items()}
