@@ -14,7 +14,7 @@ from procession.sdk.batching import GatherLimits
 from procession.sdk.source_records import Batch, Record, Stream
 from procession.sdk.source_report import Report
 from procession.sdk.testing import Crashed, Gateway, ListSource
-from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Messages, Notify, NotifyAck, Restart
+from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck, Ok, Restart
 from tests.sdk.loops import on_a_loop
 from tests.sdk.test_source_client import (
     ONE,
@@ -214,7 +214,7 @@ async def test_large_records_are_written_one_by_one_and_small_ones_together() ->
 async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
     streams = [Stream(number, f"stream {number}") for number in range(5)]
     begun: list[int] = []
-    two_are_read = asyncio.Event()
+    two_are_read, four_are_read = asyncio.Event(), asyncio.Event()
 
     class Counted:
         def streams(self) -> list[Stream]:
@@ -224,6 +224,8 @@ async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
             begun.append(stream.id)
             if stream.id == 1:
                 two_are_read.set()
+            if stream.id == 3:
+                four_are_read.set()
             for batch in ListSource({stream: TEN}, batch_records=10).read(stream, after):
                 yield batch
 
@@ -237,6 +239,7 @@ async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
         assert begun == [0, 1]
         peer.send(Ack(20))
         await taken(peer, 20)
+        await four_are_read.wait()
         await nothing_comes(peer)
         assert begun == [0, 1, 2, 3], "their ends wait for a credit, but no longer for a reader"
 
@@ -266,9 +269,17 @@ async def test_a_gateway_that_never_comes_is_given_up_after_so_long_if_asked_to(
 async def test_a_gateway_that_takes_the_connection_and_says_nothing_is_left() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway, handshake_timeout_s=0.02):
         silent = await gateway.session()
-        peer = await opened(gateway)
+        assert isinstance(await silent.receive(), Hello)
+        assert await silent.receive() is None
+        notify = None
+        while notify is None:  # a busy machine may keep us from our OK for longer: then it comes again
+            peer = await gateway.session()
+            assert isinstance(await peer.receive(), Hello)
+            peer.send(Ok(1000))
+            notify = await peer.receive()
+        assert isinstance(notify, Notify)
+        peer.send(NotifyAck(True, ONE.id, NOTHING_COMMITTED))
         assert await taken(peer, 10) == expected(0, 10)
-        silent.close()
 
 
 @on_a_loop
