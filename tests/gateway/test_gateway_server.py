@@ -39,7 +39,7 @@ from procession.wire.messages import (
     Restart,
 )
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.producer import Producer
+from tests.gateway.producer import TIMEOUT_S, Producer
 
 Make = Callable[..., GatewayProcess]
 HELLO = Hello("0.0.1", b"", "test", "test")
@@ -186,10 +186,11 @@ def test_a_peer_that_never_reads_is_dropped_and_the_gateways_memory_stays_bounde
         before = gateway.memory_bytes
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.settimeout(1)
+        deaf.settimeout(TIMEOUT_S)
         deaf.connect(parse_address(gateway.listen))
         deaf.sendall(v3.encode(HELLO))
         deaf.recv(9)
+        deaf.settimeout(1)
         # Every NOTIFY is answered, and nobody reads the answers: it is not read from any more, or cut off.
         with pytest.raises(OSError, match=r"reset|Broken|timed out"):
             deaf.sendall(v3.encode(Notify(7, "s", 0)) * 5_000_000)

@@ -67,9 +67,9 @@ def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_lit
         assert sum(1 for _ in control.streams()) == CONNECTIONS * STREAMS_EACH + 1
     # All of them leave at once, and their streams are free.
     with Producer(gateway.listen) as heir, gateway.client() as control:
+        heir.hello()
         while gateway.answer(control.status)["sessions"] > 1:
             pass
-        heir.hello()
         assert heir.notify(1).success
 
 

@@ -182,16 +182,19 @@ class ControlClient:
         request = {"op": op, "format": FORMAT, **self._whom, **fields}
         deadline = time.monotonic() + self._timeout_s
         delay_s = DELAY_S_MIN
+        told: Exception | None = None
         while True:
             try:
                 return _checked(self._exchange(request, deadline))
             except (OSError, ValueError, Garbled) as error:
                 self.close()
+                # The last try may be cut short by our own deadline: what an earlier one said is the reason then.
+                told = error if told is None or not isinstance(error, TimeoutError) else told
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(
-                        f"The gateway at {self._at} does not answer: {complaint(error) or error}.",
+                        f"The gateway at {self._at} does not answer: {complaint(told) or told}.",
                         next_step="Start it, or look at its log; what it was asked is asked again.",
-                    ) from error
+                    ) from told
             time.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, DELAY_S_MAX)
 
