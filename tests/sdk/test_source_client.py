@@ -328,6 +328,30 @@ async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() 
 
 
 @on_a_loop
+async def test_ends_are_confirmed_one_after_the_other_in_the_order_of_ids() -> None:
+    """Who is accepted has the stream until its session ends. Two sources of the same streams that ask for all of them at
+    once may get some each, and then wait for each other for ever."""
+    async with Gateway() as gateway, running(ListSource({TWO: TEN, ONE: TEN}), gateway) as client:
+        peer = await greeted(gateway)
+        ended: set[int] = set()
+        while len(ended) < 2:
+            match await peer.receive():
+                case Notify(stream_id):
+                    peer.send(NotifyAck(True, stream_id, NOTHING_COMMITTED))
+                case Eos(stream_id):
+                    ended.add(stream_id)
+        peer.send(Ack(0, ((ONE.id, 9), (TWO.id, 9))))
+        await confirmed(peer, ONE, is_committed=False)  # a rival has it, and wants the other one
+        await confirmed(peer, ONE, is_committed=False)
+        peer.send(Ack(0))
+        await confirmed(peer, ONE)
+        await confirmed(peer, TWO)
+        assert await peer.receive() is None
+        peer.close()
+        await client
+
+
+@on_a_loop
 async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_begun_again() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
         peer = await opened(gateway)

@@ -94,8 +94,10 @@ class Feed:
         """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
         self._to_notify = deque(roster.streams.values())
         self._refused: list[Progress] = []
-        self._confirming: set[int] = set()
-        """The ended streams that a NOTIFY, sent or about to be, asks about."""
+        self._unconfirmed: deque[Progress] = deque()
+        """The ended streams that a NOTIFY has yet to confirm, in the order of their ids."""
+        self._is_asking = False
+        """A NOTIFY, sent or about to be, asks about the first of them."""
         self._is_confirming = False
         self._tasks = asyncio.TaskGroup()
         self._senders: set[asyncio.Task[None]] = set()
@@ -171,9 +173,10 @@ class Feed:
                 log.debug("session.stream_answered", stream=stream_id, success=success, committed=point_of_reference)
                 progress = self._roster.streams[stream_id]
                 if progress.is_ended:
-                    self._confirming.discard(stream_id)
-                    progress.is_end_committed |= success
-                    self.farewell_if_done()
+                    self._is_asking = False
+                    if success:
+                        progress.is_end_committed = True
+                        self._ask_for_an_end()
                 elif success and self._is_unnumbered(progress):
                     # Of an earlier life: it says nothing of what this one has sent.
                     last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
@@ -232,18 +235,26 @@ class Feed:
 
     async def _confirm_ends(self) -> None:
         """Ask until the end of every stream is committed. Only now, with nothing left to send: who is accepted has the
-        stream open again, and gives it up with the session."""
+        stream open again, and gives it up with the session. One stream after the other, in the order of their ids: two
+        sources of the same streams that had some of them each would wait for each other for ever."""
+        self._unconfirmed.extend(sorted(self._roster.streams.values(), key=lambda progress: progress.stream.id))
         while not self._roster.is_done:
             self._acked.clear()
-            for progress in self._roster.streams.values():
-                if not progress.is_end_committed and progress.stream.id not in self._confirming:
-                    self._confirming.add(progress.stream.id)
-                    self._to_notify.append(progress)
-            self._notify()
+            self._ask_for_an_end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CONFIRM_RETRY_S):
                     await self._acked.wait()
             await asyncio.sleep(CONFIRM_PAUSE_S)
+
+    def _ask_for_an_end(self) -> None:
+        while self._unconfirmed and self._unconfirmed[0].is_end_committed:
+            self._unconfirmed.popleft()
+        if not self._unconfirmed:
+            self.farewell_if_done()
+        elif not self._is_asking:
+            self._is_asking = True
+            self._to_notify.append(self._unconfirmed[0])
+            self._notify()
 
     # Sending
 
