@@ -126,7 +126,7 @@ def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_
 
 
 def a_newcomer_is_served(gateway: GatewayProcess) -> None:
-    """The crowd may overtake it between its connection and its HELLO, and the gateway lets go of the oldest silent peers
+    """The crowd may overtake it between its connection and its HELLO, and the gateway lets go of the oldest silent peer
     first: then it comes again, as every producer of ours does."""
 
     def is_served() -> bool:

@@ -281,7 +281,9 @@ async def test_a_session_that_never_greets_is_closed_in_time(sink: Sink) -> None
     async with sink.serving(), await sink.worker() as worker:
         await worker.hello()
         assert sink.server is not None
-        sink.server.handshake_timeout_s = 0.05  # from here on: a busy machine may keep a worker from its HELLO for longer
+        sink.server.handshake_timeout_s = (
+            0.05  # from here on: a busy machine may keep a worker from its HELLO for longer
+        )
         async with await sink.worker() as silent:
             assert "no HELLO in time" in await refusal(silent)
         worker.data(0, b"abc")

@@ -329,8 +329,8 @@ async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() 
 
 @on_a_loop
 async def test_ends_are_confirmed_one_after_the_other_in_the_order_of_ids() -> None:
-    """Who is accepted has the stream until its session ends. Two sources of the same streams that ask for all of them at
-    once may get some each, and then wait for each other for ever."""
+    """Who is accepted has the stream until its session ends. Two sources of the same streams that ask for all of them
+    may get some each, and then wait for each other for ever."""
     async with Gateway() as gateway, running(ListSource({TWO: TEN, ONE: TEN}), gateway) as client:
         peer = await greeted(gateway)
         ended: set[int] = set()
