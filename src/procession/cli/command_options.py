@@ -1,11 +1,12 @@
-"""Options: the settings as options of commands.
+"""The settings as options of commands, and the groups of them that commands share.
 
-The one rule: an option has the name of its setting, and shows the setting's own default as a text, because a help page
-must not wait for pydantic. Before it the command line; after it `cli/main`, whose commands have them.
+An option has the name of its setting. It shows the setting's default as a text, because a help page must not wait for
+pydantic.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,6 +74,22 @@ Gateways = Annotated[
     int | None, typer.Option(min=1, max=64, show_default="1", help="Number of gateways, each a process.")
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark master URL.")]
+CookieFile = Annotated[
+    Path | None,
+    typer.Option(show_default="the pipeline's own", help="A file with the secret that both sides must show."),
+]
+ControlCookieFile = Annotated[
+    Path | None,
+    typer.Option(
+        show_default="the pipeline's own", help="A file with the secret of the driver, the gateways and operators."
+    ),
+]
+OpenProducers = Annotated[
+    bool | None,
+    typer.Option(
+        "--open-producers", show_default="False", help="Let anybody who reaches the port send, without a secret."
+    ),
+]
 SinkCookieFile = Annotated[
     Path | None,
     typer.Option(
@@ -89,3 +106,53 @@ SpareDriver = Annotated[
         "--spare-driver", show_default="False", help="Keep a second driver that takes over when the first one dies."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSettings:
+    """Settings of epochs."""
+
+    epoch_interval_s: EpochInterval = None
+    epoch_records_max: EpochRecords = None
+    epoch_bytes_max: EpochBytes = None
+
+    def given(self) -> dict[str, object]:
+        """What `load_settings` takes. Files of secrets are resolved, because parts may run in other directories."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value.resolve() if value is not None and name.endswith("cookie_file") else value
+            for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSettings(EpochSettings):
+    """Settings of a driver."""
+
+    answer_timeout_s: AnswerTimeout = None
+    sink_refusals_max: SinkRefusals = None
+    state_keys_max: StateKeys = None
+    dead_letter_share_max: DeadLetterShare = None
+    dead_letter_records_min: DeadLetterRecords = None
+    jvm_timeout_s: JvmTimeout = None
+    changed_stages: ChangedStages = None
+    runs: Runs = None
+    master: Master = None
+    control_cookie_file: ControlCookieFile = None
+    sink_cookie_file: SinkCookieFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings(DriverSettings):
+    """Settings of a pipeline with all its parts."""
+
+    lag_bytes_max: LagBytes = None
+    credits_max: Credits = None
+    credits: CreditsKind = None
+    latency_target_s: LatencyTarget = None
+    control: Control = None
+    metrics: Metrics = None
+    gateways: Gateways = None
+    spare_driver: SpareDriver = None
+    cookie_file: CookieFile = None
+    open_producers: OpenProducers = None

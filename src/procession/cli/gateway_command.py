@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from procession.cli.source_commands import ControlCookieFile, CookieFile, OpenProducers
+from procession.cli.command_options import ControlCookieFile, CookieFile, OpenProducers
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedName
 
 

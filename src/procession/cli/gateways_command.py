@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from procession.cli.source_commands import ControlCookieFile, CookieFile
-from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.cli.command_options import ControlCookieFile, CookieFile
+from procession.cli.option_groups import with_groups
+from procession.cli.tls_options import ClientTlsOptions
 
 gateways_app = typer.Typer(help="List, add and remove gateways of a running pipeline.", no_args_is_help=True)
 
@@ -25,24 +26,21 @@ Leader = Annotated[
 
 
 @gateways_app.command("list")
+@with_groups
 def list_gateways(
     directory: Pipeline = None,
     leader: Leader = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     control_cookie_file: ControlCookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
+    *,
+    tls: ClientTlsOptions,
 ) -> None:
     """List the gateways, their addresses, and how many streams each one holds."""
     from procession.supervisor.cookies import control_cookie
     from procession.supervisor.membership import leader_of, listed, table
-    from procession.tls import client_tls
 
-    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
     at = leader_of(directory, leader)
-    found = listed(at, control_cookie(at, control_cookie_file), tls)
+    found = listed(at, control_cookie(at, control_cookie_file), tls.load())
     print(json.dumps({"gateways": found}) if as_json else table(found))
 
 
@@ -72,23 +70,20 @@ def join(
 
 
 @gateways_app.command()
+@with_groups
 def leave(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the gateway, as `gateways list` shows it.")],
     directory: Pipeline = None,
     leader: Leader = None,
     wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait until the gateway has left.")] = 60.0,
     control_cookie_file: ControlCookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
+    *,
+    tls: ClientTlsOptions,
 ) -> None:
     """Remove a gateway: it accepts no more records, redirects its producers, and exits when all is committed."""
     from procession.supervisor.cookies import control_cookie
     from procession.supervisor.membership import leader_of, let_go
-    from procession.tls import client_tls
 
-    tls = client_tls(tls_ca, tls_cert, tls_key, tls_name)
     at = leader_of(directory, leader)
-    let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls)
+    let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls.load())
     print(f"{name} has left")

@@ -20,38 +20,17 @@ import typer
 from procession.cache import find_place
 from procession.cli.bench_command import bench_app
 from procession.cli.chaos_command import chaos
-from procession.cli.command_options import (
-    AnswerTimeout,
-    ChangedStages,
-    Control,
-    Credits,
-    CreditsKind,
-    DeadLetterRecords,
-    DeadLetterShare,
-    EpochBytes,
-    EpochInterval,
-    EpochRecords,
-    Gateways,
-    JvmTimeout,
-    LagBytes,
-    LatencyTarget,
-    Master,
-    Metrics,
-    Runs,
-    SinkCookieFile,
-    SinkRefusals,
-    SpareDriver,
-    StateKeys,
-)
+from procession.cli.command_options import DriverSettings, EpochSettings, Gateways, PipelineSettings, SpareDriver
 from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
+from procession.cli.option_groups import with_groups
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
-from procession.cli.source_commands import ControlCookieFile, CookieFile, OpenProducers, source_app
+from procession.cli.source_commands import source_app
 from procession.cli.streams_command import streams
-from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.cli.tls_options import ClientTlsOptions
 from procession.cli.verify_command import cat, verify
 from procession.errors import ProcessionError
 from procession.exit_status import Status, status_of
@@ -83,6 +62,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 @app.command()
+@with_groups
 def demo(
     records: Annotated[int, typer.Option(min=1, help="Number of records.")] = 200_000,
     crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
@@ -95,11 +75,10 @@ def demo(
         typer.Option("--dir", show_default="a temporary directory", help="Work in this directory and keep it."),
     ] = None,
     as_json: Json = False,
-    epoch_interval_s: EpochInterval = None,
-    epoch_records_max: EpochRecords = None,
-    epoch_bytes_max: EpochBytes = None,
     gateways: Gateways = None,
     spare_driver: SpareDriver = None,
+    *,
+    epochs: EpochSettings,
 ) -> None:
     """Stream records through a gateway, Spark and a file sink, and compare the output with the input, byte for byte."""
     import secrets
@@ -108,13 +87,7 @@ def demo(
     from procession.supervisor.progress import Display
     from procession.supervisor.settings import load_settings
 
-    settings = load_settings(
-        epoch_interval_s=epoch_interval_s,
-        epoch_records_max=epoch_records_max,
-        epoch_bytes_max=epoch_bytes_max,
-        gateways=gateways,
-        spare_driver=spare_driver,
-    )
+    settings = load_settings(**epochs.given(), gateways=gateways, spare_driver=spare_driver)
     with Display() as display:
         chosen = secrets.randbelow(10_000) if seed is None else seed
         place = directory.resolve() if directory else None
@@ -127,6 +100,7 @@ def demo(
 
 
 @app.command()
+@with_groups
 def run(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     inputs: Annotated[
@@ -146,63 +120,16 @@ def run(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
-    control: Control = None,
     as_json: Json = False,
-    epoch_interval_s: EpochInterval = None,
-    epoch_records_max: EpochRecords = None,
-    epoch_bytes_max: EpochBytes = None,
-    answer_timeout_s: AnswerTimeout = None,
-    sink_refusals_max: SinkRefusals = None,
-    lag_bytes_max: LagBytes = None,
-    credits_max: Credits = None,
-    credits_kind: CreditsKind = None,
-    latency_target_s: LatencyTarget = None,
-    metrics: Metrics = None,
-    state_keys_max: StateKeys = None,
-    dead_letter_share_max: DeadLetterShare = None,
-    dead_letter_records_min: DeadLetterRecords = None,
-    jvm_timeout_s: JvmTimeout = None,
-    changed_stages: ChangedStages = None,
-    runs: Runs = None,
-    master: Master = None,
-    gateways: Gateways = None,
-    spare_driver: SpareDriver = None,
-    cookie_file: CookieFile = None,
-    control_cookie_file: ControlCookieFile = None,
-    sink_cookie_file: SinkCookieFile = None,
-    open_producers: OpenProducers = None,
+    *,
+    given: PipelineSettings,
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.connectors.timefield import checked_unit
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
 
-    settings = load_settings(
-        epoch_interval_s=epoch_interval_s,
-        epoch_records_max=epoch_records_max,
-        epoch_bytes_max=epoch_bytes_max,
-        answer_timeout_s=answer_timeout_s,
-        sink_refusals_max=sink_refusals_max,
-        lag_bytes_max=lag_bytes_max,
-        credits_max=credits_max,
-        credits=credits_kind,
-        latency_target_s=latency_target_s,
-        control=control,
-        metrics=metrics,
-        state_keys_max=state_keys_max,
-        dead_letter_share_max=dead_letter_share_max,
-        dead_letter_records_min=dead_letter_records_min,
-        jvm_timeout_s=jvm_timeout_s,
-        changed_stages=changed_stages,
-        runs=runs,
-        master=master,
-        gateways=gateways,
-        spare_driver=spare_driver,
-        cookie_file=cookie_file.resolve() if cookie_file else None,
-        control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
-        sink_cookie_file=sink_cookie_file.resolve() if sink_cookie_file else None,
-        open_producers=open_producers,
-    )
+    settings = load_settings(**given.given())
     checked_unit(event_time_unit)
     field = ["--event-time", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
@@ -220,6 +147,7 @@ def semantics() -> None:
 
 
 @app.command()
+@with_groups
 def driver(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory.")],
@@ -234,27 +162,12 @@ def driver(
     input_stream: Annotated[
         list[int] | None, typer.Option(help="Id of a stream that belongs to an input that ends (repeatable).")
     ] = None,
-    epoch_interval_s: EpochInterval = None,
-    epoch_records_max: EpochRecords = None,
-    epoch_bytes_max: EpochBytes = None,
-    answer_timeout_s: AnswerTimeout = None,
-    sink_refusals_max: SinkRefusals = None,
-    state_keys_max: StateKeys = None,
-    dead_letter_share_max: DeadLetterShare = None,
-    dead_letter_records_min: DeadLetterRecords = None,
-    jvm_timeout_s: JvmTimeout = None,
-    changed_stages: ChangedStages = None,
-    runs: Runs = None,
-    master: Master = None,
-    control_cookie_file: ControlCookieFile = None,
-    sink_cookie_file: SinkCookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
     spare: Annotated[
         bool, typer.Option("--spare", help="Start Spark, and take over when a line arrives on standard input.")
     ] = False,
+    *,
+    given: DriverSettings,
+    tls: ClientTlsOptions,
 ) -> None:
     """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
     from procession.driver.driver import DriverConfig, run_driver
@@ -262,26 +175,7 @@ def driver(
     from procession.supervisor.cookies import read_cookie
     from procession.supervisor.settings import load_settings
 
-    settings = load_settings(
-        epoch_interval_s=epoch_interval_s,
-        epoch_records_max=epoch_records_max,
-        epoch_bytes_max=epoch_bytes_max,
-        answer_timeout_s=answer_timeout_s,
-        sink_refusals_max=sink_refusals_max,
-        state_keys_max=state_keys_max,
-        dead_letter_share_max=dead_letter_share_max,
-        dead_letter_records_min=dead_letter_records_min,
-        jvm_timeout_s=jvm_timeout_s,
-        changed_stages=changed_stages,
-        runs=runs,
-        master=master,
-        control_cookie_file=control_cookie_file,
-        sink_cookie_file=sink_cookie_file,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_name=tls_name,
-    )
+    settings = load_settings(**given.given(), **vars(tls))
     directory = directory.resolve()
     sink_cookie = read_cookie(settings.sink_cookie_file)
     make_pipeline_private(directory)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from procession.cli.tls_options import ClientCa, ShownCert, ShownKey
+from procession.cli.option_groups import with_groups
+from procession.cli.tls_options import ServerTlsOptions
 from procession.exit_status import Status
 
 sink_app = typer.Typer(help="Connectors that receive records and take part in two-phase commit.", no_args_is_help=True)
@@ -36,14 +38,23 @@ Open = Annotated[
 ADDRESS = "127.0.0.1:7200"
 
 
-def _cookie(cookie_file: Path | None, is_open: bool) -> bytes | None:
-    """The secret of a file, none at all, or the one of the sink's own directory."""
-    from procession.errors import UsageError
-    from procession.supervisor.cookies import read_cookie
+@dataclass(frozen=True, kw_only=True)
+class ReceiveOptions:
+    """Options of every sink: where it listens, and what it demands and presents there."""
 
-    if cookie_file is not None and is_open:
-        raise UsageError("A sink cannot need a secret and none.", next_step="Give either --cookie-file or --open.")
-    return b"" if is_open else read_cookie(cookie_file) or None
+    listen: Listen = ADDRESS
+    cookie_file: CookieFile = None
+    is_open: Open = False
+    tls: ServerTlsOptions
+
+    def cookie(self) -> bytes | None:
+        """The secret of a file, none at all, or the one of the sink's own directory."""
+        from procession.errors import UsageError
+        from procession.supervisor.cookies import read_cookie
+
+        if self.cookie_file is not None and self.is_open:
+            raise UsageError("A sink cannot need a secret and none.", next_step="Give either --cookie-file or --open.")
+        return b"" if self.is_open else read_cookie(self.cookie_file) or None
 
 
 def _print_json(said: Mapping[str, object]) -> None:
@@ -51,9 +62,9 @@ def _print_json(said: Mapping[str, object]) -> None:
 
 
 @sink_app.command("file")
+@with_groups
 def sink_file(
     directory: Directory,
-    listen: Listen = ADDRESS,
     idempotent: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,58 +72,50 @@ def sink_file(
         ),
     ] = None,
     as_json: Json = False,
-    cookie_file: CookieFile = None,
-    is_open: Open = False,
-    tls_cert: ShownCert = None,
-    tls_key: ShownKey = None,
-    tls_client_ca: ClientCa = None,
+    *,
+    receive: ReceiveOptions,
 ) -> None:
     """Write each output to one file. Its transaction log says which bytes are committed (see `cat`)."""
     from procession.connectors.file_sink import run_file_sink
-    from procession.tls import server_tls
 
     run_file_sink(
         directory,
-        listen,
-        cookie=_cookie(cookie_file, is_open),
-        tls=server_tls(tls_cert, tls_key, tls_client_ca),
+        receive.listen,
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
         idempotent=idempotent or (),
         tell=_print_json if as_json else None,
     )
 
 
 @sink_app.command("epochs")
+@with_groups
 def sink_epochs(
     directory: Directory,
-    listen: Listen = ADDRESS,
     suffix: Annotated[str, typer.Option(help="Suffix of the file names, such as .csv.")] = ".data",
     empty: Annotated[bool, typer.Option("--empty", help="Write an empty file for an epoch without output.")] = False,
     as_json: Json = False,
-    cookie_file: CookieFile = None,
-    is_open: Open = False,
-    tls_cert: ShownCert = None,
-    tls_key: ShownKey = None,
-    tls_client_ca: ClientCa = None,
+    *,
+    receive: ReceiveOptions,
 ) -> None:
     """Write one file per committed epoch, DIR/OUTPUT.epochs/POSITION-EPOCH.data. It appears at the commit."""
     from procession.connectors.epochs_sink import run_epochs_sink
-    from procession.tls import server_tls
 
     run_epochs_sink(
         directory,
-        listen,
+        receive.listen,
         suffix=suffix,
         is_empty_kept=empty,
-        cookie=_cookie(cookie_file, is_open),
-        tls=server_tls(tls_cert, tls_key, tls_client_ca),
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
         tell=_print_json if as_json else None,
     )
 
 
 @sink_app.command("stdout")
+@with_groups
 def sink_stdout(
     directory: Directory,
-    listen: Listen = ADDRESS,
     in_doubt: Annotated[
         str,
         typer.Option(help="After a crash, repeat or skip the last piece, which may or may not have been printed."),
@@ -121,25 +124,21 @@ def sink_stdout(
         bool,
         typer.Option("--json", help="Print one JSON object per line: instance, start, end, and the text (or base64)."),
     ] = False,
-    cookie_file: CookieFile = None,
-    is_open: Open = False,
-    tls_cert: ShownCert = None,
-    tls_key: ShownKey = None,
-    tls_client_ca: ClientCa = None,
+    *,
+    receive: ReceiveOptions,
 ) -> None:
     """Print what is committed, and nothing else. A pipe promises less than a file: see docs/how-to/connectors.md."""
     from procession.connectors.stdout_sink import InDoubt, run_stdout_sink
-    from procession.tls import server_tls
 
     if in_doubt not in set(InDoubt):
         raise typer.BadParameter("choose one of repeat, skip", param_hint="--in-doubt")
     run_stdout_sink(
         directory,
-        listen,
+        receive.listen,
         is_json=as_json,
         in_doubt=InDoubt(in_doubt),
-        cookie=_cookie(cookie_file, is_open),
-        tls=server_tls(tls_cert, tls_key, tls_client_ca),
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
     )
 
 

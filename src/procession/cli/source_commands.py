@@ -5,35 +5,23 @@ The one rule: as in `cli`. Before it the command line; after it `connectors` and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.cli.command_options import CookieFile
+from procession.cli.option_groups import with_groups
+from procession.cli.tls_options import ClientTlsOptions
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
+    from procession.sdk.push_source import Inlet
     from procession.sdk.source_options import SourceOptions
 
 source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
 
-CookieFile = Annotated[
-    Path | None,
-    typer.Option(show_default="the pipeline's own", help="A file with the secret that both sides must show."),
-]
-ControlCookieFile = Annotated[
-    Path | None,
-    typer.Option(
-        show_default="the pipeline's own", help="A file with the secret of the driver, the gateways and operators."
-    ),
-]
-OpenProducers = Annotated[
-    bool | None,
-    typer.Option(
-        "--open-producers", show_default="False", help="Let anybody who reaches the port send, without a secret."
-    ),
-]
 PipelineDirectory = Annotated[
     Path | None,
     typer.Option(
@@ -76,40 +64,65 @@ GATEWAY = "127.0.0.1:7100"
 STOP_WAIT_S = 30.0
 
 
-def _options(
-    connector: str,
-    instance: str,
-    cookie: bytes,
-    tls: tuple[Path | None, Path | None, Path | None, str | None],
-    *,
-    rate: float | None,
-    stamp: bool,
-    acks: Path | None,
-    waits: tuple[float | None, float],
-) -> SourceOptions:
-    from procession.sdk.source_options import SourceOptions
-    from procession.tls import client_tls
+@dataclass(frozen=True, kw_only=True)
+class SendOptions:
+    """Options of every source: where it sends to, how fast, and what it presents."""
 
-    return SourceOptions(
-        f"procession source {connector}",
-        instance,
-        cookie,
-        client_tls(*tls),
-        rate=rate,
-        is_stamping=stamp,
-        acks=acks,
-        patience_s=waits[0],
-        stop_wait_s=waits[1],
-    )
+    to: To = GATEWAY
+    rate: Rate = None
+    stamp: Stamp = False
+    patience_s: Patience = None
+    directory: PipelineDirectory = None
+    cookie_file: CookieFile = None
+    tls: ClientTlsOptions
+    as_json: Json = False
+
+    def load(
+        self, connector: str, instance: str, *, acks: Path | None = None, stop_wait_s: float = STOP_WAIT_S
+    ) -> SourceOptions:
+        """The options of the source's client, with secret and certificates read."""
+        from procession.sdk.source_options import SourceOptions
+        from procession.supervisor.cookies import source_cookie
+
+        return SourceOptions(
+            f"procession source {connector}",
+            instance,
+            source_cookie(self.cookie_file, self.directory, self.to),
+            self.tls.load(),
+            rate=self.rate,
+            is_stamping=self.stamp,
+            acks=acks,
+            patience_s=self.patience_s,
+            stop_wait_s=stop_wait_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepOptions:
+    """Options of a source whose medium cannot be read twice: where records wait until they are committed."""
+
+    spool: SpoolDirectory = None
+    best_effort: BestEffort = False
+    bytes_max: KeptBytes = None
+
+    def open(self, stream: str, medium: str) -> Inlet:
+        from procession.connectors.pushed_sources import Keeping
+
+        return Keeping(self.spool, self.best_effort, self.bytes_max).inlet(stream, medium)
+
+
+def _end(is_done: bool) -> None:
+    if not is_done:
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @source_app.command("file")
+@with_groups
 def source_file(
     paths: Annotated[
         list[str],
         typer.Argument(metavar="PATH", help="Files, or patterns such as 'logs/*.log'; each file is a stream."),
     ],
-    to: To = GATEWAY,
     framing: FramingName = "lines",
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on as files grow, and take new ones that match a pattern.")
@@ -122,17 +135,9 @@ def source_file(
     event_time_unit: Annotated[
         str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
     ] = "s",
-    rate: Rate = None,
-    stamp: Stamp = False,
     acks: Acks = None,
-    patience_s: Patience = None,
-    directory: PipelineDirectory = None,
-    cookie_file: CookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
-    as_json: Json = False,
+    *,
+    send: SendOptions,
 ) -> None:
     """Send the records of files; ends with status 0 when all of them are committed.
 
@@ -145,40 +150,25 @@ def source_file(
     from procession.connectors.framing import parse_framing
     from procession.connectors.timefield import EventTimeField, checked_unit
     from procession.sdk.connector_program import run_source
-    from procession.supervisor.cookies import source_cookie
 
     field = None if event_time is None else EventTimeField(event_time, checked_unit(event_time_unit))
     source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s, event_time=field)
-    tls = tls_ca, tls_cert, tls_key, tls_name
-    waits = patience_s, STOP_WAIT_S
-    cookie = source_cookie(cookie_file, directory, to)
-    options = _options("file", Path(paths[0]).name, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
+    options = send.load("file", Path(paths[0]).name, acks=acks)
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
-    if not run_source(source, to, options, is_json=as_json):
-        raise typer.Exit(Status.UNCLEAN)
+    _end(run_source(source, send.to, options, is_json=send.as_json))
 
 
 @source_app.command("stdin")
+@with_groups
 def source_stdin(
-    to: To = GATEWAY,
     stream: StreamName = "stdin",
-    spool: SpoolDirectory = None,
-    best_effort: BestEffort = False,
-    bytes_max: KeptBytes = None,
     framing: FramingName = "lines",
-    rate: Rate = None,
-    stamp: Stamp = False,
     acks: Acks = None,
-    patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
-    directory: PipelineDirectory = None,
-    cookie_file: CookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
-    as_json: Json = False,
+    *,
+    keep: KeepOptions,
+    send: SendOptions,
 ) -> None:
     """Send what comes on standard input; ends with status 0 when all of it is committed.
 
@@ -187,42 +177,27 @@ def source_stdin(
     and go, but if this program is killed, what is not committed is lost.
     """
     from procession.connectors.framing import parse_framing
-    from procession.connectors.pushed_sources import Keeping, run_pushed
+    from procession.connectors.pushed_sources import run_pushed
     from procession.connectors.stdin_source import take_in
-    from procession.supervisor.cookies import source_cookie
 
     shape = parse_framing(framing)
-    tls = tls_ca, tls_cert, tls_key, tls_name
-    waits = patience_s, stop_wait_s
-    cookie = source_cookie(cookie_file, directory, to)
-    options = _options("stdin", stream, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
-    inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "Standard input")
-    if not run_pushed(inlet, lambda into: take_in(into, 0, shape), to, options, is_json=as_json):
-        raise typer.Exit(Status.UNCLEAN)
+    options = send.load("stdin", stream, acks=acks, stop_wait_s=stop_wait_s)
+    inlet = keep.open(stream, "Standard input")
+    _end(run_pushed(inlet, lambda into: take_in(into, 0, shape), send.to, options, is_json=send.as_json))
 
 
 @source_app.command("tcp-lines")
+@with_groups
 def source_tcp_lines(
     listen: Annotated[str, typer.Option(help="Where programs connect to, HOST:PORT; port 0 takes any.")],
-    to: To = GATEWAY,
     stream: StreamName = "tcp-lines",
-    spool: SpoolDirectory = None,
-    best_effort: BestEffort = False,
-    bytes_max: KeptBytes = None,
     line_bytes_max: Annotated[int, typer.Option(min=1, help="Who sends a longer line is cut off.")] = 65536,
     connections_max: Annotated[int, typer.Option(min=1, help="So many may be connected.")] = 256,
-    rate: Rate = None,
-    stamp: Stamp = False,
     acks: Acks = None,
-    patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
-    directory: PipelineDirectory = None,
-    cookie_file: CookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
-    as_json: Json = False,
+    *,
+    keep: KeepOptions,
+    send: SendOptions,
 ) -> None:
     """Listen on a TCP port and send every line that comes, of all connections, as one stream; until Ctrl-C.
 
@@ -230,38 +205,25 @@ def source_tcp_lines(
     must be given: if this program is killed, what is not committed is lost.
     """
     from procession.address import listening_socket, parse_address
-    from procession.connectors.pushed_sources import Keeping, run_pushed
+    from procession.connectors.pushed_sources import run_pushed
     from procession.connectors.tcp_source import Door
-    from procession.supervisor.cookies import source_cookie
 
-    tls = tls_ca, tls_cert, tls_key, tls_name
-    waits = patience_s, stop_wait_s
-    cookie = source_cookie(cookie_file, directory, to)
-    options = _options("tcp-lines", stream, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
-    inlet = Keeping(spool, best_effort, bytes_max).inlet(stream, "A TCP connection")
+    options = send.load("tcp-lines", stream, acks=acks, stop_wait_s=stop_wait_s)
+    inlet = keep.open(stream, "A TCP connection")
     with listening_socket(parse_address(listen)) as listener:
         door = Door(listener, line_bytes_max, connections_max)
-        if not run_pushed(inlet, door.take_in, to, options, is_json=as_json):
-            raise typer.Exit(Status.UNCLEAN)
+        _end(run_pushed(inlet, door.take_in, send.to, options, is_json=send.as_json))
 
 
 @source_app.command("udp")
+@with_groups
 def source_udp(
     listen: Annotated[str, typer.Option(help="Where programs send datagrams to, HOST:PORT; port 0 takes any.")],
-    to: To = GATEWAY,
     stream: StreamName = "udp",
     bytes_max: Annotated[int, typer.Option(min=1, help="Drop datagrams while so much waits.")] = 16 * 1024 * 1024,
-    rate: Rate = None,
-    stamp: Stamp = False,
-    patience_s: Patience = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
-    directory: PipelineDirectory = None,
-    cookie_file: CookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
-    as_json: Json = False,
+    *,
+    send: SendOptions,
 ) -> None:
     """Send every datagram that comes to a UDP port, as a record that is sent at most once; until Ctrl-C.
 
@@ -273,24 +235,19 @@ def source_udp(
     from procession.address import parse_address
     from procession.connectors.udp_source import UdpSource, datagram_socket
     from procession.sdk.connector_program import run_source
-    from procession.supervisor.cookies import source_cookie
 
-    tls = tls_ca, tls_cert, tls_key, tls_name
-    waits = patience_s, stop_wait_s
-    cookie = source_cookie(cookie_file, directory, to)
-    options = _options("udp", stream, cookie, tls, rate=rate, stamp=stamp, acks=None, waits=waits)
+    options = send.load("udp", stream, stop_wait_s=stop_wait_s)
     source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
     options = replace(options, dialect="draft", report=source.hear)
     try:
-        if not run_source(source, to, options, is_json=as_json, on_stop=source.stop, beside=source.listen):
-            raise typer.Exit(Status.UNCLEAN)
+        _end(run_source(source, send.to, options, is_json=send.as_json, on_stop=source.stop, beside=source.listen))
     finally:
         source.close()
 
 
 @source_app.command("generator")
+@with_groups
 def source_generator(
-    to: To = GATEWAY,
     records: Annotated[
         int | None, typer.Option(min=0, show_default="without end", help="How many, in each stream.")
     ] = None,
@@ -302,17 +259,9 @@ def source_generator(
     show: Annotated[
         bool, typer.Option("--print", help="Print the records instead, a line each: what `verify` compares with.")
     ] = False,
-    rate: Rate = None,
-    stamp: Stamp = False,
     acks: Acks = None,
-    patience_s: Patience = None,
-    directory: PipelineDirectory = None,
-    cookie_file: CookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
-    as_json: Json = False,
+    *,
+    send: SendOptions,
 ) -> None:
     """Send made records, for tests and measurements; ends with status 0 when all of them are committed.
 
@@ -323,7 +272,6 @@ def source_generator(
 
     from procession.connectors.generator_source import GeneratorSource, Recipe
     from procession.sdk.connector_program import run_source
-    from procession.supervisor.cookies import source_cookie
 
     source = GeneratorSource(Recipe(records, size, keys, seed, streams, name))
     if show:
@@ -331,9 +279,5 @@ def source_generator(
             for batch in source.read(stream, None):
                 sys.stdout.buffer.write(b"\n".join([*batch.payloads.to_pylist(), b""]))
         return
-    tls = tls_ca, tls_cert, tls_key, tls_name
-    waits = patience_s, STOP_WAIT_S
-    cookie = source_cookie(cookie_file, directory, to)
-    options = _options("generator", name, cookie, tls, rate=rate, stamp=stamp, acks=acks, waits=waits)
-    if not run_source(source, to, options, is_json=as_json):
-        raise typer.Exit(Status.UNCLEAN)
+    options = send.load("generator", name, acks=acks)
+    _end(run_source(source, send.to, options, is_json=send.as_json))

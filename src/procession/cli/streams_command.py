@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from procession.cli.source_commands import ControlCookieFile
-from procession.cli.tls_options import OwnCert, ShownKey, TrustedCa, TrustedName
+from procession.cli.command_options import ControlCookieFile
+from procession.cli.option_groups import with_groups
+from procession.cli.tls_options import ClientTlsOptions
 
 
+@with_groups
 def streams(
     directory: Annotated[
         Path | None,
@@ -30,17 +32,14 @@ def streams(
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two updates.")] = 2.0,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a gateway has to answer.")] = 5.0,
     control_cookie_file: ControlCookieFile = None,
-    tls_ca: TrustedCa = None,
-    tls_cert: OwnCert = None,
-    tls_key: ShownKey = None,
-    tls_name: TrustedName = None,
+    *,
+    tls: ClientTlsOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """List the streams of a running pipeline or gateway: state, owner, positions, lag and rate."""
     from procession.cli.streams_table import place, show
     from procession.exit_status import hear_interrupts
     from procession.supervisor.cookies import control_cookie
-    from procession.tls import client_tls
 
     hear_interrupts()
     at = place(directory, gateway)
@@ -50,5 +49,5 @@ def streams(
         timeout_s=timeout_s,
         every_s=every_s if watch else None,
         as_json=as_json,
-        tls=client_tls(tls_ca, tls_cert, tls_key, tls_name),
+        tls=tls.load(),
     )

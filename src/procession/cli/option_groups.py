@@ -1,0 +1,48 @@
+"""Option groups: options that several commands share, defined once as the fields of a dataclass.
+
+A command names the group as the type of one parameter. `with_groups` shows Typer the fields in its place and passes the
+command an instance that holds what was given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Any, TypeVar, get_type_hints
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_groups(command: Command) -> Command:
+    """The command with the fields of its groups as options of its own. Groups may hold groups."""
+    hints = get_type_hints(command, include_extras=True)
+    declared = inspect.signature(command).parameters.values()
+    shown = [option for one in declared for option in _options(one.name, hints[one.name], one.default)]
+
+    @wraps(command)
+    def grouped(**given: Any) -> None:
+        command(**{one.name: _collect(one.name, hints[one.name], given) for one in declared})
+
+    grouped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    grouped.__annotations__ = {option.name: option.annotation for option in shown}
+    return grouped  # type: ignore[return-value]
+
+
+def _options(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
+    if not is_dataclass(hint):
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        return
+    hints = get_type_hints(hint, include_extras=True)
+    for field in fields(hint):
+        yield from _options(
+            field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default
+        )
+
+
+def _collect(name: str, hint: Any, given: dict[str, Any]) -> Any:
+    if not is_dataclass(hint):
+        return given[name]
+    hints = get_type_hints(hint, include_extras=True)
+    return hint(**{field.name: _collect(field.name, hints[field.name], given) for field in fields(hint)})  # type: ignore[operator]
