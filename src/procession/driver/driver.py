@@ -57,9 +57,6 @@ SPARE_READY = "spare.json"
 CACHE = "cache"
 """In the pipeline's directory: its cache, if there is no other place for it."""
 
-PACK_BYTES_MAX = 64 * 1024
-"""Our file sinks write what they get, so their messages may hold many records; others get each record by itself."""
-
 DRAIN_S = 10.0
 """How long a stop waits for the open epoch before it is aborted."""
 
@@ -365,9 +362,9 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
     options = []
     for one in graph.participants:
         sink = one.sink
-        is_file = sink.target.startswith("file:")
+        scheme = sink.scheme
         named = config.sinks.get(one.name) or config.sinks.get(sink.name)
-        address = named or ("" if is_file else sink.target)
+        address = named or ("" if scheme.is_started else scheme.place(sink.target))
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(
@@ -382,14 +379,14 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 port=int(port),
                 program=graph.name,
                 instance=one.instance,
-                cookie=config.file_sink_cookie if is_file else config.sink_cookie,
+                cookie=config.file_sink_cookie if scheme.is_started else config.sink_cookie,
                 tls=config.tls,
                 # Without two-phase commit only the sink knows where its output ends.
-                is_authoritative=is_file or not graph.policy.is_strict,
-                pack_bytes_max=PACK_BYTES_MAX if is_file else 0,
+                is_authoritative=scheme.is_authoritative or not graph.policy.is_strict,
+                pack_bytes_max=scheme.pack_bytes_max,
                 answer_timeout_s=config.answer_timeout_s,
                 refusals_max=config.sink_refusals_max,
-                knows_workers_left=is_file or sink.knows_workers_left,
+                knows_workers_left=scheme.knows_workers_left or sink.knows_workers_left,
             )
         )
     return options

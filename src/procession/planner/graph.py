@@ -17,6 +17,7 @@ from procession.operators.named_types import NO_TYPES, NamedTypes
 from procession.planner.event_order import EventTime
 from procession.planner.guarantee import POLICIES, Guarantee, Policy
 from procession.planner.keyed_spec import RecordKey, Stateful
+from procession.planner.sink_schemes import SinkScheme, sink_scheme
 from procession.times import Unit
 
 
@@ -147,6 +148,13 @@ class Node:
         """What it is called where stages and sinks stand beside each other, as in the runs of a task. It does not
         depend on what else the pipeline has: a sink's is its name, a stage's has a dot, which is in no name."""
         return self.name if self.kind is Kind.SINK else f"{self.name}.stage"
+
+    @property
+    def scheme(self) -> SinkScheme:
+        """What follows from the form of a sink's target."""
+        scheme = sink_scheme(self.target)
+        assert scheme, f"the target {self.target!r} was not checked"
+        return scheme
 
 
 class SinkCodec(NamedTuple):

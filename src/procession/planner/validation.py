@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from procession.errors import PlanError
+from procession.planner.sink_schemes import SINK_SCHEMES, sink_scheme
 from procession.times import UNITS, Unit
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
-TARGET = re.compile(r"file:.+|[^:\s]+:[0-9]{1,5}")
 
 
 def checked_name(name: str, what: str) -> str:
@@ -26,10 +26,10 @@ def checked_name(name: str, what: str) -> str:
 
 
 def checked_target(to: str, name: str) -> str:
-    if not isinstance(to, str) or not TARGET.fullmatch(to):
+    if not isinstance(to, str) or sink_scheme(to) is None:
         raise PlanError(
             f"sink {name!r} goes to {to!r}, which is neither a file sink nor an address",
-            next_step='write to="file:DIR" or to="HOST:PORT"',
+            next_step="write " + " or ".join(scheme.form for scheme in SINK_SCHEMES),
         )
     return to
 

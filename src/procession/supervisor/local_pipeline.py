@@ -46,7 +46,7 @@ COMMAND = (sys.executable, "-m", "procession")
 
 @dataclass(frozen=True)
 class Local:
-    """The parts of a pipeline. `base` is what the app's relative `file:` targets are relative to."""
+    """The parts of a pipeline. `base` is what the relative directories of the app's sinks are relative to."""
 
     supervisor: Supervisor
     app: Path
@@ -62,12 +62,11 @@ class Local:
 
     @property
     def sink_directories(self) -> dict[str, Path]:
-        """Where each file sink writes. Sinks of one directory are one process."""
-        prefix = "file:"
+        """Where each sink writes that is started with the pipeline. Sinks of one directory are one process."""
         return {
-            sink.name: (self.base / sink.target.removeprefix(prefix)).resolve()
+            sink.name: (self.base / scheme.place(sink.target)).resolve()
             for sink in self.graph.sinks
-            if sink.target.startswith(prefix)
+            if (scheme := sink.scheme).is_started
         }
 
     @property
@@ -174,9 +173,10 @@ class Local:
         return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
     def _sink(self, directory: Path) -> list[str]:
-        argv = ["sink", "file", str(directory), "--listen", HERE]
-        for one in self.graph.participants:
-            if one.sink.is_idempotent and self.sink_directories.get(one.sink.name) == directory:
+        served = [one for one in self.graph.participants if self.sink_directories.get(one.sink.name) == directory]
+        argv = ["sink", served[0].sink.scheme.command, str(directory), "--listen", HERE]
+        for one in served:
+            if one.sink.is_idempotent:
                 argv += ["--idempotent", one.instance]
         shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
         return [*argv, "--cookie-file", str(shown), *self._server_tls()]
