@@ -34,10 +34,11 @@ from procession.operators.inlining import LinesOf
 from procession.operators.keyed import NO_STATES, States, run_keyed
 from procession.operators.stage_rows import Flow, Numbers, joined, ordinals, put_together
 from procession.operators.tables import joinings_at
+from procession.operators.timed import Timed
 from procession.operators.value_codec import ValueCodec, as_column, as_payloads
 from procession.operators.watermark import Watermark
 from procession.operators.watermark_timers import Reached
-from procession.operators.window_operator import Timed, timed_flow
+from procession.operators.window_operator import timed_flow
 from procession.planner.event_order import LateRecord
 from procession.planner.graph import Codec, Kind, Node
 from procession.planner.inputs import Turn

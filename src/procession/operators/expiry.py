@@ -10,7 +10,7 @@ State: under `k` and the key, the time of expiry and the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 from procession.errors import PlanError
 from procession.operators.keyed import Refuse, States, is_open
 from procession.operators.stage_rows import Numbers
-from procession.operators.watermark_timers import Alarms, Reach, greatest
+from procession.operators.timed import Timed
+from procession.operators.watermark_timers import Alarms
 from procession.planner.keyed_spec import Gives, Step
 from procession.planner.keys import PLAIN_KEYS, KeyCodec
 from procession.planner.order_key import AFTER, Result, rank_of
@@ -33,8 +34,8 @@ OnEvict = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Expiring:
-    """What a keyed stage does whose states expire; `run` takes the rows that came over the exchange, in order."""
+class Expiring(Timed):
+    """What a keyed stage does whose states expire."""
 
     gives: Gives
     step: Step | None
@@ -61,34 +62,8 @@ class Expiring:
         """No record comes too late for a state."""
         return False
 
-    def run(
-        self,
-        states: States,
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach = greatest,
-    ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
-        run = _Run(self, states)
-        for start, end, step, rung in run.alarms.stretches(self.steps(times), reach):
-            run.evict(start, step, rung)
-            run.take(
-                [row for row in range(start, end) if not is_tick[row]], keys, values, times, step * self.step_ns, refuse
-            )
-        return run.results
-
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """Nothing will come any more: all states expire, in order, and a bounded number at a time."""
-        run = _Run(self, states)
-        return run.evict_at(run.alarms.run_out())
-
-    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        """The states that expire because the watermark goes on to this step, with no record."""
-        run = _Run(self, states)
-        return run.evict_at(run.alarms.run_to(step))
+    def begin(self, states: States) -> _Run:
+        return _Run(self, states)
 
 
 class _Run:
@@ -100,15 +75,16 @@ class _Run:
         self.alarms = Alarms(states)
         self.results: list[Result] = []
 
-    def take(
+    def add(
         self,
-        rows: Iterable[int],
+        rows: Sequence[int],
         keys: Sequence[bytes],
         values: Sequence[Any],
         times: Numbers,
-        watermark: int,
+        step: int,
         refuse: Refuse,
     ) -> None:
+        watermark = step * self.stage.step_ns
         names = {row: b"k" + keys[row] for row in rows}
         known = self.states.take(list(names.values()))
         for row, name in names.items():
@@ -144,14 +120,7 @@ class _Run:
         given = value if stage.gives is Gives.KEPT else result
         return state, [own(given) if is_open(state) else given]
 
-    def evict_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
-        """With no record: (step, the keys whose alarms ring there)."""
-        for step, rung in ringing:
-            self.evict(0, step, rung)
-            results, self.results = self.results, []
-            yield results
-
-    def evict(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row: of these keys, the states whose time is over go."""
         if not keys:
             return

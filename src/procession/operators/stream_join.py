@@ -12,7 +12,7 @@ found a partner], in the order of their arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,7 +22,8 @@ import numpy as np
 from procession.errors import PlanError
 from procession.operators.keyed import Refuse, States
 from procession.operators.stage_rows import Numbers
-from procession.operators.watermark_timers import Alarms, Reach, greatest
+from procession.operators.timed import Timed
+from procession.operators.watermark_timers import Alarms
 from procession.operators.windows import late_record
 from procession.planner.keys import PLAIN_KEYS, KeyCodec
 from procession.planner.order_key import AFTER, Result, rank_of
@@ -68,8 +69,8 @@ class Sided:
 
 
 @dataclass(frozen=True)
-class Pairing:
-    """What a join of two streams does; `run` takes the rows that came over the exchange, in order, of both sides."""
+class Pairing(Timed):
+    """What a join of two streams does. Its rows are those of both sides."""
 
     within: int
     join: Callable[[Any, Any], Any]
@@ -101,32 +102,8 @@ class Pairing:
         """The step at which a record of this time is let go: the first that is further than the bound behind it."""
         return (time + self.within) // self.step + 1
 
-    def run(
-        self,
-        states: States,
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach = greatest,
-    ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
-        run = _Run(self, states)
-        for start, end, step, rung in run.alarms.stretches(self.steps(times), reach):
-            run.let_go(start, step, rung)
-            run.meet([row for row in range(start, end) if not is_tick[row]], keys, values, times, step, refuse)
-        return run.results
-
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """Nothing will come any more: all are let go, in order, and a bounded number at a time."""
-        run = _Run(self, states)
-        return run.let_go_at(run.alarms.run_out())
-
-    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        """What is let go because the watermark goes on to this step, with no record."""
-        run = _Run(self, states)
-        return run.let_go_at(run.alarms.run_to(step))
+    def begin(self, states: States) -> _Run:
+        return _Run(self, states)
 
 
 class _Run:
@@ -139,9 +116,9 @@ class _Run:
         self.results: list[Result] = []
         self.is_set: set[tuple[int, bytes]] = set()
 
-    def meet(
+    def add(
         self,
-        rows: Iterable[int],
+        rows: Sequence[int],
         keys: Sequence[bytes],
         values: Sequence[Any],
         times: Numbers,
@@ -198,14 +175,7 @@ class _Run:
         self.results += [(row, (AFTER, b"", number), key, result) for number, result in found]
         return is_late
 
-    def let_go_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
-        """With no record: (step, the keys whose alarms ring there)."""
-        for step, rung in ringing:
-            self.let_go(0, step, rung)
-            results, self.results = self.results, []
-            yield results
-
-    def let_go(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row: of these keys, what has waited long enough goes."""
         if not keys:
             return

@@ -11,10 +11,10 @@ State: under `k` and the key its open windows; the rest is in `operators/waterma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from procession.operators.aggregates import Aggregate
 from procession.operators.chain_rows import Rows
 from procession.operators.keyed import Refuse, States
 from procession.operators.stage_rows import Flow, Numbers
+from procession.operators.timed import Timed
 from procession.operators.value_codec import ValueCodec
 from procession.operators.watermark import Watermark
 from procession.operators.watermark_timers import LOWEST, Alarms, Reach, greatest
@@ -37,44 +38,13 @@ from procession.times import Unit, in_unit
 TICK = 3
 """The form of a row that brings nothing but its time: beside those of `operators/value_codec`."""
 
-
-class Timed(Protocol):
-    """What a stage does that a watermark moves: windows, or the pairs of `operators/stream_join`."""
-
-    @property
-    def shape(self) -> str:
-        """What its states are cut by: they are of no use to a stage of another shape."""
-
-    @property
-    def sets_late_aside(self) -> bool:
-        """Whether late records are dead letters."""
-
-    def steps(self, times: Numbers) -> Numbers:
-        """The step of the watermark that each time alone would lead to."""
-
-    def run(
-        self,
-        states: States,
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach = greatest,
-    ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time; a late
-        record is refused with `LateRecord`."""
-
-    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        """What comes out because the watermark goes on to this step, with no record."""
-
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
+START, END, COUNT, HELD = range(4)
+"""The places in the state of a window: a list, because that is how states are kept on disk."""
 
 
 @dataclass(frozen=True)
-class Windowing:
-    """What a window stage does; `run` takes the rows that came over the exchange, in order."""
+class Windowing(Timed):
+    """What a window stage does."""
 
     windows: Windows
     aggregate: Aggregate
@@ -101,6 +71,9 @@ class Windowing:
             return np.full(len(times), LOWEST, np.int64)  # no time moves it
         return np.floor_divide(times - self.lateness, self.windows.step)
 
+    def begin(self, states: States) -> _Run:
+        return _Run(self, states)
+
     def run(
         self,
         states: States,
@@ -111,18 +84,15 @@ class Windowing:
         refuse: Refuse,
         reach: Reach = greatest,
     ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
         if self.windows.count:
             return _Counting(self, states).run(keys, values, refuse)
-        return _Run(self, states).run(keys, values, times, is_tick, refuse, reach)
+        return super().run(states, keys, values, times, is_tick, refuse, reach)
 
     def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        """The windows that fire because the watermark goes on to this step, with no record."""
-        return iter(()) if self.windows.count else _Run(self, states).go_on(step)
+        return iter(()) if self.windows.count else super().go_on(states, step)
 
     def end(self, states: States) -> Iterator[list[Result]]:
-        """What is open fires, because nothing will come any more; in order, and a bounded number at a time."""
-        return (_Counting if self.windows.count else _Run)(self, states).end()
+        return _Counting(self, states).end() if self.windows.count else super().end(states)
 
 
 class _Results:
@@ -136,15 +106,15 @@ class _Results:
         self.results: list[Result] = []
 
     def _add(self, window: list[Any], value: Any) -> None:
-        window[3] = self.stage.aggregate.add(window[3], value)
-        window[2] += 1
+        window[HELD] = self.stage.aggregate.add(window[HELD], value)
+        window[COUNT] += 1
 
     def _own(self, value: Any, number: int) -> Any:
         """The record for this window: every window but the first that holds records has a copy of its own."""
         return own(value) if number and self.stage.aggregate.is_holding else value
 
     def _early(self, row: int, key: bytes, window: list[Any], number: int) -> None:
-        if self.stage.early_records and window[2] % self.stage.early_records == 0:
+        if self.stage.early_records and window[COUNT] % self.stage.early_records == 0:
             self._let_out(row, key, window, "early", number)
 
     def _let_out(self, row: int, key: bytes, window: list[Any], why: str, number: int) -> None:
@@ -183,7 +153,7 @@ class _Counting(_Results):
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
                 continue
-            if window[2] == self.windows.count:
+            if window[COUNT] == self.windows.count:
                 known.pop(name, None)
                 self._let_out(row, key, window, "end", 0)
             else:
@@ -194,51 +164,22 @@ class _Counting(_Results):
 
     def end(self) -> Iterator[list[Result]]:
         for held in taken_in_order(self.states):
-            yield [(0, (int(window[1]), key, 0), key, self._result(key, window, "end")) for key, window in held]
+            yield [(0, (int(window[END]), key, 0), key, self._result(key, window, "end")) for key, window in held]
 
 
 class _Run(_Results):
     """Windows of time."""
 
-    def run(
+    def add(
         self,
+        rows: Sequence[int],
         keys: Sequence[bytes],
         values: Sequence[Any],
         times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach,
-    ) -> list[Result]:
-        for start, end, step, rung in self.alarms.stretches(self.stage.steps(times), reach):
-            self._fire(start, step, rung)
-            self._fill(range(start, end), keys, values, times, is_tick, step * self.windows.step, refuse)
-        return self.results
-
-    def go_on(self, step: int) -> Iterator[list[Result]]:
-        return self._fired_at(self.alarms.run_to(step))
-
-    def end(self) -> Iterator[list[Result]]:
-        return self._fired_at(self.alarms.run_out())
-
-    def _fired_at(self, ringing: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
-        for step, rung in ringing:
-            self._fire(0, step, rung)
-            results, self.results = self.results, []
-            yield results
-
-    # Filling
-
-    def _fill(
-        self,
-        rows: Iterable[int],
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        watermark: int,
+        step: int,
         refuse: Refuse,
     ) -> None:
-        rows = [row for row in rows if not is_tick[row]]
+        watermark = step * self.windows.step
         names = {row: b"k" + keys[row] for row in rows}
         known = self.states.take(list(names.values()))
         for row in rows:
@@ -256,11 +197,11 @@ class _Run(_Results):
         self.alarms.keep()
 
     def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> bool:
-        """Put a record into its windows: each is [start, end, how many, what is held], the earliest end first. Says
+        """Put a record into its windows: the earliest end first. Says
         whether it is late."""
         ends = [end for end in self.windows.ends(time) if end > watermark]
         if not ends and self.windows.is_session:
-            ends = [window[1] for window in self._near(time, opened)]
+            ends = [window[END] for window in self._near(time, opened)]
         is_late = not ends
         if is_late and self.stage.late is Late.FIRE:
             for number, end in enumerate(self.windows.ends(time)):
@@ -274,7 +215,7 @@ class _Run(_Results):
         if self.windows.is_session:
             self._put_in_session(row, key, value, time, opened)
             return is_late
-        by_end = {window[1]: window for window in opened}
+        by_end = {window[END]: window for window in opened}
         for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
             window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
             self._add(window, self._own(value, number))
@@ -282,12 +223,12 @@ class _Run(_Results):
                 opened.append(window)
                 self.alarms.set(self._due(end), key)
             self._early(row, key, window, number)
-        opened.sort(key=lambda window: window[1])
+        opened.sort(key=lambda window: window[END])
         return is_late
 
     def _near(self, time: int, opened: list[Any]) -> list[Any]:
         """The sessions that a record of this time belongs to."""
-        return [window for window in opened if time < window[1] and time + self.windows.size > window[0]]
+        return [window for window in opened if time < window[END] and time + self.windows.size > window[START]]
 
     def _put_in_session(self, row: int, key: bytes, value: Any, time: int, opened: list[Any]) -> None:
         gap = self.windows.size
@@ -295,26 +236,24 @@ class _Run(_Results):
         if not near:
             window = [time, time + gap, 0, self.stage.aggregate.create()]
             self._add(window, value)
-            self.alarms.set(self._due(window[1]), key)
+            self.alarms.set(self._due(window[END]), key)
         else:
             window = near[0]
             combine = self.stage.aggregate.combine
             for other in near[1:]:
                 assert combine is not None
-                window[3] = combine(window[3], other[3])
-                window[1], window[2] = other[1], window[2] + other[2]
-            window[0], window[1] = min(window[0], time), max(window[1], time + gap)
+                window[HELD] = combine(window[HELD], other[HELD])
+                window[END], window[COUNT] = other[END], window[COUNT] + other[COUNT]
+            window[START], window[END] = min(window[START], time), max(window[END], time + gap)
             self._add(window, value)
-        ends = {other[1] for other in near}
-        opened[:] = sorted([*(one for one in opened if one[1] not in ends), window], key=lambda one: int(one[1]))
+        ends = {other[END] for other in near}
+        opened[:] = sorted([*(one for one in opened if one[END] not in ends), window], key=lambda one: int(one[END]))
         self._early(row, key, window, 0)
-
-    # Firing
 
     def _due(self, end: int) -> int:
         return -(-end // self.windows.step)
 
-    def _fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
+    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
         """The watermark has come to this step, at this row, and these keys may have windows to fire."""
         if not keys:
             return
@@ -323,19 +262,19 @@ class _Run(_Results):
         fired = []
         for key in keys:
             opened = known.get(b"k" + key, [])
-            fired += [(key, window) for window in opened if window[1] <= watermark]
-            kept = [window for window in opened if window[1] > watermark]
+            fired += [(key, window) for window in opened if window[END] <= watermark]
+            kept = [window for window in opened if window[END] > watermark]
             if kept:
                 known[b"k" + key] = kept
                 if self.windows.is_session:
                     # It has grown since it was armed.
                     for window in kept:
-                        self.alarms.set(self._due(window[1]), key)
+                        self.alarms.set(self._due(window[END]), key)
             else:
                 known.pop(b"k" + key, None)
         self.states.touch([b"k" + key for key in keys])
-        for key, window in sorted(fired, key=lambda one: (one[1][1], rank_of(one[0]))):
-            self.results.append((row, (int(window[1]), key, 0), key, self._result(key, window, "end")))
+        for key, window in sorted(fired, key=lambda due: (due[1][END], rank_of(due[0]))):
+            self.results.append((row, (int(window[END]), key, 0), key, self._result(key, window, "end")))
         self.alarms.keep()
 
 

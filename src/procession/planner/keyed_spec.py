@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from procession.operators.sort import Sorting
+    from procession.operators.timed import Timed
     from procession.operators.total import Totals
-    from procession.operators.window_operator import Timed
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
