@@ -6,21 +6,19 @@ file by Spark's tasks, in no order. What `procession bench state` compares ours 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.functions import expr
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from procession.bench.log_rows import LogRowReader, register
 from procession.spark.exchange import map_in_arrow
-from procession.spark.log_source import Feed, Range, deal
-from procession.storage.log import LogReader
+from procession.spark.log_source import Feed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,43 +28,8 @@ KEY_BYTES = 7
 """So many bytes of a payload are its key."""
 
 
-class Payloads(DataSourceStreamReader):
-    """The log's payloads as rows."""
-
-    def __init__(self, log: Path, feed: Feed, tasks: int) -> None:
-        self._log = log
-        self._feed = feed
-        self._tasks = tasks
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return {"number": 0}
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return self._feed.next_ends(start)
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return deal(start["number"], end["number"], self._tasks)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        for batch in LogReader(self._log).read(partition.first, partition.last):
-            yield batch.select(["payload"])
-
-
-class PayloadSource(DataSource):
-    """`bound` makes the class that a session registers."""
-
-    payloads: DataSourceStreamReader
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def schema(self) -> str:
-        return "payload binary"
-
-    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return self.payloads
+def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["payload"])
 
 
 class _Counting(StatefulProcessor):
@@ -135,7 +98,7 @@ def start_query(
     on_epoch: Callable[[int], None],
 ) -> StreamingQuery:
     """`on_epoch(records that came out)` is called at the end of each epoch."""
-    spark.dataSource.register(type("BoundPayloadSource", (PayloadSource,), {"payloads": Payloads(log, feed, tasks)}))
+    register(spark, FORMAT, "payload binary", LogRowReader(log, feed, tasks, _payloads))
     rows = spark.readStream.format(FORMAT).load()
     grouped = rows.withColumn("key", expr(f"substring(payload, 1, {KEY_BYTES})")).groupBy("key")
     if variant == "spark_rows":

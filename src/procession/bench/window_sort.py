@@ -13,14 +13,12 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
 
+from procession.bench.log_rows import LogRowReader, register
 from procession.bench.workload import FUNCTIONS, Filter, Same, Segment
 from procession.spark.exchange import map_in_arrow
-from procession.spark.log_source import Feed, Range, deal
-from procession.storage.log import LogReader
+from procession.spark.log_source import Feed
 
 SCHEMA = "message_id bigint, payload binary"
 FORMAT = "numbers"
@@ -28,45 +26,10 @@ Stamps = list[tuple[int, int]]
 """When a piece of the output was written, in nanoseconds, and how many records it held."""
 
 
-class Numbers(DataSourceStreamReader):
-    """The log as rows."""
-
-    def __init__(self, log: Path, feed: Feed, tasks: int) -> None:
-        self._log = log
-        self._feed = feed
-        self._tasks = tasks
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return {"number": 0}
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return self._feed.next_ends(start)
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return deal(start["number"], end["number"], self._tasks)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        for batch in LogReader(self._log).read(partition.first, partition.last):
-            yield pa.record_batch(
-                {"message_id": batch.column("message_id").view(pa.int64()), "payload": batch.column("payload")}
-            )
-
-
-class NumberSource(DataSource):
-    """`bound` makes the class that a session registers."""
-
-    numbers: DataSourceStreamReader
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    def schema(self) -> str:
-        return SCHEMA
-
-    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return self.numbers
+def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"message_id": batch.column("message_id").view(pa.int64()), "payload": batch.column("payload")}
+    )
 
 
 class Stages:
@@ -115,8 +78,7 @@ def start_query(
     checkpoint: Path,
     on_epoch: Callable[[int, Stamps], None],
 ) -> StreamingQuery:
-    reader = Numbers(log, feed, segments[0].tasks)
-    spark.dataSource.register(type("BoundNumberSource", (NumberSource,), {"numbers": reader}))
+    register(spark, FORMAT, SCHEMA, LogRowReader(log, feed, segments[0].tasks, _numbered))
     rows = spark.readStream.format(FORMAT).load()
     for number, segment in enumerate(segments):
         if number:
