@@ -6,44 +6,28 @@ Before it the vigil, which calls it at every look; after it people.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from procession.chaos.history import Chronicle
+from procession.supervisor.progress import LiveDisplay, table_of
 
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 10.0
 WINDOW_S = 5.0
 
 
-class Screen:
+class Screen(LiveDisplay):
+    """The progress of a chaos run."""
+
     def __init__(self) -> None:
-        self._console = Console(file=sys.stderr, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        super().__init__(refreshes_per_second=4)
         self._next = 0.0
         self._told = ""
         self._recent: deque[tuple[float, int]] = deque()
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.quiet:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def say(self, sentence: str) -> None:
-        self._console.print(sentence, markup=False, soft_wrap=True)
 
     def show(self, chronicle: Chronicle) -> None:
         now = time.monotonic()
@@ -51,16 +35,16 @@ class Screen:
         self._recent.append((now, chronicle.committed))
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
-        if now < self._next and (self._live.is_started or scenario == self._told):
+        if now < self._next and (self.is_live or scenario == self._told):
             return
         cells = self._cells(chronicle, scenario)
-        if self._live.is_started:
+        if self.is_live:
             self._next = now + REFRESH_S
-            self._live.update(_picture(chronicle, cells))
+            self.draw(_picture(chronicle, cells))
         else:
             self._next = now + LINE_INTERVAL_S
             self._told = scenario
-            self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+            self.say_cells(cells)
 
     def _cells(self, chronicle: Chronicle, scenario: str) -> dict[str, str]:
         (before, fewer), (now, more) = self._recent[0], self._recent[-1]
@@ -87,9 +71,5 @@ def _verdict(chronicle: Chronicle) -> str:
 
 
 def _picture(chronicle: Chronicle, cells: dict[str, str]) -> Group:
-    table = Table(show_edge=False)
-    for name in cells:
-        table.add_column(name, justify="right")
-    table.add_row(*cells.values())
     recent = Text("\n".join(f"{event.at_s:9.2f}  {event.on:14}  {event.what}" for event in chronicle.recent))
-    return Group(table, recent)
+    return Group(table_of(cells), recent)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
@@ -119,14 +119,12 @@ class Progress:
         return self.latency.quantile(share)
 
 
-class Display:
-    """Shows progress on the standard error stream: a live table on a terminal, else a line now and then."""
+class LiveDisplay:
+    """Shows cells on the standard error stream: a live table on a terminal, elsewhere a line now and then."""
 
-    def __init__(self, *, is_silent: bool = False) -> None:
+    def __init__(self, *, refreshes_per_second: float, is_silent: bool = False) -> None:
         self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._next_line = 0.0
-        self._disks_low: tuple[Path, ...] = ()
+        self._live = Live(console=self._console, refresh_per_second=refreshes_per_second, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.quiet:
@@ -138,8 +136,28 @@ class Display:
     ) -> None:
         self._live.stop()
 
+    @property
+    def is_live(self) -> bool:
+        return self._live.is_started
+
     def say(self, sentence: str) -> None:
         self._console.print(sentence, markup=False, soft_wrap=True)
+
+    def draw(self, picture: RenderableType) -> None:
+        """Replace the live picture."""
+        self._live.update(picture)
+
+    def say_cells(self, cells: Mapping[str, str]) -> None:
+        self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+
+
+class Display(LiveDisplay):
+    """The progress of a pipeline."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        super().__init__(refreshes_per_second=8, is_silent=is_silent)
+        self._next_line = 0.0
+        self._disks_low: tuple[Path, ...] = ()
 
     def show(self, progress: Progress, restarts: int) -> None:
         for path in set(progress.disks_low).difference(self._disks_low):
@@ -148,11 +166,11 @@ class Display:
             self.say(f"the disk of {path} has room again: producers go on")
         self._disks_low = progress.disks_low
         cells = _cells(progress, restarts)
-        if self._live.is_started:
-            self._live.update(_table(cells))
+        if self.is_live:
+            self.draw(table_of(cells))
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_S
-            self.say(", ".join(f"{name} {value}" for name, value in cells.items()))
+            self.say_cells(cells)
 
 
 def _rows(status: Mapping[str, Any]) -> int:
@@ -179,7 +197,7 @@ def _cells(progress: Progress, restarts: int) -> dict[str, str]:
     }
 
 
-def _table(cells: dict[str, str]) -> Table:
+def table_of(cells: Mapping[str, str]) -> Table:
     table = Table(show_edge=False)
     for name in cells:
         table.add_column(name, justify="right")
