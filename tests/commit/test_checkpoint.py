@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from procession.commit import checkpoint as checkpoint_module
-from procession.commit.checkpoint import CURRENT, PIPELINE, Checkpoint
+from procession.commit.checkpoint import PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.round_record import Part, Round
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
+from procession.storage.driver_claim import CURRENT
 from procession.storage.log_ranges import Place
 
 
@@ -318,7 +319,7 @@ def test_a_current_that_is_damaged_gone_or_set_back_is_refused(tmp_path: Path, c
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(StorageError, match="CURRENT is damaged") as caught:
         claim(tmp_path)
-    assert "restore" in caught.value.next_step
+    assert "Restore" in caught.value.next_step
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

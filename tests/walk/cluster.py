@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from procession import faults
-from procession.commit.checkpoint import CURRENT
 from procession.commit.round_record import Rounds
 from procession.commit.spark_log import SparkLog
 from procession.driver.app_file import load_app
 from procession.gateway.control_client import ControlClient
 from procession.sdk.transaction_log import committed_ranges, uncommitted
+from procession.storage.driver_claim import CURRENT
 from procession.supervisor import cleanup
 from procession.supervisor.local_pipeline import COMMAND, DRIVER, Local
 from procession.supervisor.part import Part

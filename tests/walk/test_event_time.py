@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 
 from procession.cli.streams_table import ask
-from procession.commit.checkpoint import CURRENT
 from procession.commit.round_record import Rounds
 from procession.commit.spark_log import SparkLog
 from procession.exit_status import Status
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
+from procession.storage.driver_claim import CURRENT
 from procession.supervisor.local_pipeline import DRIVER, GATEWAY
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings

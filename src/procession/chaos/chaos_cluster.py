@@ -45,12 +45,12 @@ from procession.chaos.scenario import (
     TO_SECOND,
     TO_THIRD,
 )
-from procession.commit.checkpoint import CURRENT
 from procession.commit.round_record import Rounds
 from procession.commit.spark_log import SparkLog
 from procession.driver.epoch_log import EpochTail
 from procession.errors import StorageError
 from procession.sdk.ack_log import AckTail
+from procession.storage.driver_claim import CURRENT
 from procession.storage.secret import Secret, make_secret, path_of
 from procession.supervisor import cleanup
 from procession.supervisor.local_pipeline import COMMAND, SPARE

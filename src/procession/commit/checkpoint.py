@@ -26,9 +26,9 @@ from procession.commit.spark_log import SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
 from procession.planner.graph import SinkCodec
+from procession.storage.driver_claim import CURRENT, claim_damaged, read_claim
 from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
 
-CURRENT = "CURRENT"
 PIPELINE = "pipeline.json"
 UNTOLD = "bytes"
 """What a sink wrote of which a checkpoint does not tell the codec, unless the program named one."""
@@ -59,7 +59,7 @@ class Checkpoint:
 
     def check_fence(self) -> None:
         """Raises FencedError if a later driver has taken over."""
-        current = _current(self.root)
+        current = read_claim(self.root)
         if current != self.fence:
             raise fenced(self.fence, current)
 
@@ -96,11 +96,11 @@ class Checkpoint:
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             document = _identified(root, name, fingerprint, doors or {}, codecs or {})
-            checkpoint = cls(root, str(document["id"]), _current(root) + 1)
+            checkpoint = cls(root, str(document["id"]), read_claim(root) + 1)
             if (last := _last_committed(root)) is not None:
                 check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root)):
-                raise _damaged(root / CURRENT)
+                raise claim_damaged(root)
             # What is read back may never have reached the disk: it is written anew before anything is built on it.
             write_durably(root / PIPELINE, json.dumps(document).encode())
             checkpoint.places.renew()
@@ -243,25 +243,9 @@ def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping
     )
 
 
-def _current(root: Path) -> int:
-    try:
-        return int((root / CURRENT).read_text())
-    except FileNotFoundError:
-        return 0
-    except ValueError as error:
-        raise _damaged(root / CURRENT) from error
-
-
 def _copies(root: Path) -> list[int]:
     """The fences of the drivers whose copies are here, whole."""
     return sorted(int(path.name) for path in root.glob("[0-9]*") if path.name.isdigit())
-
-
-def _damaged(path: Path) -> StorageError:
-    return StorageError(
-        f"{path} is damaged: it does not name the last driver of this checkpoint",
-        next_step="restore the checkpoint directory, the whole of it, from a copy",
-    )
 
 
 def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:

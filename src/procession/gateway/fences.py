@@ -8,34 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procession.errors import ConfigError, StorageError
-from procession.storage.durable import storage_error
-
-CURRENT = "CURRENT"
-"""The file of a checkpoint that names its last driver."""
+from procession.errors import ConfigError
+from procession.storage.driver_claim import read_claim
 
 
 def check_claimed(fence: int, checkpoint: Path | None) -> None:
     """Raise ConfigError if no driver has claimed this fence in the checkpoint. None: the checkpoint is elsewhere."""
     if checkpoint is None:
         return
-    claimed = _claimed(checkpoint / CURRENT)
+    claimed = read_claim(checkpoint)
     if fence > claimed:
         raise ConfigError(
             f"Driver {fence} has not claimed the checkpoint {checkpoint}, whose last driver is {claimed}.",
             next_step="Start the driver with the --dir in which this gateway's directory is.",
         )
-
-
-def _claimed(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise storage_error(path, "read", error) from error
-    except ValueError as error:
-        raise StorageError(
-            f"{path} is damaged: it does not name the last driver of this checkpoint.",
-            next_step="Restore the checkpoint directory, the whole of it, from a copy.",
-        ) from error

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from procession.commit.checkpoint import CURRENT, PIPELINE
+from procession.commit.checkpoint import PIPELINE
 from procession.commit.round_record import Round, Rounds
 from procession.commit.spark_log import SparkLog
 from procession.commit.transaction_id import Transaction
 from procession.errors import ConfigError
+from procession.storage.driver_claim import CURRENT
 from procession.verify.decided import Decisions
 
 Read = TypeVar("Read")

@@ -1,0 +1,33 @@
+"""The file of a checkpoint that names the last driver that claimed the pipeline.
+
+A driver replaces it durably before it decides anything; drivers and gateways read it to tell a replaced driver.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from procession.errors import StorageError
+from procession.storage.durable import storage_error
+
+CURRENT = "CURRENT"
+
+
+def read_claim(checkpoint: Path) -> int:
+    """The number (fence) of the last driver that claimed this checkpoint; 0: none has."""
+    path = checkpoint / CURRENT
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise storage_error(path, "read", error) from error
+    except ValueError as error:
+        raise claim_damaged(checkpoint) from error
+
+
+def claim_damaged(checkpoint: Path) -> StorageError:
+    return StorageError(
+        f"{checkpoint / CURRENT} is damaged: it does not name the last driver of this checkpoint.",
+        next_step="Restore the checkpoint directory, the whole of it, from a copy.",
+    )
