@@ -1,7 +1,7 @@
-"""The SDK: for people who write connectors. A source feeds a gateway, a sink takes part in its rounds.
+"""The SDK for connectors: a source sends records to a gateway, a sink takes part in the commit.
 
-The one rule: what is named here is the public surface, and is found where it lives only when it is asked for, because
-commands that need little of it start often. `docs/how-to/connectors.md` shows a source and a sink.
+The one rule: the names here are the public API. Each is imported when it is used, because commands that need little of
+it start often. `docs/how-to/connectors.md` shows a source and a sink.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Batching: what an author's iterator yields, made into batches worth sending. Pure.
+"""Batching: collects what a source yields into batches worth sending. Pure.
 
-The one rule: a batch holds at most so many records and bytes, and records that cannot be sent are the author's error,
-told with the stream's name; the order never changes. Before it on the walk: the author's Source. After it:
-sdk/stream_reader, which asks for a batch when one is due.
+The one rule: a batch has at most `records_max` records and `bytes_max` bytes, and never changes their order. Records
+that cannot be sent raise an error with the stream's name. Before it the author's Source; after it `sdk/stream_reader`,
+which takes a batch when one is due.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from procession.sdk.source_records import Batch, Item, Stream
 
 @dataclass(frozen=True, slots=True)
 class GatherLimits:
-    """How far records are gathered before they are sent."""
+    """How many records a source collects before it sends them.
+
+    Args:
+        records_max: Maximum records per batch.
+        bytes_max: Maximum bytes per batch.
+        delay_s: Maximum time that a record waits for others.
+    """
 
     records_max: int = 8192
     bytes_max: int = 1024 * 1024
     delay_s: float = 0.005
-    """A record waits no longer than this for others."""
+    """Maximum time that a record waits for others."""
 
 
 class Gather:
-    """Batches of one stream. Holds one that is whole and one that is being filled, at most; see `has_room`."""
+    """The batches of one stream: at most one complete batch, and one that is being filled. See `has_room`."""
 
     def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
         self._stream = stream
@@ -49,12 +55,12 @@ class Gather:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be added before some is taken."""
+        """Whether more records may be added before a batch is taken."""
         return not self._whole
 
     @property
     def is_due(self) -> bool:
-        """There is a batch that need not wait."""
+        """Whether a batch is complete."""
         return bool(self._whole)
 
     def add(self, item: Item) -> None:

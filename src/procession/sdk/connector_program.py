@@ -38,11 +38,19 @@ def run_source(
     on_stop: Callable[[], object] | None = None,
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> bool:
-    """Send all that a source has, and say on the standard error stream how far it is.
+    """Send all records of a source, and print progress to standard error.
 
-    True when all of it is committed, False if a signal came first. With `on_stop`, the first signal only calls that,
-    so that the source can come to its end; the second one, or the end of `stop_wait_s`, stops it. `beside` runs on the
-    same loop, as long as that.
+    Args:
+        source: The source.
+        to: Address of the gateway, HOST:PORT.
+        options: The options of the source.
+        is_json: Print JSON objects instead of text.
+        on_stop: Called at the first signal, so that the source can end by itself. The second signal, or the end of
+            `stop_wait_s`, stops it. Without it, the first signal stops it.
+        beside: A coroutine function that runs on the same loop until the source has ended.
+
+    Returns:
+        True when all records are committed, False if a signal came first.
     """
     teller = Teller(is_json=is_json, beside=options.report)
     client = SourceClient(source, to, replace(options, report=teller))
@@ -66,7 +74,7 @@ async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any,
 def run_program(
     main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None, stop_wait_s: float = math.inf
 ) -> Result | None:
-    """What the coroutine returns, or None if a signal stopped it first."""
+    """Runs the coroutine. Returns its result, or None if a signal stopped it."""
     keep_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_stopped(main, on_stop, stop_wait_s))

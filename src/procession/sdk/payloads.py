@@ -1,8 +1,8 @@
-"""Payloads: what came on the data stream in one go, message by message or as one piece.
+"""Payloads: the messages of the data stream that arrived together, one by one or as one piece.
 
-The one rule: nothing is copied before somebody asks; all messages of a go lie behind each other in one buffer. Before
-it on the walk: wire/connection, which decodes columns. After it: sdk/participant, and the author's Output, for whom it
-is a sequence of bytes.
+The one rule: nothing is copied before it is used; all messages that arrived together are in one buffer. Before it
+`wire/connection`, which decodes columns; after it `sdk/participant`, and the author's Output, which sees a sequence of
+bytes.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ import pyarrow as pa
 
 
 class Payloads(Sequence[bytes]):
-    """A sequence of bytes; `joined` are all of them at once.
+    """A sequence of bytes. `joined` has all of them as one buffer.
 
-    >>> payloads = Payloads.of([b"one", b"", b"three"])
-    >>> list(payloads)
-    [b'one', b'', b'three']
-    >>> bytes(payloads.joined)
-    b'onethree'
-    >>> payloads[1:][1]
-    b'three'
+    Example:
+        >>> payloads = Payloads.of([b"one", b"", b"three"])
+        >>> list(payloads)
+        [b'one', b'', b'three']
+        >>> bytes(payloads.joined)
+        b'onethree'
+        >>> payloads[1:][1]
+        b'three'
     """
 
     def __init__(self, array: pa.Array) -> None:
-        """Of an Arrow array of binaries, without nulls."""
+        """From an Arrow array of binaries without nulls."""
         self._array = array
 
     @classmethod
     def of(cls, payloads: Sequence[bytes]) -> Payloads:
+        """From a sequence of bytes."""
         return payloads if isinstance(payloads, Payloads) else cls(pa.array(payloads, pa.binary()))
 
     @property
     def edges(self) -> npt.NDArray[np.int64]:
-        """Where each begins, counted from the first byte; and, last, where all of them end."""
+        """The start of each message, counted from the first byte, and last the end of all."""
         offsets = self._offsets()
         edges: npt.NDArray[np.int64] = offsets - offsets[0]
         return edges

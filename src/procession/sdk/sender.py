@@ -1,8 +1,8 @@
-"""A sender: a source for plain code. Write records; they are sent, and sent again, until they are committed.
+"""A sender: a source for scripts. It sends the records that are written to it again until they are committed.
 
-The one rule: `write` blocks while too much is not committed, and `close` returns when all is; an error that cannot be
-mended is raised by the next call. Before it on the walk: a script. After it: sdk/push_source, on a loop in a thread of
-its own.
+The one rule: `write` blocks while too many bytes are not committed, and `close` returns when all are; an error that
+cannot be recovered from is raised by the next call. Before it a script; after it `sdk/push_source`, on an event loop in
+a thread.
 """
 
 from __future__ import annotations
@@ -39,15 +39,29 @@ def send(
     cookie: bytes = b"",
     options: SourceOptions | None = None,
 ) -> Sender:
-    """A Sender of one stream, to the gateway at `to`. Leaving its `with` block waits until all is committed.
+    """Open a sender for one stream. Leaving its `with` block waits until all records are committed.
 
+    Without `spool` and `has_ids`, records are in memory until they are committed, and are lost if this process dies
+    first. Either option prevents that.
+
+    Args:
+        to: Address of the gateway, HOST:PORT.
+        stream: Name of the stream.
+        spool: A directory that keeps records until they are committed. The next run sends what is left there.
+        has_ids: Each record has a message id that is the same in every run and always increases. A restarted program
+            continues after `committed`.
+        bytes_max: Maximum uncommitted bytes. `write` blocks above it.
+        cookie: The secret for producers.
+        options: All other options. Its cookie replaces `cookie`.
+
+    Raises:
+        ConfigError: Both `spool` and `has_ids` are given.
+
+    Example:
+        ```python
         with send(stream="orders") as out:
             out.write(b"one apple", key=b"apples")
-
-    Records are kept in memory until they are committed, up to `bytes_max`, and are lost if this process dies before.
-    Two ways to lose none: with `spool`, they are kept in that directory, and the next run sends what is left there.
-    With `has_ids`, each record comes with a message id that is the same in every run and only goes up; a run that is
-    started again begins after `committed`. `options` sets all the rest; its cookie counts then.
+        ```
     """
     if spool and has_ids:
         raise ConfigError(
@@ -60,7 +74,7 @@ def send(
 
 
 class Sender:
-    """What `send` gives. May be used by several threads; records of one thread keep their order."""
+    """A sender, as `send` returns it. Threads may share it; the records of one thread keep their order."""
 
     def __init__(self, to: str, inlet: Inlet, options: SourceOptions, *, has_ids: bool = False) -> None:
         self._inlet = inlet
@@ -91,13 +105,24 @@ class Sender:
 
     @property
     def committed(self) -> int | None:
-        """The last committed message id, or None; waits until a gateway has told it."""
+        """The last committed message id, or None. Blocks until a gateway has answered."""
         return self._do(self._inlet.committed())
 
     def write(
         self, payload: bytes | str, *, key: bytes | str = b"", event_time: int = 0, message_id: int | None = None
     ) -> None:
-        """Send one record; blocks while `bytes_max` that is not committed is kept."""
+        """Send one record. Blocks while `bytes_max` bytes are not committed.
+
+        Args:
+            payload: The record. A `str` is sent as UTF-8.
+            key: The record's key.
+            event_time: Nanoseconds since 1970, or 0.
+            message_id: With `has_ids`: the record's id, larger than the one before.
+
+        Raises:
+            RecordError: The record cannot be sent.
+            ConfigError: The sender is closed.
+        """
         data, name = _as_bytes(payload, "payload", PAYLOAD_BYTES_MAX), _as_bytes(key, "key", SHORT_BYTES_MAX)
         if not isinstance(event_time, int):
             raise _misfit(f"an event time of {event_time!r}", "Give nanoseconds since 1970, as a whole number.")
@@ -111,17 +136,17 @@ class Sender:
             self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._pass_on_later)
 
     def flush(self) -> None:
-        """Hand over all that was written: on return it is in the spool, on disk, if there is one."""
+        """Hand over all records. On return they are on disk, if there is a spool."""
         self._do(self._pass_on())
         self._do(self._inlet.flush())
 
     def wait(self) -> None:
-        """Block until all that was written is committed."""
+        """Block until all records are committed."""
         self._do(self._pass_on())
         self._do(self._inlet.settled())
 
     def close(self) -> None:
-        """Block until all that was written is committed, then end the stream. A stream may be opened again later."""
+        """Block until all records are committed, then end the stream. The stream may be opened again later."""
         if self._is_closed:
             return
         try:
@@ -132,7 +157,7 @@ class Sender:
             self.abort()
 
     def abort(self) -> None:
-        """Stop now, without waiting for anything. What is in a spool stays there."""
+        """Stop at once. Records in a spool stay there."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -164,7 +189,7 @@ class Sender:
             raise
 
     async def _pass_on(self) -> None:
-        """Put what is gathered into the inlet, in the order in which it was written."""
+        """Puts the collected records into the inlet, in the order in which they were written."""
         async with self._passing:
             while True:
                 with self._lock:

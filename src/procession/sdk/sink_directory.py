@@ -1,8 +1,7 @@
-"""The directory of a sink: held by one process, with a transaction log for each instance.
+"""The directory of a sink: locked by one process, with a transaction log for each instance.
 
-The one rule: what a sink must not forget is here, and nobody else writes here while it runs. Before it on the walk: the
-sink as a program. After it: sdk/sink_server serves the outlets that are opened here, sdk/transaction_log keeps their
-votes.
+The one rule: all durable data of a sink is here, and nobody else writes here while the sink runs. Before it the sink's
+program; after it `sdk/sink_server`, which serves the instances, and `sdk/transaction_log`, which stores their votes.
 """
 
 from __future__ import annotations
@@ -32,11 +31,18 @@ ANNOUNCEMENT = "sink.json"
 log = structlog.get_logger("sink")
 
 Tell = Callable[[Mapping[str, object]], None]
-"""Is told what happens, as an object that JSON can carry; from any thread."""
+"""Receives events as JSON objects, from any thread."""
 
 
 class Home:
-    """`open_outlet` is what a SinkServer asks for. The Outputs of `idempotent` instances take positions again."""
+    """The directory of a sink. `open_outlet` is what a SinkServer needs.
+
+    Args:
+        directory: The directory. It is locked.
+        open_output: Opens the Output of an instance.
+        idempotent: Instances whose Outputs accept the same positions again.
+        tell: Called with each commit and abort.
+    """
 
     def __init__(
         self, directory: Path, open_output: OpenOutput, *, idempotent: Collection[str] = (), tell: Tell | None = None
@@ -62,14 +68,14 @@ class Home:
         return txnlog
 
     def previous(self) -> Address | None:
-        """Where the sink's last life listened: workers look for it there."""
+        """Where the sink listened the last time: drivers look for it there."""
         try:
             return parse_address(json.loads((self.directory / ANNOUNCEMENT).read_bytes())["listen"])
         except (OSError, ValueError, KeyError, TypeError, ConfigError):
             return None
 
     def announce(self, address: Address) -> None:
-        """Write down where we listen, for whoever started us."""
+        """Writes the address into the directory, for whoever started the sink."""
         facts = {"listen": str(address), "pid": os.getpid()}
         write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode())
         if self._tell is not None:
@@ -94,12 +100,18 @@ def run_sink(
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
 ) -> None:
-    """Serve a sink until SIGTERM or SIGINT; raises what stopped it otherwise.
+    """Serve a sink until SIGTERM or SIGINT. Raises the error that stopped it otherwise.
 
-    `open_output` makes the Output of an instance by its name, and is called once for each. `directory` is for the
-    sink alone; the Output may keep files there, of other names than `*.txnlog`, `*.json` and `secrets`. A worker must
-    show `cookie`; without one, the secret in `secrets/sinks` of the directory, which is made. An empty one lets in
-    anybody who reaches the port.
+    Args:
+        open_output: Opens the Output of an instance by its name. Called once for each.
+        directory: The sink's directory. The Output may keep files there, but not `*.txnlog`, `*.json` or `secrets`.
+        listen: Address for the driver, HOST:PORT.
+        cookie: The secret that the driver must send. None: the one in `secrets/sinks` of the directory, which is
+            created.
+            Empty: any driver that reaches the port is accepted.
+        tls: The server's certificate, for TLS.
+        idempotent: Instances whose Outputs accept the same positions again.
+        tell: Called with each commit and abort.
     """
     home = Home(directory, open_output, idempotent=idempotent, tell=tell)
     try:

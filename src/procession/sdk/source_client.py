@@ -1,8 +1,7 @@
-"""The source's client: keeps a feed going until every record is acknowledged.
+"""The client of a source: sends records again until all of them are acknowledged.
 
-The one rule: a lost session costs nothing but time. The next one begins where the gateway's commits end, so nothing
-is lost, and the gateway drops what comes twice. Before it on the walk: the author's Source (sdk/source_records). After
-it: sdk/source_session, one per session.
+The one rule: a lost session costs only time. The next session continues after the last commit, and the gateway drops
+duplicates. Before it the author's Source (`sdk/source_records`); after it `sdk/source_session`, one per session.
 """
 
 from __future__ import annotations
@@ -40,8 +39,18 @@ log = structlog.get_logger()
 
 
 class SourceClient:
-    """Sends all that a Source has. `run` returns when everything is committed; cancel it to stop before. With several
-    addresses, parted by commas, it goes to the next one when nobody is there."""
+    """Sends all records of a Source.
+
+    Args:
+        source: The source.
+        address: Address of a gateway, or of several, separated by commas. The next one is tried when one does not
+            answer.
+        options: The options of the source.
+        backoff: The waits between two attempts, if not those of the options.
+
+    Raises:
+        UsageError: The rate or the dialect is not valid.
+    """
 
     def __init__(
         self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
@@ -72,7 +81,7 @@ class SourceClient:
         return {stream_id: progress.committed for stream_id, progress in self._roster.streams.items()}
 
     def report(self) -> Report:
-        """How far it is."""
+        """The progress so far."""
         streams = self._roster.streams.values()
         sent = sum(progress.sent for progress in streams)
         (before_s, before), now_s = self._reported, time.monotonic()

@@ -1,4 +1,4 @@
-"""What can be set about a source's client. The one rule: every limit has a name here, with its unit last."""
+"""The options of a source's client. The one rule: each limit has a name here, with its unit last."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from procession.tls import ClientTls
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Who we are, how fast we send, how much we hold, and how long we wait."""
+    """Options of a source: its identity, rate, limits and timeouts."""
 
     program: str
-    """What this is, for the gateway's log."""
+    """Name of the program, for the gateway's log."""
     instance: str
-    """Which one of them this is."""
+    """Name of this instance of the program."""
     cookie: bytes = field(default=b"", repr=False)
-    """The secret that both sides must show; empty if there is none."""
+    """The secret for producers. Empty if there is none."""
     tls: ClientTls | None = None
-    """Whom to trust, and what to show; without it nothing is encrypted."""
+    """Trusted authority and client certificate. None: no encryption."""
     dialect: str = "v3"
-    """What is spoken: `v3` or `draft`. Ephemeral streams need the draft."""
+    """Version of the protocol: `v3` or `draft`. Ephemeral streams need the draft."""
     rate: float | None = None
-    """Records a second, all streams together; as fast as they are taken if None."""
+    """Maximum records per second over all streams. None: no limit."""
     is_stamping: bool = False
-    """Each record's event time is when it is sent, in nanoseconds since 1970."""
+    """Use the time of sending as event time."""
     acks: Path | None = None
-    """Every acknowledgement that is heard is noted down in this file (sdk/ack_log)."""
+    """Log all acknowledgements to this file (`sdk/ack_log`)."""
 
     gather: GatherLimits = field(default_factory=GatherLimits)
-    """How records that come one by one are put together."""
+    """How records that come one by one are collected into batches."""
     write_records_max: int = 16 * 1024
     write_bytes_max: int = 1024 * 1024
-    """What is encoded and written at once: so many records and bytes, one record at least."""
+    """Maximum records and bytes encoded at once, but at least one record."""
     streams_at_once_max: int = 64
-    """So many streams are read at the same time; the others wait until one of them has ended."""
+    """Maximum number of streams read at the same time. Others wait until one has ended."""
 
     connect_timeout_s: float = 10.0
     handshake_timeout_s: float = 10.0
     farewell_timeout_s: float = 5.0
-    """How long the gateway may take to connect, to answer HELLO, and to close when all is done."""
+    """Time limits for connecting, for the answer to HELLO, and for closing at the end."""
     backoff_first_s: float = FIRST_S
     backoff_limit_s: float = LIMIT_S
-    """The bounds of the waits between two tries."""
+    """Bounds of the wait between two attempts."""
     patience_s: float | None = None
-    """Without a session for so long, it is given up with an error; never if None."""
+    """Time without a session after which the source fails. None: never."""
     stop_wait_s: float = 30.0
-    """Where the first signal only ends the taking in: so long is waited for the rest; for ever if it is infinite."""
+    """After the first signal: time to wait for the commit of received records. Infinity: no limit."""
     complaints_max: int = 5
-    """So many sessions in a row that the gateway ended with an error, and nothing committed between."""
+    """Sessions in a row that the gateway may end with an error, without a commit in between."""
 
     report: Callable[[Report], None] | None = None
-    """Is told how far it is, every `report_interval_s` and at the end."""
+    """Called with the progress every `report_interval_s` and at the end."""
     report_interval_s: float = 1.0

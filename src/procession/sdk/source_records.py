@@ -1,8 +1,8 @@
-"""What a source's author hands over: streams, and their records, one by one or as columns.
+"""What the author of a source provides: streams, and their records, one by one or as columns.
 
-The one rule: message ids increase strictly within a stream, and are the same each time the stream is read. Before it
-on the walk: the author's Source. After it: sdk/batching makes batches of records, sdk/source_session sends them, many
-frames at once.
+The one rule: message ids strictly increase within a stream, and are the same each time the stream is read. Before it
+the author's Source; after it `sdk/batching`, which makes batches of records, and `sdk/source_session`, which sends
+them.
 """
 
 from __future__ import annotations
@@ -22,30 +22,43 @@ from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX
 from procession.wire.messages import NOTHING_COMMITTED
 
 PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 64
-"""What a frame takes, less its own fields; a key takes away from it."""
+"""Maximum size of key and payload: a frame without its other fields."""
 
 Record = tuple[int, int, bytes, bytes]
-"""Message id, event time, key, payload. The event time is in nanoseconds since 1970, or 0 where there is none."""
+"""Message id, event time, key, payload. The event time is in nanoseconds since 1970, or 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's id, which must be unique in the whole pipeline, and its name, for people."""
+    """A stream.
+
+    Args:
+        id: Identifies the stream. Unique in the whole pipeline.
+        name: The name that people see.
+        is_ephemeral: Its records have no identity and are sent at most once. Needs the draft protocol.
+    """
 
     id: int
     name: str
     is_ephemeral: bool = False
-    """Its records have no identity and are sent at most once: best effort, which only the draft can say."""
+    """Its records have no identity and are sent at most once. Needs the draft protocol."""
 
     @classmethod
     def named(cls, name: str, *, is_ephemeral: bool = False) -> Stream:
-        """The stream of this name: its id is made of the name, and so is the same in every run."""
+        """The stream with this name. Its id is derived from the name, so it is the same in every run."""
         return cls(stream_id(name.encode()), name, is_ephemeral)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one stream as columns. No `keys` means that every key is empty."""
+    """Records of one stream as columns.
+
+    Args:
+        message_ids: Strictly increasing.
+        event_times: Nanoseconds since 1970, or 0.
+        payloads: An Arrow array of binaries.
+        keys: An Arrow array of binaries. None means that every key is empty.
+    """
 
     message_ids: npt.NDArray[np.uint64]
     event_times: npt.NDArray[np.int64]
@@ -54,7 +67,11 @@ class Batch:
 
     @classmethod
     def of(cls, records: pa.RecordBatch) -> Batch:
-        """An Arrow batch with the columns `message_id` and `payload` and, if there are such, `event_time` and `key`."""
+        """From an Arrow batch with the columns `message_id` and `payload`, and optionally `event_time` and `key`.
+
+        Raises:
+            RecordError: A column is missing, unknown or has the wrong type.
+        """
         names = set(records.schema.names)
         if unknown := names - {"message_id", "event_time", "key", "payload"}:
             raise _bad(f"an Arrow batch has a column {min(unknown)!r}")
@@ -72,7 +89,7 @@ class Batch:
     def gathered(
         cls, message_ids: list[int], event_times: list[int], keys: list[bytes], payloads: list[bytes]
     ) -> Batch:
-        """Columns of what came record by record."""
+        """From lists, one value per record."""
         return cls(
             _numbers(message_ids, np.uint64, "message id"),
             _numbers(event_times, np.int64, "event time"),
@@ -92,7 +109,7 @@ class Batch:
         )
 
     def stamped(self, now_ns: int) -> Batch:
-        """The same records, with `now_ns` as the time of each event."""
+        """The same records with `now_ns` as their event time."""
         return replace(self, event_times=np.full(len(self), now_ns, np.int64))
 
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -101,7 +118,7 @@ class Batch:
         return sizes if self.keys is None else sizes + np.asarray(pc.binary_length(self.keys))
 
     def check(self, stream: Stream, after: int | None) -> None:
-        """A RecordError that says what is wrong, where the records cannot be sent after message `after`."""
+        """Raises RecordError if these records cannot be sent after message id `after`."""
         ids, columns = self.message_ids, [self.payloads, *([] if self.keys is None else [self.keys])]
         if any(len(column) != len(self) for column in (ids, self.event_times, *columns)):
             raise _bad("a batch has columns of different lengths", stream)
@@ -126,53 +143,63 @@ class Batch:
 
 
 Item: TypeAlias = Record | Batch | pa.RecordBatch
-"""What a source yields: a record, or many as columns, as it likes; also in turn."""
+"""What a source yields: a record, or many as columns. It may mix both."""
 
 Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 Streams: TypeAlias = Iterable[Stream] | AsyncIterable[Stream]
 
 
 class Source(Protocol):
-    """What a source's author writes. Nothing has to be inherited.
+    """What the author of a source writes. Inheritance is not needed.
 
-    >>> class Squares:
-    ...     def streams(self):
-    ...         return [Stream.named("squares")]
-    ...
-    ...     def read(self, stream, after):
-    ...         for number in range(0 if after is None else after + 1, 100):
-    ...             yield number, 0, b"", b"%d" % number**2
+    Example:
+        >>> class Squares:
+        ...     def streams(self):
+        ...         return [Stream.named("squares")]
+        ...
+        ...     def read(self, stream, after):
+        ...         for number in range(0 if after is None else after + 1, 100):
+        ...             yield number, 0, b"", b"%d" % number**2
     """
 
     def streams(self) -> Streams:
-        """Every stream there is to send. An asynchronous iterator may find more of them while the others are sent,
-        and opens one again, after its end, by naming it again."""
+        """The streams to send.
+
+        An asynchronous iterator may yield further streams while the others are sent, and may yield a stream that has
+        ended again to reopen it.
+        """
 
     def read(self, stream: Stream, after: int | None) -> Items:
-        """The stream's records after message id `after`, which is committed already; all of them if None.
+        """The records of a stream after a message id. Called again after a lost session.
 
-        Called again after a lost session. A plain iterator runs in a thread of its own and may block; an asynchronous
-        one runs on the loop and may not.
+        A plain iterator runs in its own thread and may block. An asynchronous one runs on the event loop and must not.
+
+        Args:
+            stream: The stream.
+            after: The last committed message id, or None for all records.
+
+        Returns:
+            An iterable of records, `Batch`es or Arrow record batches.
         """
 
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A Source that wants to know what it may forget."""
+    """A Source that is told which records it may delete."""
 
     def forget(self, stream: Stream, message_id: int) -> None:
-        """All up to this message is committed, and is never asked for again."""
+        """All records up to this message id are committed, and are never read again."""
 
 
 @runtime_checkable
 class Unnumbered(Protocol):
-    """A Source whose medium numbers nothing: its ids begin above the last one that the gateway has of the stream."""
+    """A Source whose medium has no message ids: they begin above the last one that the gateway has of the stream."""
 
     def is_unnumbered(self, stream: Stream) -> bool:
-        """Whether the stream has no ids yet in this life."""
+        """Whether the stream has no ids yet in this process."""
 
     def number_above(self, stream: Stream, last: int | None) -> None:
-        """The gateway has ids up to this one of it, or none. Said before its first `read`."""
+        """The last id that the gateway has of the stream, or None. Called before its first `read`."""
 
 
 def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray[Any]:

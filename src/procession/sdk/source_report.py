@@ -1,8 +1,7 @@
-"""The report of a source: its progress as a value, shown to people or programs.
+"""The report of a source: its progress as a value, for people or programs.
 
-The one rule: it only tells. Text and JSON lines go to the standard error stream; the last word of a program that was
-asked for JSON goes to its standard output. Before it on the walk: sdk/source_client. After it: a terminal, a pipe, a
-log.
+The one rule: reporting has no other effect. Text and JSON lines go to standard error; the result of a program that runs
+with `--json` goes to its standard output. Before it `sdk/source_client`; after it a terminal, a pipe or a log.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LINE_INTERVAL_S = 5.0
-"""Between two lines that are kept: in a pipe, a file or a log."""
+"""Time between two progress lines in a pipe, a file or a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a source is."""
+    """The progress of a source."""
 
     state: str
     """`connecting`, `sending`, `waiting for credits`, `waiting for commits` or `done`."""
     streams: int
     streams_ended: int
     sent: int
-    """Records, those that had to be sent again too."""
+    """Records sent, including repetitions."""
     sent_bytes: int
     acknowledged: int
     """Records that are committed."""
     unacknowledged: int
-    """Records that were sent and are not known to be committed; those that nobody acknowledges are not among them."""
+    """Records sent and not known to be committed, without ephemeral ones."""
     ephemeral: int
-    """Those of the sent that nobody acknowledges."""
+    """Ephemeral records sent, which are never acknowledged."""
     records_per_s: float
-    """Sent, since the report before."""
+    """Records sent per second since the previous report."""
     sessions: int
 
     @property

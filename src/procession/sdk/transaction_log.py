@@ -34,7 +34,13 @@ log = structlog.get_logger()
 
 
 class Transaction(NamedTuple):
-    """One transaction's part of this output: bytes [start, end)."""
+    """A transaction of one output: the bytes from `start` up to, not including, `end`.
+
+    Args:
+        txn_id: Id of the transaction.
+        start: Position of its first byte.
+        end: Position behind its last byte.
+    """
 
     txn_id: str
     start: int
