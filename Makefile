@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test test-all check format bench chaos simulate fuzz clean
+.PHONY: help setup run test test-all check format docs bench chaos simulate fuzz clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ format: setup ## format the code and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix
 	@$(BIN)/ruff format --quiet
 
+docs: setup ## build the documentation and the API reference into site/
+	@$(BIN)/python -m mkdocs --quiet build --strict
+	@echo site/index.html
+
 bench: setup ## measure: all there is, or one of it (ARGS="listing1 --json"; ARGS=--help lists them)
 	@$(BIN)/procession bench $(ARGS)
 
@@ -44,5 +48,5 @@ fuzz: setup ## look for bytes that break the protocol's code, for SECONDS (60) (
 	@scripts/fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 clean: ## remove the environment and everything that was made here
-	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse metastore_db derby.log
+	@rm -rf .venv .make .procession .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
