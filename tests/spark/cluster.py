@@ -12,9 +12,9 @@ import pyarrow as pa
 from procession.commit.emitter import payloads, runs_for
 from procession.planner.compatibility import keyed_stages
 from procession.planner.plan import Plan
+from procession.spark.epoch_tasks import deal, run_first
 from procession.spark.exchange import Hop
-from procession.spark.log_source import deal
-from procession.spark.manifest_routing import Parcel, addressed, from_rows, loaded, manifests, sent, slots
+from procession.spark.manifest_routing import Parcel, addressed, from_rows, manifests, slots
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
 from procession.storage.run_store import Manifest, RunStore
@@ -73,13 +73,12 @@ def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Rando
     """One epoch: every level's tasks in any order, their parcels shuffled, some tasks tried twice."""
     plan = task.plan
     parcels: list[Parcel] = []
-    ranges: list[Any] = list(deal(start, end, plan.chains[0].tasks))
+    ranges = deal(start, end, plan.chains[0].tasks)
     chance.shuffle(ranges)
     for one in ranges:
         for attempt in range(chance.randint(1, 2)):
-            store = task.store()
-            manifest = task.run_range(Attempt(epoch, one.number, attempt), one.first, one.last, store)
-        parcels += loaded(sent(plan, manifest, one.of), store)
+            made = list(run_first(task, Attempt(epoch, one.number, attempt), one))
+        parcels += made
     for level in range(1, plan.levels):
         parcels = list(_hop(task, epoch, level, parcels, chance))
     return manifests(plan, parcels, RunStore(task.runs_directory))

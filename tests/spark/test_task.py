@@ -16,7 +16,7 @@ from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError, StorageError
 from procession.planner.plan import Plan
 from procession.planner.rules import make_plan
-from procession.spark.log_source import deal
+from procession.spark.epoch_tasks import deal
 from procession.spark.tasks import TIMES, Attempt, Task
 from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
 from procession.storage.run_store import Manifest, RunStore
@@ -65,10 +65,7 @@ def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) -> list[Manifest]:
-    return [
-        task.run_range(Attempt(epoch, one.number, 1), one.first, one.last)  # type: ignore[attr-defined]
-        for one in deal(start, end, parallelism)
-    ]
+    return [task.run_range(Attempt(epoch, one.number, 1), one.first, one.last) for one in deal(start, end, parallelism)]
 
 
 def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError
 from procession.merge.event_time import NO_REFERENCE
 from procession.planner.rules import make_plan
-from procession.spark.log_source import Range, Ranges
+from procession.spark.epoch_tasks import ranges_of
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import Place
@@ -87,11 +87,8 @@ def run(directory: Path, gateways: int, parallelism: int, *, is_forgiving: bool 
     pipeline.source("lines", streams=STREAMS).map(unlucky).sink("plain", to="file:out")
     logs = Logs(directory / f"{gateways}-logs", gateways)
     task = Task(make_plan(pipeline.graph()), directory, directory / f"runs-{gateways}-{parallelism}")
-    ranges = Ranges(task, logs, parallelism, 0.0).partitions({"gateway-0": 0}, logs.ends)
-    manifests = []
-    for one in ranges:
-        assert isinstance(one, Range)
-        manifests.append(task.run_range(Attempt(0, one.number, 1), one.first, one.last, pieces=one.pieces))
+    ranges = ranges_of(task, {"gateway-0": 0}, logs.ends, logs.places(), parallelism)
+    manifests = [task.run_range(Attempt(0, one.number, 1), one.first, one.last, pieces=one.pieces) for one in ranges]
     drawn = payloads(RunStore(task.runs_directory), 0, runs_for("plain", None, manifests))
     return b"".join(b"".join(column.to_pylist()) for column in drawn), manifests
 

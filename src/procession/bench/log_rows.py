@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from procession.spark.log_source import Feed, Range, deal
+from procession.spark.epoch_tasks import Range, deal
+from procession.spark.log_source import Feed
 from procession.storage.log import LogReader
 
 
@@ -30,11 +31,11 @@ class LogRowReader(DataSourceStreamReader):
         return self._feed.next_ends(start)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return deal(start["number"], end["number"], self._tasks)
+        return [InputPartition(one) for one in deal(start["number"], end["number"], self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        for batch in LogReader(self._log).read(partition.first, partition.last):
+        one: Range = partition.value
+        for batch in LogReader(self._log).read(one.first, one.last):
             yield self._rows_of(batch)
 
 

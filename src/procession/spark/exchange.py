@@ -7,8 +7,7 @@ it `spark/query`, which collects what comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain as flatten
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,22 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]
 from pyspark.util import PythonEvalType
 
+from procession.spark.epoch_tasks import run_slot
 from procession.spark.log_source import attempt_of, freeze_once
-from procession.spark.manifest_routing import (
-    SCHEMA,
-    Parcel,
-    as_rows,
-    changes_in,
-    from_rows,
-    heard,
-    loaded,
-    opened,
-    sent,
-    slots,
-    unloaded,
-)
+from procession.spark.manifest_routing import SCHEMA, Parcel, as_rows, from_rows, slots
 from procession.spark.tasks import Task
-from procession.storage.run_store import Manifest
 
 
 def with_exchanges(rows: DataFrame, task: Task, first: int, end: int) -> DataFrame:
@@ -64,21 +51,10 @@ class Hop:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        yield from self.run(context, [parcel for batch in batches for parcel in from_rows(batch)])
+        yield from self.run(context, (parcel for batch in batches for parcel in from_rows(batch)))
         freeze_once()
 
-    def run(self, context: TaskContext, parcels: list[Parcel]) -> Iterator[pa.RecordBatch]:
-        plan, level = self._task.plan, self._level
-        slot, store = context.partitionId(), self._task.store()
-        passing = [parcel for parcel in parcels if parcel.level > level]
-        mine = opened(plan, level, slot, unloaded([parcel for parcel in parcels if parcel.level == level], store))
-        del parcels  # what they hold is in the store, or passes
-        chain, bucket = slots(plan, level)[slot]
-        attempt, tries = attempt_of(context, bucket), heard(mine)
-        if any(parcel.is_failed for parcel in mine):
-            made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
-        else:
-            runs = [parcel.run for parcel in mine if parcel.run is not None]
-            made = self._task.run_bucket(attempt, chain, runs, store, tries, changes_in(mine))
-        onward = loaded(sent(plan, made, plan.chains[chain].tasks), store)
-        yield from as_rows(plan, level + 1, flatten(passing, onward))
+    def run(self, context: TaskContext, parcels: Iterable[Parcel]) -> Iterator[pa.RecordBatch]:
+        slot = context.partitionId()
+        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, parcels)
+        yield from as_rows(self._task.plan, self._level + 1, made)

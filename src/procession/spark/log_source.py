@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -21,11 +20,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from procession.spark.manifest_routing import SCHEMA, as_rows, loaded, sent
+from procession.spark.epoch_tasks import Range, ranges_of, run_first
+from procession.spark.manifest_routing import SCHEMA, as_rows
 from procession.spark.session import TASK_FAILURES_MAX
 from procession.spark.tasks import Attempt, Task
 from procession.spark.trigger import Pace
-from procession.storage.log_ranges import FIRST_GATEWAY, Piece, Place, cut, laid, numbered_from, sequences
+from procession.storage.log_ranges import FIRST_GATEWAY, Place, sequences
 
 FORMAT = "procession"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -59,48 +59,16 @@ class Ranges(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         starts, ends = sequences(start), sequences(end)
-        pieces = list(laid(starts, ends, self._feed.places()))
-        first = numbered_from(starts)
-        ranges = deal(first, numbered_from(ends), self._parallelism)
-        if self._task.is_woven(pieces):
-            edges = [0, *(one.last - first for one in ranges)]
-            for one, own in zip(ranges, self._task.dealt(pieces, edges), strict=True):
-                one.pieces = own
-            return ranges
-        for one in ranges:
-            one.pieces = tuple(cut(pieces, one.first - first, one.last - first))
-        return ranges
+        ranges = ranges_of(self._task, starts, ends, self._feed.places(), self._parallelism)
+        return [InputPartition(one) for one in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        one: Range = partition.value
         context = TaskContext.get()
         assert context is not None
-        store, plan = self._task.store(), self._task.plan
-        attempt = attempt_of(context, partition.number)
-        manifest = self._task.run_range(attempt, partition.first, partition.last, store, partition.pieces)
+        parcels = run_first(self._task, attempt_of(context, one.number), one)
         freeze_once()
-        yield from as_rows(plan, 1, loaded(sent(plan, manifest, partition.of), store))
-
-
-@dataclass
-class Range(InputPartition):
-    """The records with the numbers [first, last)."""
-
-    number: int
-    first: int
-    last: int
-    of: int = 1
-    """How many ranges the epoch was dealt into."""
-    pieces: tuple[Piece, ...] = ()
-    """Where they are in the logs of the gateways."""
-
-
-def deal(start: int, end: int, parallelism: int) -> list[Range]:
-    """At most `parallelism` contiguous ranges of nearly one size, none of them empty unless all are: the first epoch of
-    a pipeline is, and starts the workers."""
-    count = min(parallelism, end - start) or parallelism
-    edges = [start + (end - start) * number // count for number in range(count + 1)]
-    return [Range(number, edges[number], edges[number + 1], count) for number in range(count)]
+        yield from as_rows(self._task.plan, 1, parcels)
 
 
 def attempt_of(context: TaskContext, partition: int) -> Attempt:

@@ -38,6 +38,8 @@ class Keeping:
     versions: Versions
     fence: int
     keys_max: int = KEYS_MAX
+    is_warm: bool = True
+    """Whether a worker keeps states in memory from one epoch to the next; if not, every epoch reads them again."""
 
     def open(
         self,
@@ -75,7 +77,7 @@ class Keeping:
 
     def keep(self, stage: str, task: int, states: States, published: Manifest) -> None:
         """Keep these in memory, if theirs is the version that was published."""
-        if published.states == states.files:
+        if self.is_warm and published.states == states.files:
             if len(_warm) >= WARM_MAX:
                 _warm.pop(next(iter(_warm)))
             _warm[self.directory, stage, task] = states

@@ -100,6 +100,8 @@ class Task:
     """What gateways on other machines want to be shown."""
     tables: Tables | None = None
     """Where the copies of tables that may change are; without, each task reads them as they are."""
+    rows: LogRows | None = None
+    """The rows of the only log, if they are in this process; without, a task reads each log where it is."""
 
     @property
     def graph(self) -> Graph:
@@ -261,7 +263,8 @@ class Task:
             )
 
     def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        return _reader(piece.place, self.access, self._use).read(first, last)
+        rows = _reader(piece.place, self.access, self._use) if self.rows is None else self.rows
+        return rows.read(first, last)
 
     def _piece(self, first: int, last: int) -> Piece:
         """With one gateway a record's number is its sequence there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.spark.log_source import Range, deal
+from procession.spark.epoch_tasks import Range, deal
 
 SEQUENCES = st.integers(0, 2**63)
 
@@ -20,7 +20,6 @@ def test_ranges_are_contiguous_in_order_complete_and_never_empty(start: int, cou
     assert len(ranges) == min(parallelism, count)
     edge = start
     for number, dealt in enumerate(ranges):
-        assert isinstance(dealt, Range)
         assert (dealt.number, dealt.first, dealt.of) == (number, edge, len(ranges))
         assert dealt.last > dealt.first
         edge = dealt.last
@@ -29,5 +28,5 @@ def test_ranges_are_contiguous_in_order_complete_and_never_empty(start: int, cou
 
 @given(start=SEQUENCES, count=st.integers(1, 10_000), parallelism=st.integers(1, 64))
 def test_ranges_are_of_nearly_one_size(start: int, count: int, parallelism: int) -> None:
-    sizes = [dealt.last - dealt.first for dealt in deal(start, start + count, parallelism)]  # type: ignore[attr-defined]
+    sizes = [dealt.last - dealt.first for dealt in deal(start, start + count, parallelism)]
     assert max(sizes) - min(sizes) <= 1
