@@ -28,7 +28,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"operators"}),
     frozenset({"api", "gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors", "driver"}),
-    frozenset({"verify"}),
+    frozenset({"verify", "testing"}),
     frozenset({"supervisor"}),
     frozenset({"chaos", "sim"}),
     frozenset({"bench"}),

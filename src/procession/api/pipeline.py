@@ -315,7 +315,7 @@ def _is_keeping_key(node: Node) -> bool:
 
 def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
     named = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else [streams]
-    found = [_stream(stream) for stream in named]
+    found = [number_of_stream(stream) for stream in named]
     if not found or None in found:
         raise PlanError(
             f"source {name!r} takes streams {streams!r}, which are not all ids or names of streams",
@@ -324,7 +324,7 @@ def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
     return frozenset(stream for stream in found if stream is not None)
 
 
-def _stream(stream: object) -> int | None:
+def number_of_stream(stream: object) -> int | None:
     """The id of a stream, or None if the value does not name one."""
     if isinstance(stream, Path):
         # As the file source does: the same file is the same stream, wherever it is named.

@@ -1,4 +1,4 @@
-"""The ranges of an epoch: where it begins and ends in the logs.
+"""The ranges of an epoch: where it begins and ends in the logs; and the states that it leaves.
 
 The one rule: an epoch goes on exactly where the last one ended, in every log; anything else is a StorageError. Pure.
 Before it the manifests of an epoch's tasks; after it `commit/performer`.
@@ -7,9 +7,11 @@ Before it the manifests of an epoch's tasks; after it `commit/performer`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from procession.errors import StorageError
 from procession.storage.run_store import Manifest
+from procession.storage.state_store import Version
 
 
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
@@ -29,3 +31,14 @@ def joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int])
             raise StorageError(f"{told}, not at {ends.get(piece.gateway, 0)}")
         ends[piece.gateway] = piece.last
     return ends
+
+
+def versions_after(keyed: Mapping[int, tuple[str, Version]], manifests: Sequence[Manifest]) -> dict[str, Version]:
+    """What the tasks of each keyed stage have left, by partition; `keyed` has the chains that begin with such a stage,
+    with its name and a version without files."""
+    return {
+        name: replace(
+            version, tasks=tuple(one.states for one in manifests if one.stage == chain and one.states is not None)
+        )
+        for chain, (name, version) in keyed.items()
+    }

@@ -23,7 +23,7 @@ from procession.commit.coordinator import Coordinator, Phase
 from procession.commit.counters import counted
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
 from procession.commit.emitter import payloads, runs_for
-from procession.commit.epoch_ranges import check_joined, joined
+from procession.commit.epoch_ranges import check_joined, joined, versions_after
 from procession.commit.round_events import (
     Acknowledge,
     Action,
@@ -173,7 +173,7 @@ class Conductor:
             ends=joined(epoch, ranges, starts),
             positions=positions,
             counters=self._counted(epoch, manifests, runs),
-            states=self._versions(manifests),
+            states=versions_after(self._keyed, manifests),
         )
 
     def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, list[Run]]) -> dict[str, int]:
@@ -197,15 +197,6 @@ class Conductor:
         last = self._coordinator.rounds.get(epoch - 1)
         before = last.sides if last is not None else {}
         return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
-
-    def _versions(self, manifests: Sequence[Manifest]) -> dict[str, Version]:
-        """What the tasks of each keyed stage have left, by partition."""
-        return {
-            name: replace(
-                version, tasks=tuple(one.states for one in manifests if one.stage == chain and one.states is not None)
-            )
-            for chain, (name, version) in self._keyed.items()
-        }
 
     async def query_ended(self) -> None:
         """Spark writes no more commits: look the open round up, and tell the sinks."""

@@ -92,7 +92,7 @@ class Ordering:
     def _hear_again(self) -> None:
         end = self._arrivals.next_sequence
         for batch in self._arrivals.read(min(self.order.heard_end, end), end):
-            self.order.hear(_heard(batch), is_again=True)
+            self.order.hear(heard_rows(batch), is_again=True)
 
     def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
         tail, shares = Tail(), Shares(config.limits, len(self.declared.streams))
@@ -142,7 +142,7 @@ class Ordering:
         start = self.order.heard_end
         end = min(self._arrivals.durable_end, start + HEAR_RECORDS_MAX)
         for batch in self._arrivals.read(start, end) if start < end else ():
-            rows = _heard(batch)
+            rows = heard_rows(batch)
             self.order.hear(rows)
             for stream_id in np.unique(rows.stream_ids[~rows.are_ticks]).tolist():
                 self._heard_at[stream_id] = now
@@ -168,14 +168,7 @@ class Ordering:
         edges = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
         for start, end in pairwise([*edges, len(rows)]):
             part = rows.rows(start, end)
-            batch = self._fetched(part.sequences)
-            kinds = batch.column("kind").to_numpy().copy()
-            kinds[part.are_late] = KIND_LATE
-            columns = [pa.array(kinds), *batch.columns[1:], pa.array(part.order_times)]
-            # With the end of a stream all of it is taken; its row has the last id.
-            ids = batch.column("message_id").to_numpy()
-            columns.append(pa.array(np.where(part.are_ends, ids, taken.references[start:end])))
-            yield pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
+            yield ordered_rows(self._fetched(part.sequences), part, taken.references[start:end])
 
     def _fetched(self, sequences: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         """The arrivals with these sequences, in this order."""
@@ -256,7 +249,19 @@ def check_kept(config: GatewayConfig, found: Snapshot) -> None:
     )
 
 
-def _heard(batch: pa.RecordBatch) -> Heard:
+def ordered_rows(batch: pa.RecordBatch, part: Stack, references: Ids) -> pa.RecordBatch:
+    """These arrivals, which are in order already, as rows of the ordered log."""
+    kinds = batch.column("kind").to_numpy().copy()
+    kinds[part.are_late] = KIND_LATE
+    columns = [pa.array(kinds), *batch.columns[1:], pa.array(part.order_times)]
+    # With the end of a stream all of it is taken; its row has the last id.
+    ids = batch.column("message_id").to_numpy()
+    columns.append(pa.array(np.where(part.are_ends, ids, references)))
+    return pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
+
+
+def heard_rows(batch: pa.RecordBatch) -> Heard:
+    """Rows of the log of arrivals, as the order hears them."""
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
     signs = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))

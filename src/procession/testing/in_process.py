@@ -1,0 +1,298 @@
+"""A pipeline in this process: the tasks of its plan one after the other, epoch by epoch.
+
+The one rule: nothing that decides about output is written here. The planner, the tasks with their operators, the
+exchanges, the states, the merges and the order of event time are those that Spark's workers, the driver and the gateway
+run; this module calls them in turn. Before it `testing/arrivals`; after it the user's test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.api.pipeline import Pipeline
+from procession.commit.counters import counted
+from procession.commit.dead_letter_share import DeadLetterLimit, judged
+from procession.commit.emitter import payloads, runs_for
+from procession.commit.epoch_ranges import check_joined, versions_after
+from procession.commit.round_record import Round
+from procession.driver.stream_order import declared_by
+from procession.driver.table_versions import Refresh
+from procession.errors import PlanError, ProcessionError
+from procession.operators.codecs import DECODE
+from procession.planner.compatibility import keyed_stages
+from procession.planner.graph import Framing, Graph, Kind, Node
+from procession.planner.plan import Plan
+from procession.planner.rules import check_runnable, make_plan
+from procession.planner.validation import checked_count
+from procession.spark.epoch_tasks import ranges_of, run_first, run_slot
+from procession.spark.manifest_routing import Parcel, addressed, manifests
+from procession.spark.task_state import Keeping
+from procession.spark.tasks import Attempt, Tables, Task
+from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.segment import KIND_EOS
+from procession.storage.state_store import Version
+from procession.testing.arrivals import Arrivals, Inputs, cuts_of, in_event_order
+
+PARALLELISM_MAX = 1024
+FENCE = 1
+MEMORY = Path("/dev/shm")
+"""A directory in memory, on Linux: nothing there waits for a disk."""
+MEMORY_BYTES_MIN = 16 * 1024 * 1024
+COPIES = 16
+"""So many times the bytes of the input are taken to be what a run needs at most."""
+
+
+class Outputs(dict[str, list[Any]]):
+    """What a run wrote: the values of each sink in their order, by the sink's name. A value is what the sink's codec
+    decodes from the record's bytes. Dead letters are dicts, under "dead-letter". A sink with several connections has an
+    output for each, as "name.0", "name.1".
+
+    `bytes` has the same outputs byte for byte, as a file sink would have written them. `counters` has the number of
+    records that came in, went out and were late."""
+
+    def __init__(self, values: Mapping[str, list[Any]], written: dict[str, bytes], counters: dict[str, int]) -> None:
+        super().__init__(values)
+        self.bytes = written
+        self.counters = counters
+
+
+def run(
+    pipeline: Pipeline,
+    inputs: Inputs,
+    *,
+    epochs: int | Sequence[int] | None = None,
+    parallelism: int | None = None,
+    ends: bool = True,
+    dead_letter_share_max: float = 0.5,
+) -> Outputs:
+    """Run a pipeline on these records, in this process and without Spark; gives what each sink would have written.
+
+    `inputs` has the records of each source, by its name, as values that the source's codec decodes or as the bytes that
+    a producer sends: `{"orders": [{"id": 1}, {"id": 2}]}`. A source that is not named has no records. `Record(value,
+    key=, event_time=)` is a value with a key or an event time. For a source with several streams give a list for each:
+    `{"orders": {"north": [...], "south": [...]}}`.
+
+    The order between inputs: with `order_by="event_time"` that of event time, as always. Otherwise it is the order of
+    arrival, which here is the order in which they are written: all records of the first input, then all of the second.
+    Give pairs to interleave them: `[("orders", order), ("payments", payment), ("orders", other)]`.
+
+    `epochs` cuts the input into epochs: 3 means at most three records in each, [3, 2] three in the first, two in the
+    second and the rest in a third. `parallelism` is used in place of what the pipeline and its stages ask for. Neither
+    changes the output; a test that runs with several proves that the functions keep to this. States are encoded and
+    decoded between epochs, as in production.
+
+    Each stream ends right behind its last record, and windows, sorts and totals fire. With `ends=False` streams go on:
+    what is still held back is not in the output.
+
+    A function that raises gives a dead letter if the pipeline has `dead_letter=`; otherwise the error is raised as
+    `procession run` tells it, with the stage, the message (1 is the first of its stream) and the trace. More than
+    `dead_letter_share_max` dead letters in 1,000 records or more are a PlanError, as in production.
+
+    >>> from procession import Pipeline, aggregates
+    >>> from procession.testing import run
+    >>> pipeline = Pipeline("counts")
+    >>> words = pipeline.source("words", codec="text").key_by(str)
+    >>> counts = words.rolling(aggregates.count()).sink("counts", to="file:out", codec="json")
+    >>> run(pipeline, {"words": ["a", "b", "a"]}, epochs=1, parallelism=4)
+    {'counts': [1, 1, 2]}
+    """
+    graph = _with_tasks(pipeline.graph(), parallelism)
+    arrivals = Arrivals.of(graph, inputs)
+    graph = graph.with_inputs(arrivals.streams) if ends else graph
+    plan = make_plan(graph)
+    check_runnable(plan)
+    _check_without_spark(graph)
+    rows = arrivals.rows(is_ended=ends)
+    if (declared := declared_by(graph)) is not None:
+        rows = in_event_order(declared, rows)
+    cuts = cuts_of(rows.column("kind").to_numpy() != KIND_EOS, epochs)
+    with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(rows.nbytes)) as directory:
+        hosted = _Hosted(plan, rows, Path(directory), dead_letter_share_max)
+        try:
+            for end in cuts:
+                hosted.run_epoch(end)
+        except ProcessionError as error:
+            _annotate(error, arrivals.names)
+            raise
+    return hosted.outputs()
+
+
+def _with_tasks(graph: Graph, parallelism: int | None) -> Graph:
+    if parallelism is None:
+        return graph
+    checked_count(parallelism, "parallelism", "the test", PARALLELISM_MAX)
+    nodes = tuple(node if node.parallelism is None else replace(node, parallelism=parallelism) for node in graph.nodes)
+    return replace(graph, nodes=nodes, parallelism=parallelism)
+
+
+def _check_without_spark(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.kind is Kind.TRANSFORM:
+            raise PlanError(
+                f"stage {node.name!r} is a transform: its function works on Spark's DataFrames, and cannot be run"
+                " without Spark",
+                next_step="test the function by itself on a Spark session, or run the app with procession run --input",
+                stage=node.name,
+            )
+
+
+def _place(size_bytes: int) -> Path | None:
+    """Where the files of a run are: in memory, if there is room; else where temporary files are."""
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+        free = shutil.disk_usage(MEMORY).free
+        return MEMORY if free >= MEMORY_BYTES_MIN + COPIES * size_bytes else None
+    return None
+
+
+def _annotate(error: ProcessionError, names: Mapping[int, str]) -> None:
+    """Let a test's report show what the user needs: the input that the record is of, and the function's own trace."""
+    stream = error.fields.get("stream_id")
+    if stream is not None and stream in names:
+        error.add_note(f"stream {stream} is {names[stream]}")
+    if error.next_step:
+        error.add_note(f"next: {error.next_step}")
+    if trace := error.fields.get("trace"):
+        error.add_note(trace)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The only log, in memory."""
+
+    batch: pa.RecordBatch
+
+    def read(self, start: int, end: int) -> Any:
+        if start < end:
+            yield self.batch.slice(start, end - start)
+
+
+@dataclass
+class _Committed:
+    """What the epochs have committed, as the round records would have it."""
+
+    rounds: dict[int, Round] = field(default_factory=dict)
+
+    def states(self, epoch: int) -> Mapping[str, Version]:
+        return self.rounds[epoch].states
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        return self.rounds[epoch].sides
+
+
+class _Hosted:
+    """A plan and all that its tasks need, in one directory."""
+
+    def __init__(self, plan: Plan, rows: pa.RecordBatch, directory: Path, share_max: float) -> None:
+        self._plan = plan
+        self._committed = _Committed()
+        self._keyed = {chain: (name, Version(kind=kind)) for chain, (name, kind) in keyed_stages(plan).items()}
+        self._runs = RunStore(directory / "runs")
+        self._refresh = Refresh.of(plan.graph, directory / "sides", lambda _: None, FENCE)
+        self._refresh.begin({})
+        states = directory / "states"
+        states.mkdir()
+        tables = Tables(self._refresh.copies.directory, self._committed, self._refresh.first)
+        self._task = Task(
+            plan,
+            directory,
+            self._runs.directory,
+            Keeping(states, self._committed, FENCE, is_warm=False),
+            tables=tables if self._refresh.sides else None,
+            rows=_Memory(rows),
+        )
+        letters = plan.graph.dead_letter
+        self._limit = None if letters is None else DeadLetterLimit(letters.name, share_max)
+        self._attempts = itertools.count(1)
+        self._written: dict[str, list[bytes]] = {one.name: [] for one in plan.graph.participants}
+
+    def run_epoch(self, end: int) -> None:
+        """Run the rows up to this one, and commit them."""
+        epoch = len(self._committed.rounds)
+        last = self._committed.rounds.get(epoch - 1)
+        start = 0 if last is None else last.last
+        told = manifests(self._plan, self._parcels(epoch, start, end), self._runs)
+        for manifest in told:
+            if manifest.failure is not None:
+                raise ProcessionError.from_dict(manifest.failure)
+        check_joined(epoch, [one for one in told if one.stage == 0], start)
+        runs = {one.name: runs_for(one.sink.name, one.bucket, told) for one in self._plan.graph.participants}
+        counters = self._counters(epoch, told, runs, {} if last is None else last.counters)
+        for name, own in runs.items():
+            for column in payloads(self._runs, epoch, own):
+                self._written[name] += column.to_pylist()
+        self._committed.rounds[epoch] = Round(
+            epoch,
+            FENCE,
+            "",
+            start,
+            end,
+            {},
+            counters=counters,
+            states=versions_after(self._keyed, told),
+            sides=self._refresh.current({} if last is None else last.sides),
+        )
+        self._runs.drop(epoch)
+
+    def _parcels(self, epoch: int, start: int, end: int) -> list[Parcel]:
+        plan, task = self._plan, self._task
+        ranges = ranges_of(
+            task, {FIRST_GATEWAY: start}, {FIRST_GATEWAY: end}, {FIRST_GATEWAY: Place("")}, plan.chains[0].tasks
+        )
+        parcels = [parcel for one in ranges for parcel in run_first(task, self._attempt(epoch, one.number), one)]
+        for level in range(1, plan.levels):
+            by_slot: dict[int, list[Parcel]] = defaultdict(list)
+            for parcel in parcels:
+                by_slot[addressed(plan, level, parcel)].append(parcel)
+            parcels = [
+                parcel
+                for slot in sorted(by_slot)
+                for parcel in run_slot(task, self._attempt(epoch, slot), level, slot, by_slot[slot])
+            ]
+        return parcels
+
+    def _attempt(self, epoch: int, partition: int) -> Attempt:
+        return Attempt(epoch, partition, next(self._attempts))
+
+    def _counters(
+        self, epoch: int, told: Sequence[Manifest], runs: Mapping[str, Sequence[Run]], before: Mapping[str, int]
+    ) -> dict[str, int]:
+        counters = counted(before, told, runs, self._keyed)
+        if self._limit is None:
+            return counters
+        letters = runs[self._limit.sink]
+        count = sum(run.count for run in letters)
+        return judged(
+            before, counters, self._limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py()
+        )
+
+    def outputs(self) -> Outputs:
+        values = {
+            one.name: [_decoded(one.sink, payload, self._plan.graph) for payload in self._written[one.name]]
+            for one in self._plan.graph.participants
+        }
+        written = {name: b"".join(found) for name, found in self._written.items()}
+        last = self._committed.rounds[len(self._committed.rounds) - 1]
+        return Outputs(values, written, dict(last.counters))
+
+
+def _decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
+    """The value in a record of an output; its bytes, if the sink's codec can make nothing of them."""
+    if sink is graph.dead_letter:
+        return json.loads(payload)
+    own = payload.removesuffix(b"\n") if sink.framing is Framing.LINES else payload
+    try:
+        return DECODE[sink.codec](own)
+    except ValueError:
+        return own
