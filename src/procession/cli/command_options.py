@@ -76,18 +76,18 @@ Gateways = Annotated[
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark master URL.")]
 CookieFile = Annotated[
     Path | None,
-    typer.Option(show_default="the pipeline's own", help="A file with the secret that both sides must show."),
+    typer.Option(show_default="the pipeline's own", help="File with the secret for producers."),
 ]
 ControlCookieFile = Annotated[
     Path | None,
-    typer.Option(
-        show_default="the pipeline's own", help="A file with the secret of the driver, the gateways and operators."
-    ),
+    typer.Option(show_default="the pipeline's own", help="File with the secret for the control port."),
 ]
 OpenProducers = Annotated[
     bool | None,
     typer.Option(
-        "--open-producers", show_default="False", help="Let anybody who reaches the port send, without a secret."
+        "--open-producers",
+        show_default="False",
+        help="Accept records from any producer that can reach the port, without a secret.",
     ),
 ]
 SinkCookieFile = Annotated[

@@ -27,37 +27,44 @@ PipelineDirectory = Annotated[
     typer.Option(
         "--dir",
         show_default="the one in .procession",
-        help="The pipeline's directory: its secret is shown.",
+        help="The pipeline's directory, which has the secret.",
     ),
 ]
-To = Annotated[
-    str, typer.Option(help="The gateway's address, HOST:PORT; with several, of any of them, parted by commas.")
-]
-Rate = Annotated[float | None, typer.Option(help="Records a second at most.")]
-Stamp = Annotated[bool, typer.Option("--stamp", help="Event time is the time of sending.")]
-Acks = Annotated[Path | None, typer.Option(help="Note down in this file what is acknowledged, and when.")]
+To = Annotated[str, typer.Option(help="Address of a gateway, HOST:PORT, or of several, separated by commas.")]
+Rate = Annotated[float | None, typer.Option(help="Maximum records per second.")]
+Stamp = Annotated[bool, typer.Option("--stamp", help="Use the time of sending as event time.")]
+Acks = Annotated[Path | None, typer.Option(help="Log acknowledgements and their times to this file.")]
 Patience = Annotated[
-    float | None, typer.Option(show_default="for ever", help="Give up when no gateway is there for so many seconds.")
+    float | None, typer.Option(show_default="for ever", help="Give up after this many seconds without a gateway.")
 ]
 StopWait = Annotated[
     float,
-    typer.Option(min=0, help="After the first signal, wait so many seconds for what was taken in; inf is for ever."),
+    typer.Option(
+        min=0, help="After the first signal, wait this many seconds for the commit of received records. inf: no limit."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Tell progress and the end of it as JSON objects, one a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print progress and the result as JSON objects, one per line.")]
 FramingName = Annotated[
-    str, typer.Option("--framing", help="What a record is: lines, fixed:N (bytes) or framed (u32 length, bytes).")
+    str,
+    typer.Option(
+        "--framing", help="How records are delimited: lines, fixed:N (bytes) or framed (u32 length, then bytes)."
+    ),
 ]
 
-StreamName = Annotated[str, typer.Option("--stream", help="The stream's name; its id is made of it.")]
+StreamName = Annotated[str, typer.Option("--stream", help="Name of the stream. Its id is derived from the name.")]
 SpoolDirectory = Annotated[
     Path | None, typer.Option("--spool", help="Keep records in this directory until they are committed.")
 ]
 BestEffort = Annotated[
-    bool, typer.Option("--best-effort", help="Do without a spool: what is not committed dies with this program.")
+    bool, typer.Option("--best-effort", help="Run without a spool. Uncommitted records are lost if this program dies.")
 ]
 KeptBytes = Annotated[
     int | None,
-    typer.Option(min=1, show_default="1 GiB in a spool, else 64 MiB", help="Take no more in while so much is kept."),
+    typer.Option(
+        min=1,
+        show_default="1 GiB in a spool, else 64 MiB",
+        help="Stop reading while this many bytes are not committed.",
+    ),
 ]
 
 GATEWAY = "127.0.0.1:7100"
@@ -121,28 +128,30 @@ def _end(is_done: bool) -> None:
 def source_file(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH", help="Files, or patterns such as 'logs/*.log'; each file is a stream."),
+        typer.Argument(metavar="PATH", help="Files or patterns such as 'logs/*.log'. Each file is a stream."),
     ],
     framing: FramingName = "lines",
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on as files grow, and take new ones that match a pattern.")
+        bool, typer.Option("--follow", help="Keep reading as files grow, and add new files that match a pattern.")
     ] = False,
-    poll_s: Annotated[float, typer.Option(min=0.001, help="With --follow: look every so many seconds.")] = 0.1,
+    poll_s: Annotated[
+        float, typer.Option(min=0.001, help="With --follow: seconds between two checks for new data.")
+    ] = 0.1,
     event_time: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="Records are JSON objects, and this field has their event time."),
+        typer.Option(metavar="FIELD", help="JSON field that holds a record's event time."),
     ] = None,
     event_time_unit: Annotated[
-        str, typer.Option(help="What numbers in that field count: s, ms, us or ns since 1970.")
+        str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
     ] = "s",
     acks: Acks = None,
     *,
     send: SendOptions,
 ) -> None:
-    """Send the records of files; ends with status 0 when all of them are committed.
+    """Send the records of files. Exits with status 0 when all of them are committed.
 
-    A record is known by the place of its first byte: files may grow between two runs, and must not change otherwise.
-    Started again, it goes on after the last committed record.
+    A record is identified by the offset of its first byte. Files may grow between two runs, and must not change
+    otherwise. A restart continues after the last committed record.
     """
     from dataclasses import replace
 
@@ -170,11 +179,11 @@ def source_stdin(
     keep: KeepOptions,
     send: SendOptions,
 ) -> None:
-    """Send what comes on standard input; ends with status 0 when all of it is committed.
+    """Send records from standard input. Exits with status 0 when all of them are committed.
 
-    A pipe cannot be read twice. With --spool, a record is safe once it is in that directory: started again with the
-    same spool, it sends what is left there, then what comes. Without, --best-effort must be given: a gateway may come
-    and go, but if this program is killed, what is not committed is lost.
+    A pipe cannot be read twice. With --spool, a record is safe once it is in that directory: a restart with the same
+    spool first sends what is left there. Without a spool, --best-effort is required: a lost connection is no problem,
+    but if this program is killed, uncommitted records are lost.
     """
     from procession.connectors.framing import parse_framing
     from procession.connectors.pushed_sources import run_pushed
@@ -189,20 +198,22 @@ def source_stdin(
 @source_app.command("tcp-lines")
 @with_groups
 def source_tcp_lines(
-    listen: Annotated[str, typer.Option(help="Where programs connect to, HOST:PORT; port 0 takes any.")],
+    listen: Annotated[str, typer.Option(help="Address to listen on, HOST:PORT. Port 0 takes a free port.")],
     stream: StreamName = "tcp-lines",
-    line_bytes_max: Annotated[int, typer.Option(min=1, help="Who sends a longer line is cut off.")] = 65536,
-    connections_max: Annotated[int, typer.Option(min=1, help="So many may be connected.")] = 256,
+    line_bytes_max: Annotated[
+        int, typer.Option(min=1, help="Maximum bytes per line. A connection that sends a longer line is closed.")
+    ] = 65536,
+    connections_max: Annotated[int, typer.Option(min=1, help="Maximum number of connections.")] = 256,
     acks: Acks = None,
     stop_wait_s: StopWait = STOP_WAIT_S,
     *,
     keep: KeepOptions,
     send: SendOptions,
 ) -> None:
-    """Listen on a TCP port and send every line that comes, of all connections, as one stream; until Ctrl-C.
+    """Listen on a TCP port, and send the lines of all connections as one stream, until Ctrl-C.
 
-    A socket cannot be read twice. With --spool, a line is safe once it is in that directory. Without, --best-effort
-    must be given: if this program is killed, what is not committed is lost.
+    A socket cannot be read twice. With --spool, a line is safe once it is in that directory. Without a spool,
+    --best-effort is required: if this program is killed, uncommitted lines are lost.
     """
     from procession.address import listening_socket, parse_address
     from procession.connectors.pushed_sources import run_pushed
@@ -218,17 +229,19 @@ def source_tcp_lines(
 @source_app.command("udp")
 @with_groups
 def source_udp(
-    listen: Annotated[str, typer.Option(help="Where programs send datagrams to, HOST:PORT; port 0 takes any.")],
+    listen: Annotated[str, typer.Option(help="Address to receive datagrams on, HOST:PORT. Port 0 takes a free port.")],
     stream: StreamName = "udp",
-    bytes_max: Annotated[int, typer.Option(min=1, help="Drop datagrams while so much waits.")] = 16 * 1024 * 1024,
+    bytes_max: Annotated[int, typer.Option(min=1, help="Drop datagrams while this many bytes wait to be sent.")] = 16
+    * 1024
+    * 1024,
     stop_wait_s: StopWait = STOP_WAIT_S,
     *,
     send: SendOptions,
 ) -> None:
-    """Send every datagram that comes to a UDP port, as a record that is sent at most once; until Ctrl-C.
+    """Send each datagram that a UDP port receives as a record, at most once, until Ctrl-C.
 
-    Best effort: nobody can ask for a datagram again, so these records are no part of the promise that every record is
-    committed once. They are sent as ephemeral messages, in the draft of the protocol, and counted apart.
+    A lost datagram cannot be requested again, so the guarantee that every record is committed once does not cover
+    these records. They are sent as ephemeral messages of the draft protocol, and are counted separately.
     """
     from dataclasses import replace
 
@@ -248,25 +261,26 @@ def source_udp(
 @source_app.command("generator")
 @with_groups
 def source_generator(
-    records: Annotated[
-        int | None, typer.Option(min=0, show_default="without end", help="How many, in each stream.")
-    ] = None,
-    size: Annotated[int, typer.Option(min=0, help="Bytes of a record.")] = 100,
-    keys: Annotated[int, typer.Option(min=0, help="So many different keys; none if 0.")] = 0,
-    seed: Annotated[int, typer.Option(help="Other records, and other streams.")] = 0,
-    streams: Annotated[int, typer.Option(min=1, help="How many streams.")] = 1,
-    name: Annotated[str, typer.Option(help="Streams are named NAME-SEED-0 and so on.")] = "generator",
+    records: Annotated[int | None, typer.Option(min=0, show_default="without end", help="Records per stream.")] = None,
+    size: Annotated[int, typer.Option(min=0, help="Bytes per record.")] = 100,
+    keys: Annotated[int, typer.Option(min=0, help="Number of different keys. 0: no keys.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the records and the streams.")] = 0,
+    streams: Annotated[int, typer.Option(min=1, help="Number of streams.")] = 1,
+    name: Annotated[str, typer.Option(help="Prefix of the streams' names: NAME-SEED-0, NAME-SEED-1, ….")] = "generator",
     show: Annotated[
-        bool, typer.Option("--print", help="Print the records instead, a line each: what `verify` compares with.")
+        bool,
+        typer.Option(
+            "--print", help="Print the records, one per line, instead of sending them. `verify` can compare with them."
+        ),
     ] = False,
     acks: Acks = None,
     *,
     send: SendOptions,
 ) -> None:
-    """Send made records, for tests and measurements; ends with status 0 when all of them are committed.
+    """Send generated records, for tests and benchmarks. Exits with status 0 when all of them are committed.
 
-    What a record is depends on seed, stream and its number only. Started again, it goes on after what is committed;
-    another --name or --seed begins anew.
+    A record depends only on the seed, its stream and its number. A restart continues after the last committed record;
+    another --name or --seed starts over.
     """
     import sys
 
