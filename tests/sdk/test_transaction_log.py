@@ -172,7 +172,7 @@ def test_a_log_is_compacted_when_it_is_long_and_goes_on_after_it(tmp_path: Path)
         log.decide(f"{number}", commit=True)
         log.compact()
     log.close()
-    assert next(read_journal(path)) == {"op": "base", "turn": 49, "count": 98, "txn": "97", "end": 98}
+    assert next(read_journal(path)) == {"op": "base", "turn": 49, "count": 98, "txn": "97", "end": 98, "format": 2}
     again = TxnLog(path, entries_max=8, transactions_kept=2)
     again.open()
     assert (again.committed_end, again.prepared) == (100, ())

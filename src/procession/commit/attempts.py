@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.storage.durable import write_durably
 
 FILE = "attempts.json"
@@ -24,11 +25,7 @@ def read_reserved(directory: Path, committed: int) -> int:
     path = directory / FILE
     try:
         found = json.loads(path.read_text())
-        if found["format"] != FORMAT:
-            raise StorageError(
-                f"{path} has format {found['format']!r}; this version reads {FORMAT}",
-                next_step="use the version of Procession that wrote this checkpoint, or a later one",
-            )
+        check_format(path, found["format"], FORMAT)
         return int(found["reserved"])
     except FileNotFoundError:
         return committed + 1

@@ -25,11 +25,15 @@ from procession.commit.round_record import Round, Rounds
 from procession.commit.spark_log import SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
+from procession.format_number import check_format
 from procession.planner.graph import SinkCodec
 from procession.storage.driver_claim import CURRENT, claim_damaged, read_claim
 from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
 
 PIPELINE = "pipeline.json"
+FORMAT = 2
+"""Of `pipeline.json`, and of what has no number of its own in a checkpoint: its folders, `CURRENT`, and our line in
+Spark's `offsets`. Without a number it is format 1, which says the same; the next claim writes the number."""
 UNTOLD = "bytes"
 """What a sink wrote of which a checkpoint does not tell the codec, unless the program named one."""
 WRITTEN_ALIKE = frozenset({"bytes", "text"})
@@ -170,18 +174,22 @@ def _identified(
                 f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
                 next_step="give --dir an empty or a new directory",
             )
-        made = {"name": name, "id": uuid.uuid4().hex[:12], "fingerprint": fingerprint, "doors": dict(doors)}
+        made = {
+            "format": FORMAT,
+            "name": name,
+            "id": uuid.uuid4().hex[:12],
+            "fingerprint": fingerprint,
+            "doors": dict(doors),
+        }
         made |= {"codecs": {sink: codec.name for sink, codec in codecs.items()}}
         write_durably(path, json.dumps(made).encode())
+    found = read_pipeline(root)
     try:
-        found = json.loads(path.read_text())
-        known, _, shape = str(found["name"]), str(found["id"]), str(found["fingerprint"])
+        known, shape = str(found["name"]), str(found["fingerprint"])
         known_doors = {_door(str(one), str(what)): str(what) for one, what in found.get("doors", {}).items()}
         known_codecs = {str(one): str(what) for one, what in found.get("codecs", {}).items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
-        ) from error
+    except (KeyError, AttributeError) as error:
+        raise _not_whole(path, error) from error
     if known != name:
         raise ConfigError(
             f"{root} is the checkpoint of pipeline {known!r}, not of {name!r}",
@@ -192,6 +200,7 @@ def _identified(
     _check_codecs(root, known_codecs, codecs)
     return {
         **found,
+        "format": FORMAT,
         "doors": known_doors,
         "codecs": known_codecs | {sink: codec.name for sink, codec in codecs.items()},
     }
@@ -201,6 +210,22 @@ def _door(name: str, what: str) -> str:
     """What a source or sink is known by. Checkpoints from before a source and a sink could have the same name tell the
     name alone."""
     return name if " " in name else f"{what.partition(' ')[0]} {name}"
+
+
+def read_pipeline(root: Path) -> dict[str, Any]:
+    """What a checkpoint says about its pipeline, with its `id`. Raises StorageError if a later version made it, or if
+    it is damaged, and FileNotFoundError if there is none."""
+    path = root / PIPELINE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        check_format(path, found.get("format", 1), FORMAT)
+        return {**found, "id": str(found["id"])}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _not_whole(path, error) from error
+
+
+def _not_whole(path: Path, error: Exception) -> StorageError:
+    return StorageError(f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy")
 
 
 def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:

@@ -12,10 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.storage.durable import fsync_dir, storage_error, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY, Place
 
 FOLDER = "gateways"
+FORMAT = 2
+"""A file without a format number is of format 1, which says the same."""
 GATEWAY = "GATEWAY"
 """The identity alone, of the only gateway: what checkpoints had before there could be several."""
 
@@ -54,7 +57,7 @@ class Places:
         if gateway not in self._known:
             self._folder.mkdir(exist_ok=True)
             fsync_dir(self._root)
-        write_durably(self._folder / f"{gateway}.json", json.dumps(asdict(place)).encode())
+        write_durably(self._folder / f"{gateway}.json", json.dumps({"format": FORMAT, **asdict(place)}).encode())
 
     def _first_identity(self, gateway: str) -> str | None:
         path = self._root / GATEWAY
@@ -64,10 +67,12 @@ class Places:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found[path.stem] = Place(**json.loads(path.read_bytes()))
+                told = json.loads(path.read_bytes())
+                check_format(path, told.pop("format", 1), FORMAT)
+                found[path.stem] = Place(**told)
             except OSError as error:
                 raise storage_error(path, "read", error) from error
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, AttributeError) as error:
                 raise StorageError(
                     f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
                 ) from error

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.storage.durable import fsync_dir, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.state_store import Version
 
 ROUNDS_KEPT = 100
 """As many as Spark keeps of its own commits."""
+
+FORMAT = 2
+"""A record without a format number is of format 1, which says the same."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -62,11 +66,15 @@ class Round:
         # The fields in their order, as `asdict` has them, without its copies of everything.
         parts = {sink: part.__dict__ for sink, part in self.parts.items()}
         states = {stage: version.__dict__ for stage, version in self.states.items()}
-        return _ENCODER.encode({**self.__dict__, "parts": parts, "states": states}).encode()
+        return _ENCODER.encode({"format": FORMAT, **self.__dict__, "parts": parts, "states": states}).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Round:
+    def from_json(cls, data: bytes, path: Path = Path("a round record")) -> Round:
+        """Raises StorageError if it is of a later format, and ValueError, TypeError or KeyError if it is damaged."""
         fields: dict[str, Any] = json.loads(data)
+        if not isinstance(fields, dict):
+            raise TypeError("it is not an object")
+        check_format(path, fields.pop("format", 1), FORMAT)
         fields["parts"] = {sink: Part(**part) for sink, part in fields["parts"].items()}
         fields["states"] = {stage: Version.from_json(told) for stage, told in fields.get("states", {}).items()}
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
@@ -102,7 +110,7 @@ class Rounds:
     def read(self, epoch: int) -> Round | None:
         path = self._path(epoch)
         try:
-            return Round.from_json(path.read_bytes())
+            return Round.from_json(path.read_bytes(), path)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as error:

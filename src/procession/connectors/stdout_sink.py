@@ -27,6 +27,7 @@ import structlog
 from procession import faults
 from procession.connectors.pending_file import Pending
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.sdk.output import Output
 from procession.sdk.sink_directory import LISTEN, run_sink
 from procession.sdk.transaction_log import Transaction
@@ -38,7 +39,9 @@ PIECE_BYTES_MAX = select.PIPE_BUF
 JSON_DATA_BYTES_MAX = PIECE_BYTES_MAX // 2
 """So much output stands in one line of JSON: as base64, and with all else, it is still one piece."""
 
-_NOTE = re.compile(rb"(\d{20}) (\d{20})\n")
+NOTE_FORMAT = 2
+"""Of the note that says how far an output was printed: it begins with this number. Format 1 has none."""
+_NOTE = re.compile(rb"(?:(\d{1,19}) )?(\d{20}) (\d{20})\n")
 
 MAYBE_PRINTED = "it may have been printed before the crash"
 
@@ -192,7 +195,7 @@ class StdoutOutput(Output):
         """Not synced: it is for a process that is killed. If the machine goes, so does the reader of the pipe."""
         self._printed = printed
         try:
-            os.pwrite(self._note, b"%020d %020d\n" % printed, 0)
+            os.pwrite(self._note, b"%d %020d %020d\n" % (NOTE_FORMAT, *printed), 0)
         except OSError as error:
             raise storage_error(self._path, "write", error) from error
 
@@ -201,7 +204,10 @@ class StdoutOutput(Output):
             found = _NOTE.fullmatch(os.pread(self._note, 100, 0))
         except OSError as error:
             raise storage_error(self._path, "read", error) from error
-        return Printed(int(found[1]), int(found[2])) if found else Printed()
+        if not found:
+            return Printed()
+        check_format(self._path, int(found[1] or 1), NOTE_FORMAT)
+        return Printed(int(found[2]), int(found[3]))
 
 
 def pieces(data: Iterator[bytes], size: int) -> Iterator[bytes]:

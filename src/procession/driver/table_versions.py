@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.errors import ProcessionError, StorageError
+from procession.format_number import check_format
 from procession.operators.tables import Side, refreshed_sides
 from procession.planner.graph import Graph
 from procession.storage.durable import write_durably
@@ -21,6 +22,8 @@ from procession.storage.table_copies import Copies
 
 FIRST = "first.json"
 """The versions that are used until a round record names others."""
+FORMAT = 2
+"""Of that file. In format 1 it is the versions alone."""
 
 
 @dataclass
@@ -42,14 +45,14 @@ class Refresh:
         is no such file, and what `check` raises to a driver that was replaced: before anything is removed."""
         path = self.copies.directory / FIRST
         if path.exists():
-            self.first = {str(one): str(name) for one, name in json.loads(path.read_text()).items()}
+            self.first = _read_first(path)
         wanted = {str(path) for path in self.sides}
         self.first = {one: name for one, name in self.first.items() if one in wanted and one not in last}
         for one in sorted(wanted - set(last) - set(self.first)):
             self.first[one] = self._taken(Path(one))
         if self.sides:
             check()
-            write_durably(path, json.dumps(self.first).encode())
+            write_durably(path, json.dumps({"format": FORMAT, "tables": self.first}).encode())
             self.copies.sweep({*last.values(), *self.first.values(), FIRST})
 
     def _taken(self, path: Path) -> str:
@@ -84,3 +87,16 @@ class Refresh:
     def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
         """Forget what the last epoch was the last to need."""
         self.copies.drop({*before.values()} - {*needed.values(), *self.first.values()})
+
+
+def _read_first(path: Path) -> dict[str, str]:
+    try:
+        told = json.loads(path.read_text())
+        if not all(isinstance(name, str) for name in told.values()):  # in format 1 all are names
+            check_format(path, told.get("format"), FORMAT)
+            told = told["tables"]
+        return {str(one): str(name) for one, name in told.items()}
+    except (ValueError, AttributeError, KeyError) as error:
+        raise StorageError(
+            f"{path} is damaged: {error}", next_step="restore the pipeline's directory, the whole of it, from a copy"
+        ) from error

@@ -36,7 +36,16 @@ from procession.gateway.gateway_events import Committed
 from procession.gateway.gateway_metrics import stream_rows
 from procession.gateway.leader_control import Doorway
 from procession.gateway.performer import Gateway
-from procession.gateway.request_parsing import check_format, clocks, integers, offset, place, positions, written_clocks
+from procession.gateway.request_parsing import (
+    FORMAT,
+    check_format,
+    clocks,
+    integers,
+    offset,
+    place,
+    positions,
+    written_clocks,
+)
 from procession.merge.event_time import Declared
 from procession.storage.log_ranges import Offset
 from procession.tls import Door
@@ -94,7 +103,7 @@ class ControlServer:
                     reply = await self._answer(line, task, writer)
                     if task not in self._strangers:
                         deadline.reschedule(self._patience(task))
-                    writer.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+                    writer.write(json.dumps({"format": FORMAT, **reply}, separators=(",", ":")).encode() + b"\n")
                     await writer.drain()
         except (OSError, asyncio.CancelledError):
             # The other side is gone, or too slow, or we are gone: in any case the request may be sent again.

@@ -20,7 +20,7 @@ from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.gateway.control_errors import KINDS, Garbled
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
-from procession.gateway.request_parsing import FORMAT, offset, place, read_clocks, written_clocks
+from procession.gateway.request_parsing import FORMAT, check_answer, offset, place, read_clocks, written_clocks
 from procession.merge.event_time import Declared
 from procession.merge.stream_clocks import Clock
 from procession.merge.waiting_rows import Key
@@ -255,6 +255,8 @@ def _members(reply: Mapping[str, Any]) -> list[Member]:
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+    check_answer(reply)
+    reply.pop("format", None)
     if not reply.pop("ok"):
         kind = _ERRORS.get(str(reply.get("kind")), ProcessionError)
         raise kind(str(reply["error"]), next_step=str(reply.get("next_step", "")))

@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from procession.storage.durable import storage_error, write_durably
-from procession.storage.flight_reader import IDENTITY
+from procession.storage.flight_reader import IDENTITY, read_identity, written_identity
 
 
 def has_identity(directory: Path) -> bool:
@@ -22,8 +22,8 @@ def identity(directory: Path) -> str:
     """The directory's own; made now if it has none. It is written anew: whoever made it may not have synced it."""
     path = directory / IDENTITY
     try:
-        found = path.read_text() if path.exists() else uuid.uuid4().hex
-        write_durably(path, found.encode())
+        found = read_identity(directory) if path.exists() else uuid.uuid4().hex
+        write_durably(path, written_identity(found))
         return found
     except OSError as error:
         raise storage_error(path, "read", error) from error

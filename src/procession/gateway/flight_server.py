@@ -19,8 +19,10 @@ from pyarrow import flight
 
 from procession.address import Address, parse_address
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
+from procession.format_number import is_known_format
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.request_parsing import integers
+from procession.storage.flight_reader import TICKET_FORMAT
 from procession.storage.log import LogReader
 
 
@@ -45,6 +47,10 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             expected = self._config.control_cookie.hex().encode()
             if not hmac.compare_digest(str(asked.get("cookie")).encode(errors="replace"), expected):
                 raise flight.FlightUnauthenticatedError("it was asked with a wrong cookie, or none")
+            if not is_known_format(told := asked.get("format", 1), TICKET_FORMAT):
+                raise flight.FlightUnauthorizedError(
+                    f"it was asked with a ticket of format {str(told)[:20]}, and reads formats 1 to {TICKET_FORMAT}"
+                )
             if asked.get("identity") != self._identity:
                 raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
             first, last = integers(asked, "first", "last")

@@ -26,7 +26,7 @@ from procession.gateway.leader import greeting
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
 from procession.gateway.performer import Gateway
-from procession.gateway.request_parsing import FORMAT, clocks, written_clocks
+from procession.gateway.request_parsing import FORMAT, check_answer, clocks, written_clocks
 from procession.merge.stream_clocks import Clock
 from procession.tls import complaint, connect
 
@@ -151,6 +151,7 @@ class LeaderLink:
         reply = json.loads(line)
         if not isinstance(reply, dict):
             raise ValueError("its answer is not an object")
+        check_answer(reply)
         if not reply.get("ok"):
             if reply.get("kind") == "config":
                 raise ConfigError(str(reply.get("error")), next_step=str(reply.get("next_step", "")))

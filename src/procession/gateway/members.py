@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
-from procession.storage.durable import check_format, storage_error, write_durably
+from procession.format_number import check_format
+from procession.storage.durable import storage_error, write_durably
 
 FILE_NAME = "gateways.json"
 FORMAT = 2

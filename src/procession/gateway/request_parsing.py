@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.format_number import is_known_format
 from procession.merge.stream_clocks import Clock
 from procession.merge.waiting_rows import Key
 from procession.storage.log_ranges import Offset
@@ -17,17 +18,29 @@ from procession.storage.log_ranges import Offset
 U64_DIGITS = 20
 
 FORMAT = 2
-"""Of requests at the side door. One without a number is of format 1, which cannot say of which log records were
-offered; so it never confirms a gateway's log. What else it says means the same."""
+"""Of requests at the control port and of their answers. A request without a number is of format 1, which cannot say of
+which log records were offered; so it never confirms a gateway's log. What else it says means the same, as does an
+answer without a number."""
+
+
+ONE_VERSION = "Start gateways, driver and commands in the same version."
 
 
 def check_format(request: Mapping[str, Any]) -> None:
     """Raise ConfigError if a request is of a later version."""
-    told = request.get("format", 1)
-    if not isinstance(told, int) or not 1 <= told <= FORMAT:
+    if not is_known_format(told := request.get("format", 1), FORMAT):
         raise ConfigError(
             f"A request has format {str(told)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
-            next_step="Start gateways, driver and commands in the same version.",
+            next_step=ONE_VERSION,
+        )
+
+
+def check_answer(answer: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a gateway of a later version answers."""
+    if not is_known_format(told := answer.get("format", 1), FORMAT):
+        raise ConfigError(
+            f"The gateway answers in format {str(told)[:20]}, and this program understands formats 1 to {FORMAT}.",
+            next_step=ONE_VERSION,
         )
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import FencedError, StorageError
+from procession.format_number import check_format
 from procession.gateway.request_parsing import is_u64, read_clocks, written_clocks
 from procession.merge.event_time import Point
 from procession.merge.stream_clocks import Clock
 from procession.merge.waiting_rows import Key
-from procession.storage.durable import check_format, storage_error, write_durably
+from procession.storage.durable import storage_error, write_durably
 
 FILE_NAME = "positions.json"
 FORMAT = 2

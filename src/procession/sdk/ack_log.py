@@ -1,5 +1,6 @@
 """The acknowledgement log: what a producer was told is safe, and when.
 
+    {"format": 2}
     {"stream": stream id, "id": the last acknowledged message id, "time": seconds since 1970}
 
 The one rule: it only says what was heard; nothing is decided by it, so it is not synced. The verifier holds the output
@@ -13,7 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.storage.journal import Entry, Journal, read_journal_from
+
+FORMAT = 2
+"""Carried by the first entry of a log. One that has none there is of format 1, which says the same."""
 
 
 class AckLog:
@@ -21,7 +26,9 @@ class AckLog:
 
     def __init__(self, path: Path) -> None:
         self._journal = Journal(path)
-        self._journal.open()
+        self._journal.open(lambda entry: _check(entry, path))
+        if self._journal.is_empty:
+            self._journal.append({"format": FORMAT}, is_synced=False)
 
     def heard(self, stream_id: int, message_id: int, now: float) -> None:
         self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, is_synced=False)
@@ -53,12 +60,20 @@ class AckTail:
         match entry:
             case {"stream": int(stream_id), "id": int(message_id)}:
                 self._highest[stream_id] = max(message_id, self._highest.get(stream_id, 0))
+            case {"format": _}:
+                _check(entry, path)
             case _:
                 raise StorageError(
                     f"{path} is not a log of acknowledgements.",
                     next_step="Name the file that the source was given with --acks.",
                     path=str(path),
                 )
+
+
+def _check(entry: Entry, path: Path) -> None:
+    """Raise StorageError if the log is of a later version."""
+    if "format" in entry:
+        check_format(path, entry["format"], FORMAT)
 
 
 def acknowledged(paths: Iterable[Path]) -> dict[int, int]:

@@ -4,6 +4,8 @@
     {"op": "phase1", "txn": id, "start": position, "end": position, "vote": true}
     {"op": "phase2", "txn": id, "commit": true}
 
+The first entry has the format number of the log, too: `"format": 2`.
+
 The one rule: a vote or a decision is on disk when its method returns, so what is visible of an output is what this
 file says and nothing else. It does not grow for ever: once it is long it is replaced, whole, by one that says the same.
 What is long committed becomes one *base*, if it has no gap: the bytes [0, end) are committed. The latest transactions
@@ -23,8 +25,11 @@ import structlog
 
 from procession import faults
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.storage.journal import Entry, Journal, JournalTail, read_journal
 
+FORMAT = 2
+"""Carried by the first entry of a log. One that has none there is of format 1, which says the same."""
 ENTRIES_MAX = 8192
 """So many entries make a log long; an epoch has two."""
 TRANSACTIONS_KEPT = 1000
@@ -146,6 +151,8 @@ class TxnLog:
         return read_journal(self.path)
 
     def _append(self, entry: Entry) -> None:
+        if not self._ledger.entries:
+            entry = {**entry, "format": FORMAT}
         self._journal.append(entry)
         self._ledger.take(entry)
 
@@ -171,7 +178,7 @@ def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
                 if start != base["end"]:
                     return None
                 base |= {"count": base["count"] + 1, "txn": txn_id, "end": end}
-    base["turn"] += 1
+    base |= {"turn": base["turn"] + 1, "format": FORMAT}
     return [base, *(entry for _, pair in latest for entry in pair), *votes.values()]
 
 
@@ -233,6 +240,8 @@ def _ledger_of(path: Path, entries: Iterable[Entry]) -> Ledger:
 
 
 def _taken(ledger: Ledger, entry: Entry, path: Path) -> Transaction | None:
+    if "format" in entry:
+        check_format(path, entry["format"], FORMAT)
     try:
         return ledger.take(entry)
     except ValueError as error:

@@ -145,16 +145,6 @@ def _pieces(file: BinaryIO, length: int) -> Iterator[bytes]:
         yield piece
 
 
-def check_format(path: Path, found: object, newest: int) -> None:
-    """Raise StorageError if a file is of a format that this version does not know."""
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= newest:
-        raise StorageError(
-            f"{path} has format {str(found)[:20]}, and this version reads formats 1 to {newest}.",
-            next_step="Start the version that wrote it, or a later one.",
-            path=str(path),
-        )
-
-
 def disk_free_bytes(path: Path) -> int:
     """The room that is left for us on the disk that holds this directory."""
     try:

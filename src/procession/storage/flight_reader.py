@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
+from procession.format_number import check_format
 from procession.storage.log import LogReader
 from procession.storage.log_ranges import Place
 from procession.storage.segment import INGRESS, Use
@@ -25,6 +27,12 @@ from procession.tls import ClientTls
 
 IDENTITY = "identity"
 """The file beside a log that says whose it is."""
+
+IDENTITY_FORMAT = 2
+"""Of that file: a JSON object. Format 1 is the identity alone. The number counts for the gateway's whole directory: for
+the file with its addresses, too, and for which files there are."""
+TICKET_FORMAT = 2
+"""Of what a gateway is asked for rows with. A ticket without a number is of format 1, which says the same."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -71,9 +79,32 @@ def open_log(place: Place, access: Access, use: Use = INGRESS) -> Rows:
 
 def _identity_beside(directory: Path) -> str | None:
     try:
-        return (directory.parent / IDENTITY).read_text()
+        return read_identity(directory.parent)
     except OSError:
         return None
+
+
+def read_identity(directory: Path) -> str:
+    """The identity of a gateway's directory. Raises StorageError if a later version wrote it, or if it is damaged, and
+    OSError if there is none."""
+    path = directory / IDENTITY
+    text = path.read_text(errors="replace")
+    try:
+        if not text.startswith("{"):
+            return uuid.UUID(text).hex  # format 1
+        told = json.loads(text)
+        check_format(path, told.get("format"), IDENTITY_FORMAT)
+        return str(told["identity"])
+    except (ValueError, KeyError) as error:
+        raise StorageError(
+            f"{path}, which says whose directory this is, is damaged.",
+            next_step="Restore the gateway's directory, the whole of it, from its newest copy.",
+            path=str(path),
+        ) from error
+
+
+def written_identity(identity: str) -> bytes:
+    return json.dumps({"format": IDENTITY_FORMAT, "identity": identity}).encode()
 
 
 class DistantLog:
@@ -99,6 +130,11 @@ class DistantLog:
                     f"the gateway at {self._place.flight} does not give its log away: {_sentence(error)}",
                     next_step="give driver and gateways the same cookie file",
                 ) from error
+            except flight.FlightUnauthorizedError as error:
+                raise StorageError(
+                    f"the gateway at {self._place.flight} does not give its log away: {_sentence(error)}",
+                    next_step="start gateways, driver and executors in the same version",
+                ) from error
             except (pa.ArrowException, OSError) as error:
                 self._client = None
                 if time.monotonic() > deadline:
@@ -111,7 +147,8 @@ class DistantLog:
     def _fetch(self, flight: Any, start: int, end: int) -> Iterator[pa.RecordBatch]:
         if self._client is None:
             self._client = flight.FlightClient(self._place.flight, **self._security())
-        asked = {"identity": self._place.identity, "first": start, "last": end, "cookie": self._access.cookie.hex()}
+        asked = {"format": TICKET_FORMAT, "identity": self._place.identity, "first": start, "last": end}
+        asked["cookie"] = self._access.cookie.hex()
         options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
         rows = 0
         for chunk in self._client.do_get(flight.Ticket(json.dumps(asked).encode()), options):

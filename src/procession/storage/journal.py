@@ -52,6 +52,10 @@ class Journal:
             write_durably(self.path, b"")
         self._descriptor = self._opened()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._end
+
     def append(self, entry: Entry, *, is_synced: bool = True) -> None:
         """Write one entry at the end; with `is_synced`, it and all before it are on disk on return."""
         line = encode(entry)

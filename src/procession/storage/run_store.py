@@ -20,10 +20,14 @@ from zlib import crc32
 import pyarrow as pa
 
 from procession.errors import StorageError
+from procession.format_number import check_format
 from procession.record import ORDER
 from procession.storage.batch_file import BatchFile, BatchWriter
 from procession.storage.durable import storage_error
 from procession.storage.log_ranges import Piece
+
+FORMAT = 1
+"""Of manifests. Only the driver that made one, and its tasks, read it: one without the number is of another version."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,12 @@ class Manifest:
     later one, that of the stage that it begins with."""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         fields = json.loads(text)
+        check_format(Path("The manifest of a task"), fields.pop("format", None), FORMAT)
         fields["runs"] = tuple(Run(**run) for run in fields["runs"])
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         fields["times"] = tuple(fields["times"])

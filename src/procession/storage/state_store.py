@@ -58,7 +58,9 @@ class Version:
         raise StorageError(
             f"the states of stage {stage!r} have format {self.format}, and this version reads format {FORMAT}"
             + (": keys had no types then, so that 7 and '7' were one" if self.format == 1 else ""),
-            next_step="finish the work with the version that wrote them, or begin anew with another --dir (and an empty"
+            next_step="start the version that wrote them, or a later one"
+            if self.format > FORMAT
+            else "finish the work with the version that wrote them, or begin anew with another --dir (and an empty"
             " output)",
             stage=stage,
         )

@@ -7,12 +7,11 @@ then. Used by `verify/decided`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from procession.commit.checkpoint import PIPELINE
+from procession.commit.checkpoint import read_pipeline
 from procession.commit.round_record import Round, Rounds
 from procession.commit.spark_log import SparkLog
 from procession.commit.transaction_id import Transaction
@@ -32,8 +31,8 @@ class DecisionReader:
     def __init__(self, root: Path) -> None:
         self._root = root
         try:
-            self.id = str(json.loads((root / PIPELINE).read_text())["id"])
-        except (OSError, ValueError, KeyError) as error:
+            self.id = str(read_pipeline(root)["id"])
+        except OSError as error:
             raise ConfigError(
                 f"{root} is not the checkpoint of a pipeline.",
                 next_step="name the directory that the pipeline was given with --dir",
