@@ -9,7 +9,7 @@
     >>> run(pipeline, {"orders": [{"id": 1, "amount": 20}, {"id": 2, "amount": 500}]})
     {'alerts': [2]}
 
-The guide is docs/testing.md.
+The guide is docs/how-to/testing.md.
 """
 
 from procession.testing.arrivals import Record

@@ -1,0 +1,78 @@
+"""Pipelines by chance, in this process: the same bytes however the input is cut and dealt out, and as on real Spark."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from procession import Pipeline
+from procession.planner.rules import make_plan
+from procession.testing import Record, run
+from procession.testing.arrivals import Arrivals, cuts_of
+from tests.operators import random_pipelines
+from tests.operators.random_pipelines import FIRST_STREAM, PAYLOADS, STREAMS, pipelines
+from tests.spark.cluster import written
+from tests.spark.spark import Session, failures, patient, run_on_spark, session
+
+SECOND = FIRST_STREAM + 1
+"""The stream of the second source, if there is one."""
+
+
+def inputs_of(pipeline: Pipeline, payloads: list[bytes]) -> list[tuple[str, Record]]:
+    """Records in turn of several streams, each for the source that takes the stream."""
+    sources = {source.streams: source.name for source in pipeline.graph().sources}
+    second = sources.get(frozenset({SECOND}), "first")
+    streams = [FIRST_STREAM + number % STREAMS for number in range(len(payloads))]
+    return [
+        (second if stream == SECOND else "first", Record(payload, key=b"k", stream=stream))
+        for stream, payload in zip(streams, payloads, strict=True)
+    ]
+
+
+EPOCHS = st.one_of(st.none(), st.integers(1, 20), st.lists(st.integers(0, 9), max_size=6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(pipeline=pipelines(), payloads=PAYLOADS, epochs=EPOCHS, tasks=st.integers(1, 5))
+def test_neither_epochs_nor_tasks_can_be_seen_in_the_output(
+    pipeline: Pipeline, payloads: list[bytes], epochs: Any, tasks: int
+) -> None:
+    inputs = inputs_of(pipeline, payloads)
+    assert run(pipeline, inputs, epochs=epochs, parallelism=tasks).bytes == run(pipeline, inputs).bytes
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Session]:
+    with session("local[2,4]") as found:
+        yield found
+
+
+@patient
+@settings(
+    max_examples=3,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(pipeline=pipelines(), payloads=PAYLOADS.filter(lambda payloads: len(payloads) > 5))
+def test_the_output_is_that_of_spark_byte_for_byte(spark: Session, pipeline: Pipeline, payloads: list[bytes]) -> None:
+    inputs = inputs_of(pipeline, payloads)
+    graph = pipeline.graph()
+    arrivals = Arrivals.of(graph, inputs)
+    rows = arrivals.rows(is_ended=True)
+    plan = make_plan(graph.with_inputs(arrivals.streams))
+    half = len(payloads) // 2
+    cuts = cuts_of((rows.column("kind").to_numpy() == 0).tolist(), [half])
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        told = run_on_spark(spark, plan, rows, cuts, work, random_pipelines.__name__)
+        assert failures(told) == []
+        assert written(plan, work / "runs", told) == run(pipeline, inputs, epochs=[half]).bytes
