@@ -31,8 +31,18 @@ Stream = int | str | Path
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a test that has more than a value: the key that it comes with, its event time (a number of seconds
-    since 1970, or a datetime), and, in a list of pairs, the stream that it comes in."""
+    """A record of a test that has more than a value.
+
+    Attributes:
+        value: What the source's codec decodes, or the bytes that a producer sends.
+        key: The key that it comes with.
+        event_time: A number of seconds since 1970, or a datetime.
+        stream: In a list of pairs, the stream that it comes in, as `source(streams=[…])` names it.
+
+    >>> from procession.testing import Record
+    >>> Record({"id": 1}, key="north", event_time=12.5).event_time
+    12.5
+    """
 
     value: Any
     key: str | bytes = b""

@@ -59,8 +59,10 @@ class Outputs(dict[str, list[Any]]):
     decodes from the record's bytes. Dead letters are dicts, under "dead-letter". A sink with several connections has an
     output for each, as "name.0", "name.1".
 
-    `bytes` has the same outputs byte for byte, as a file sink would have written them. `counters` has the number of
-    records that came in, went out and were late."""
+    Attributes:
+        bytes: The same outputs byte for byte, as a file sink would have written them.
+        counters: The number of records that came in, went out and were late.
+    """
 
     def __init__(self, values: Mapping[str, list[Any]], written: dict[str, bytes], counters: dict[str, int]) -> None:
         super().__init__(values)
@@ -77,28 +79,39 @@ def run(
     ends: bool = True,
     dead_letter_share_max: float = 0.5,
 ) -> Outputs:
-    """Run a pipeline on these records, in this process and without Spark; gives what each sink would have written.
+    """Run a pipeline on these records, in this process and without Spark.
 
-    `inputs` has the records of each source, by its name, as values that the source's codec decodes or as the bytes that
-    a producer sends: `{"orders": [{"id": 1}, {"id": 2}]}`. A source that is not named has no records. `Record(value,
-    key=, event_time=)` is a value with a key or an event time. For a source with several streams give a list for each:
-    `{"orders": {"north": [...], "south": [...]}}`.
+    Each stream ends right behind its last record, and windows, sorts and totals then fire.
 
     The order between inputs: with `order_by="event_time"` that of event time, as always. Otherwise it is the order of
     arrival, which here is the order in which they are written: all records of the first input, then all of the second.
-    Give pairs to interleave them: `[("orders", order), ("payments", payment), ("orders", other)]`.
+    Pairs interleave them: `[("orders", order), ("payments", payment), ("orders", other)]`.
 
-    `epochs` cuts the input into epochs: 3 means at most three records in each, [3, 2] three in the first, two in the
-    second and the rest in a third. `parallelism` is used in place of what the pipeline and its stages ask for. Neither
-    changes the output; a test that runs with several proves that the functions keep to this. States are encoded and
-    decoded between epochs, as in production.
+    Neither `epochs` nor `parallelism` changes the output. A test that runs with several proves that the functions keep
+    to this. States are encoded, written and read again between epochs.
 
-    Each stream ends right behind its last record, and windows, sorts and totals fire. With `ends=False` streams go on:
-    what is still held back is not in the output.
+    Args:
+        pipeline: The pipeline. It is not changed, and can be run again.
+        inputs: The records of each source, by its name: `{"orders": [{"id": 1}, {"id": 2}]}`. A record is a value that
+            the source's codec decodes, or the bytes that a producer sends, or a `Record` with a key or an event time. A
+            source with several streams has a dict with a list for each. A source that is not named has no records.
+        epochs: Where the input is cut: 3 means at most three records in each epoch, [3, 2] three in the first, two in
+            the second and the rest in a third. None means one epoch.
+        parallelism: Used in place of what the pipeline and its stages ask for.
+        ends: Whether streams end. If not, what is still held back is not in the output.
+        dead_letter_share_max: The share of records that may become dead letters, judged as in production: over at least
+            1,000 records.
 
-    A function that raises gives a dead letter if the pipeline has `dead_letter=`; otherwise the error is raised as
-    `procession run` tells it, with the stage, the message (1 is the first of its stream) and the trace. More than
-    `dead_letter_share_max` dead letters in 1,000 records or more are a PlanError, as in production.
+    Returns:
+        The values that each sink would have written, in their order, by the name of the sink.
+
+    Raises:
+        UsageError: No producer could send these inputs to these sources.
+        PlanError: The pipeline cannot be run, has a state that cannot be kept or too many dead letters, or has a
+            `transform`, which needs Spark.
+        RecordError: A function raised, and the pipeline has no `dead_letter=`. The error names the stage and the
+            message: 1 is the first of its stream.
+        RoundError: An asynchronous call failed. In production the epoch would be run again.
 
     >>> from procession import Pipeline, aggregates
     >>> from procession.testing import run
