@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from procession.address import (
     SocketFile,
     address_of,
     connected_file,
+    kept,
     listening_file,
     listening_socket,
     parse_address,
@@ -59,6 +61,31 @@ def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
             assert address_of(second).port != port
     with listening_socket(anywhere, previous=Address(anywhere.host, port)) as again:
         assert address_of(again).port == port
+
+
+def test_a_port_that_is_kept_is_taken_by_who_names_it_and_chosen_for_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anywhere = Address("127.0.0.1", 0)
+    with listening_socket(anywhere) as first:
+        address = address_of(first)
+    monkeypatch.setattr("procession.address.PORTS_TO_CHOOSE_FROM", [address.port])
+    monkeypatch.setattr("procession.address.PORT_TRIES", 1)
+    with kept(address):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=10)
+        with listening_socket(anywhere) as other:
+            assert address_of(other) != address
+        for _ in range(2):  # over several lives, with a connection that is left behind
+            with listening_socket(address) as again:
+                peer = socket.create_connection(address, timeout=10)
+                accepted, _ = again.accept()
+                accepted.close()
+                peer.close()
+    with listening_socket(anywhere) as other:
+        assert address_of(other) != address, "who had it a moment ago may want it again"
+    with listening_socket(anywhere, previous=address) as again:
+        assert address_of(again) == address
 
 
 @pytest.mark.parametrize("name_chars", [1, 200], ids=["short", "longer than a socket's name may be"])

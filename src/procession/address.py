@@ -22,6 +22,7 @@ SILENCE_S = 30
 PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections: nobody takes our port while we are started again."""
 PORT_TRIES = 32
+BACKLOG = 128
 SOCKET_FILE = "unix:"
 """How the address of a socket file begins."""
 SOCKET_PATH_BYTES_MAX = 100
@@ -77,7 +78,7 @@ def listening_socket(address: Address, previous: Address | None = None) -> socke
     if address.port == 0:
         for port in random.sample(PORTS_TO_CHOOSE_FROM, PORT_TRIES):
             with suppress(OSError):
-                return _bound(Address(address.host, port))
+                return _chosen(Address(address.host, port))
     try:
         return _bound(address)
     except OSError as error:
@@ -113,7 +114,7 @@ def listening_file(path: Path) -> socket.socket:
         with _reachable(path) as name:
             listener.bind(name)
         path.chmod(0o600)
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -162,5 +163,37 @@ def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> No
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def kept(address: Address) -> socket.socket:
+    """A socket that keeps the port for a server that is started there, again and again: nobody connects to it, and
+    `listening_socket` does not choose it for anybody else."""
+    keeper = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(address)
+    except OSError:
+        keeper.close()
+        raise
+    return keeper
+
+
 def _bound(address: Address) -> socket.socket:
-    return socket.create_server(address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET, backlog=128)
+    return socket.create_server(address, family=_family(address), backlog=BACKLOG)
+
+
+def _chosen(address: Address) -> socket.socket:
+    """As `_bound`, but not a port that somebody keeps, or has just left and will want again."""
+    listener = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for who takes it over
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address.host else socket.AF_INET

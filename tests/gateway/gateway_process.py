@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from procession.address import Address, kept
 from procession.errors import RoundError
 from procession.gateway.control_client import ControlClient
+from procession.gateway.listen_address import addresses
 from procession.storage.log_ranges import Offset
 from procession.tls import ClientTls
 
@@ -50,6 +53,7 @@ class GatewayProcess:
         self.log = directory.with_suffix(".log")
         self.process: subprocess.Popen[bytes]
         self.listen = ""
+        self._kept: set[Address] = set()
 
     def start(self, fault: str = "", *, is_confirmed: bool = True) -> GatewayProcess:
         """Also as a driver would that knows its log, unless not: else producers wait for one."""
@@ -69,6 +73,14 @@ class GatewayProcess:
             with contextlib.suppress(RoundError), self.client() as driver:  # a fault may have killed it meanwhile
                 driver.fence(driver.status()["fence"], Offset())
         return self
+
+    def _keep_ports(self) -> None:
+        """Nobody else gets them while it is away: a test that runs beside this one may start a gateway meanwhile."""
+        for door, address in addresses(self.directory).items():
+            if address not in self._kept and door != "flight":
+                self._kept.add(address)
+                with contextlib.suppress(OSError):  # somebody was quicker
+                    weakref.finalize(self, os.close, kept(address).detach())
 
     def _document(self) -> dict[str, Any]:
         path = self.directory / "gateway.json"
@@ -96,7 +108,9 @@ class GatewayProcess:
         return self.wait()[0]
 
     def wait(self) -> tuple[int, str]:
-        return self.process.wait(PATIENCE_S), self.log.read_text()
+        status = self.process.wait(PATIENCE_S)
+        self._keep_ports()
+        return status, self.log.read_text()
 
     @property
     def memory_bytes(self) -> int:

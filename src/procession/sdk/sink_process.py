@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from procession import faults
-from procession.address import Address, address_of, listening_socket
+from procession.address import Address, address_of, kept, listening_socket
 from procession.errors import ConfigError
 from procession.sdk.testing import Worker
 from procession.storage.secret import Secret, find_secret
@@ -41,6 +41,7 @@ class Trial:
         self._visible = visible
         with listening_socket(Address("127.0.0.1", 0)) as listener:
             self.address = address_of(listener)
+        self._kept = kept(self.address)
         self._command = [
             word.replace("{dir}", str(self.directory)).replace("{listen}", str(self.address)) for word in command
         ]
@@ -57,6 +58,7 @@ class Trial:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        self._kept.close()
 
     async def worker(self) -> Worker:
         """A connection, before HELLO. The program is started if it does not run."""
