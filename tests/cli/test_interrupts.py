@@ -71,7 +71,7 @@ def waited_s(pid: int) -> float:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What it says after a terminal's Ctrl-C; it has ended in time, less what it waited for a core on a busy machine."""
+    """What it says after a terminal's Ctrl-C; it has ended in time, but for what it waited for a core."""
     began, waited = time.monotonic(), waited_s(process.pid)
     for number in (signal.SIGINT, signal.SIGCONT):
         os.killpg(process.pid, number)
