@@ -27,7 +27,6 @@ from procession.sdk.stream_progress import Progress, Roster
 from procession.sdk.stream_reader import Reading, begin_reading
 from procession.wire import columns, draft
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.dialect import DRAFT
 from procession.wire.draft_messages import AnyFrame, DraftMessage
 from procession.wire.messages import (
     NOTHING_COMMITTED,
@@ -267,7 +266,7 @@ class Feed:
             self._send(_end_of(progress.stream))
         progress.end()
         # The draft opens a stream again at once, so it cannot say whether its end is committed.
-        progress.is_end_committed = self._connection.dialect is DRAFT
+        progress.is_end_committed = not self._connection.dialect.confirms_ends
         if progress.is_named_again:
             progress.reopen()
             self.open(progress)

@@ -15,14 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import columns, draft, v3
+from procession.wire import columns, v3
 from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, Stop
-from procession.wire.dialect import DRAFT, V3, Dialect
-from procession.wire.draft_messages import (
-    AnyFrame,
-    DraftMessage,
-    DraftMessages,
-)
+from procession.wire.dialect import V3, Dialect, Gather, dialect_of
+from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
 from procession.wire.lifecycle import Role, Side, State
 from procession.wire.lifecycle_walker import OVER, Blame, Walk
@@ -107,8 +103,10 @@ class Connection(Walk):
             self._framer.frame_bytes_max = self.frame_bytes_max
 
     def _hear_dialect(self, tag: int) -> None:
-        if self.side is Side.ACCEPTOR and self.role is Role.SOURCE and tag in draft.TAGS:
-            self.dialect = DRAFT
+        if self.side is Side.ACCEPTOR:
+            dialect = dialect_of(tag, self.role, self.dialect)
+            if dialect is not self.dialect:
+                self.speak(dialect)
 
     def _decoded(self, tag: int) -> AnyFrame:
         if tag == v3.ERROR_TAG and self.side is Side.INITIATOR and self.state is not State.STREAMING:
@@ -123,8 +121,8 @@ class Connection(Walk):
 
     def _take_messages(self, events: list[Event]) -> None:
         """Consecutive MESSAGE frames at once: by columns if they are many, else frame by frame, to the same event."""
-        if self.dialect is DRAFT:
-            self._take_drafted(events)
+        if self.dialect.gather is not None:
+            self._take_frames(self.dialect.gather, events)
             return
         self.allow(self.peer, Message, RemoteProtocolError)
         rows_max = self.credit.affordable if self.peer is self.spender else BYTES_MAX
@@ -185,17 +183,16 @@ class Connection(Walk):
             if rows:
                 self._deliver(Messages.few(rows), events)
 
-    def _take_drafted(self, events: list[Event]) -> None:
-        taken: list[DraftMessage] = []
+    def _take_frames(self, gather: Gather, events: list[Event]) -> None:
+        taken: list[AnyFrame] = []
         try:
-            while self._framer.peek() == draft.MESSAGE_TAG:
-                message = draft.decode(self._framer.take())
-                assert isinstance(message, DraftMessage)
+            while self._framer.peek() == self.dialect.message_tag:
+                message = self.dialect.decode(self._framer.take())
                 self.step(self.peer, message, RemoteProtocolError)
                 taken.append(message)
         finally:
             if taken:
-                events.append(DraftMessages(tuple(taken)))
+                events.append(gather(tuple(taken)))
 
     def _deliver(self, messages: Messages, events: list[Event]) -> None:
         if self.peer is self.spender:
@@ -209,8 +206,7 @@ class Connection(Walk):
 
         A source may say MESSAGE and EOS_MESSAGE in the words of version 3, whatever it speaks.
         """
-        if self.dialect is DRAFT:
-            frame = self.interpreter.translated(frame)
+        frame = self.interpreter.translated(frame)
         data = self.dialect.encode(frame)
         if len(data) - 4 > self.frame_bytes_max:
             raise LocalProtocolError(f"a frame of {len(data) - 4} bytes, the limit is {self.frame_bytes_max}")
@@ -227,7 +223,7 @@ class Connection(Walk):
     ) -> pa.Buffer:
         """The bytes of many MESSAGE frames of one stream, made by columns (see `v3.encode_messages`). Without message
         ids they are ephemeral, which only the draft can say."""
-        self.allow(self.side, DraftMessage if self.dialect is DRAFT else Message, LocalProtocolError)
+        self.allow(self.side, self.dialect.message, LocalProtocolError)
         self.allow_message(self.side, stream_id, LocalProtocolError)
         count = len(payloads)
         if self.side is self.spender and count > self.credit.available:

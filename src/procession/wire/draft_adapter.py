@@ -14,6 +14,29 @@ from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck
 
 
 class Interpreter:
+    """For a source that speaks version 3: its frames are sent as they are, and each NOTIFY is answered by a frame."""
+
+    def told(self, points: Iterable[tuple[int, int]]) -> None:
+        """The gateway said that these points of reference are committed."""
+
+    def notified(self, stream_id: int) -> None:
+        """We have sent a NOTIFY."""
+
+    def answers(self) -> Iterator[NotifyAck]:
+        """The answers to our NOTIFYs that no frame brings."""
+        return iter(())
+
+    def sent_without_ids(self, stream_id: int) -> None:
+        """We have sent ephemeral messages."""
+
+    def translated(self, frame: AnyFrame) -> AnyFrame:
+        """The frame in this dialect."""
+        return frame
+
+
+class DraftInterpreter(Interpreter):
+    """For a source that speaks the draft."""
+
     def __init__(self) -> None:
         self._points: dict[int, int] = {}
         self._answers: deque[NotifyAck] = deque()
@@ -21,7 +44,6 @@ class Interpreter:
         """Streams on which messages without ids were sent: their end has none either."""
 
     def told(self, points: Iterable[tuple[int, int]]) -> None:
-        """The gateway said that these points of reference are committed."""
         self._points |= dict(points)
 
     def notified(self, stream_id: int) -> None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire import draft
 from procession.wire.credit import CreditWindow
-from procession.wire.dialect import DRAFT, V3, Dialect
-from procession.wire.draft_adapter import Interpreter
+from procession.wire.dialect import V3, Dialect
 from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, DraftOk, Extension
 from procession.wire.lifecycle import Role, Side, State
 from procession.wire.messages import TWOPC_STREAM, Ack, Eos, Hello, Message, Notify, NotifyAck, Ok, Restart
@@ -42,8 +40,13 @@ class Walk:
         self.extensions: frozenset[Extension] = frozenset()
         self.state = State.CONNECTED
         self.credit = CreditWindow()
-        self.interpreter = Interpreter()
+        self.interpreter = dialect.interpreter()
         self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
+
+    def speak(self, dialect: Dialect) -> None:
+        """Go over to the dialect of the peer, before the first frame."""
+        self.dialect = dialect
+        self.interpreter = dialect.interpreter()
 
     @property
     def is_over(self) -> bool:
@@ -72,7 +75,7 @@ class Walk:
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
-                if self.dialect is DRAFT and sender is self.side:
+                if sender is self.side:
                     self.interpreter.notified(stream_id)
             case NotifyAck():
                 step = StreamStep.ACCEPTED if frame.success else StreamStep.REFUSED
@@ -91,17 +94,15 @@ class Walk:
 
     def _asked_for(self, version: str, blame: Blame) -> frozenset[Extension]:
         """What HELLO's version asks for. Which versions of its own dialect are welcome is for the decider."""
-        asked_for = draft.VERSIONS.get(version)
-        if self.dialect is DRAFT and asked_for is None:
-            raise blame(f"unknown version {version[:20]!r}, this is {draft.VERSION}")
-        if self.dialect is V3 and asked_for is not None:
-            raise blame(f"version {version!r} is not said in frames of v3")
-        return asked_for or frozenset()
+        try:
+            return self.dialect.extensions(version)
+        except ValueError as error:
+            raise blame(str(error)) from None
 
     def _acknowledge(self, credits_given: int, positions: Iterable[tuple[int, int]], blame: Blame) -> None:
         points = dict(positions)
         self._streams |= {stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id in points}
-        if self.dialect is DRAFT and self.side is Side.INITIATOR:
+        if self.side is Side.INITIATOR:
             self.interpreter.told(points.items())
         self.credit.grant(credits_given)
 
