@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.chaos.cluster_view import Death
-from procession.chaos.fair_clock import Toil
+from procession.chaos.fair_clock import CpuTime
 from procession.commit.round_record import Part, Round
 from procession.commit.transaction_id import Transaction
 from procession.connectors.file_source import stream_id_of
@@ -106,8 +106,8 @@ class FakeCluster:
     def new_epochs(self) -> list[dict[str, Any]]:
         return []
 
-    def toil(self) -> Toil:
-        return Toil()
+    def toil(self) -> CpuTime:
+        return CpuTime()
 
     def fence(self) -> int:
         return 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.chaos.chaos_supervisor import Stage
+from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.cluster_view import Death
 from procession.supervisor import part as parts
 from tests.supervisor.test_spare import WAIT
@@ -23,33 +23,33 @@ OTHER = part("other", FOREVER)
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChaosSupervisor]:
     monkeypatch.setattr(parts, "SPARE_PAUSE_S", 0.05)
-    with Stage(tmp_path / "logs") as stage:
+    with ChaosSupervisor(tmp_path / "logs") as stage:
         stage.start(OTHER)
         yield stage
 
 
-def death(stage: Stage) -> Death:
+def death(stage: ChaosSupervisor) -> Death:
     watch_until(stage, lambda: bool(stage.deaths))
     return stage.deaths[0]
 
 
-def ask_to_end(stage: Stage, told: Path, code: str) -> Death:
+def ask_to_end(stage: ChaosSupervisor, told: Path, code: str) -> Death:
     stage.start(part("one", code + telling(told) + FOREVER, told))
     assert stage.wait_ready("one")
     stage.end("one")
     return death(stage)
 
 
-def test_a_part_that_ends_unasked_has_died_whatever_its_status_and_is_started_again(stage: Stage) -> None:
+def test_a_part_that_ends_unasked_has_died_whatever_its_status_and_is_started_again(stage: ChaosSupervisor) -> None:
     stage.start(part("one", "pass"))
     one = death(stage)
     assert (one.status, one.is_ours) == (0, False)
     watch_until(stage, lambda: len(stage.deaths) > 1)
 
 
-def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: Stage) -> None:
+def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: ChaosSupervisor) -> None:
     stage.finite |= {"one", "two"}
     stage.start(part("one", "pass"))
     watch_until(stage, lambda: stage.is_done("one"))
@@ -72,7 +72,7 @@ def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: Stage) -> 
     ],
 )
 def test_who_is_asked_to_end_must_do_so_in_an_orderly_way(
-    stage: Stage, tmp_path: Path, code: str, is_finite: bool, is_ours: bool
+    stage: ChaosSupervisor, tmp_path: Path, code: str, is_finite: bool, is_ours: bool
 ) -> None:
     if is_finite:
         stage.finite.add("one")
@@ -80,7 +80,7 @@ def test_who_is_asked_to_end_must_do_so_in_an_orderly_way(
     assert stage.wait_ready("one"), "it is started again"
 
 
-def test_a_kill_explains_signal_9_and_nothing_else(stage: Stage, tmp_path: Path) -> None:
+def test_a_kill_explains_signal_9_and_nothing_else(stage: ChaosSupervisor, tmp_path: Path) -> None:
     stage.start(part("one", telling(tmp_path / "told") + FOREVER, tmp_path / "told"))
     assert stage.wait_ready("one")
     stage.kill("one")
@@ -94,7 +94,7 @@ def test_a_kill_explains_signal_9_and_nothing_else(stage: Stage, tmp_path: Path)
     assert not death(stage).is_ours
 
 
-def test_who_was_done_just_before_the_kill_is_done_and_told_of(stage: Stage) -> None:
+def test_who_was_done_just_before_the_kill_is_done_and_told_of(stage: ChaosSupervisor) -> None:
     stage.finite.add("one")
     stage.start(part("one", "pass"))
     pid = stage.pid("one")
@@ -105,7 +105,7 @@ def test_who_was_done_just_before_the_kill_is_done_and_told_of(stage: Stage) -> 
     assert stage.is_done("one")
 
 
-def test_a_spare_that_dies_is_told_of(stage: Stage, tmp_path: Path) -> None:
+def test_a_spare_that_dies_is_told_of(stage: ChaosSupervisor, tmp_path: Path) -> None:
     told = tmp_path / "told"
     stage.start(part("driver", WAIT + telling(told) + FOREVER, told, spare=("spare",)))
     watch_until(stage, lambda: stage.spare_pid("driver") is not None)
@@ -116,7 +116,7 @@ def test_a_spare_that_dies_is_told_of(stage: Stage, tmp_path: Path) -> None:
     watch_until(stage, lambda: stage.spare_pid("driver") is not None)
 
 
-def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_takes(stage: Stage) -> None:
+def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_takes(stage: ChaosSupervisor) -> None:
     stage.start(part("one", FOREVER, Path("nowhere"), ready_timeout_s=0.01))
     watch_until(stage, lambda: len(stage.deaths) > 5)
     assert {one.is_late for one in stage.deaths} == {True}

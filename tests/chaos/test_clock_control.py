@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from procession.chaos.clock_control import Clocks
+from procession.chaos.clock_control import ProcessClocks
 
 HOUR_S = 3600
 PROGRAM = """
@@ -20,7 +20,7 @@ for line in sys.stdin:
 
 
 def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(tmp_path: Path) -> None:
-    clocks = Clocks(tmp_path / "clocks")
+    clocks = ProcessClocks(tmp_path / "clocks")
     clocks.make()
     assert not clocks.why_not
     environment = os.environ | clocks.environment("one")
@@ -48,7 +48,7 @@ def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(t
 
 
 def test_where_nothing_can_compile_no_clock_is_set_and_it_is_said_why(tmp_path: Path) -> None:
-    clocks = Clocks(tmp_path)
+    clocks = ProcessClocks(tmp_path)
     clocks.why_not = "there is no C compiler"
     clocks.make()
     assert clocks.environment("one") == {}

@@ -8,22 +8,22 @@ import sys
 
 import pytest
 
-from procession.chaos.cpu_time import Toiling
-from procession.chaos.fair_clock import SHARE_MIN, FairClock, Toil
+from procession.chaos.cpu_time import CpuTimeReader
+from procession.chaos.fair_clock import SHARE_MIN, CpuTime, FairClock
 
 
 def test_a_second_in_which_all_sleep_counts_in_full() -> None:
     clock = FairClock(0.0)
     for second in range(1, 11):
-        clock.tick(float(second), Toil())
+        clock.tick(float(second), CpuTime())
     assert clock.between(0.0, 10.0) == 10.0
     assert clock.between(2.5, 4.0) == 1.5
 
 
 def test_a_second_in_which_work_waits_for_a_core_counts_as_far_as_it_had_one() -> None:
     clock = FairClock(0.0)
-    clock.tick(10.0, Toil(ran_s=5.0, waited_s=15.0))
-    clock.tick(20.0, Toil(ran_s=10.0, waited_s=0.0))
+    clock.tick(10.0, CpuTime(ran_s=5.0, waited_s=15.0))
+    clock.tick(20.0, CpuTime(ran_s=10.0, waited_s=0.0))
     assert clock.between(0.0, 10.0) == pytest.approx(2.5)
     assert clock.between(5.0, 10.0) == pytest.approx(1.25)
     assert clock.between(0.0, 20.0) == pytest.approx(12.5)
@@ -32,13 +32,13 @@ def test_a_second_in_which_work_waits_for_a_core_counts_as_far_as_it_had_one() -
 
 def test_a_deadline_ends_on_the_busiest_machine_and_one_that_is_still_to_begin_has_not() -> None:
     clock = FairClock(0.0)
-    clock.tick(100.0, Toil(ran_s=0.1, waited_s=1000.0))
+    clock.tick(100.0, CpuTime(ran_s=0.1, waited_s=1000.0))
     assert clock.between(0.0, 100.0) == pytest.approx(100.0 * SHARE_MIN)
     assert clock.between(150.0, 100.0) == -50.0
 
 
 def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
-    toiling = Toiling()
+    toiling = CpuTimeReader()
     code = "print(1, flush=True); input(); sum(range(5_000_000)); print(2, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -51,7 +51,7 @@ def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        assert toiling.look({child.pid}) == Toil(), "the first look has nothing to compare with"
+        assert toiling.look({child.pid}) == CpuTime(), "the first look has nothing to compare with"
         child.stdin.write("go\n")
         child.stdout.readline()
         worked = toiling.look({child.pid})
@@ -59,4 +59,4 @@ def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
         child.stdin.write("end\n")
     assert worked.ran_s > 0.01
     assert slept.ran_s < worked.ran_s
-    assert toiling.look({os.getpid() + 10_000_000}) == Toil()
+    assert toiling.look({os.getpid() + 10_000_000}) == CpuTime()

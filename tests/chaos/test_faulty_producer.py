@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from procession.address import Address, parse_address
-from procession.chaos.faulty_producer import DEEDS, MANNERS, WENT_BACK_MAX, Broken, Lost, Rogue
+from procession.chaos.faulty_producer import DEEDS, MANNERS, WENT_BACK_MAX, Broken, FaultyProducer, Lost
 from procession.connectors.file_source import stream_id_of
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
-    rogue = Rogue(gateway, path)
+    rogue = FaultyProducer(gateway, path)
     for number in range(3):
         rogue._is_told = False
         assert rogue._back()
@@ -55,7 +55,7 @@ def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(g
 def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
     gateway: Address, path: Path, tmp_path: Path, manners: str
 ) -> None:
-    assert getattr(Rogue(gateway, path), f"_{manners}")()
+    assert getattr(FaultyProducer(gateway, path), f"_{manners}")()
     limit = time.monotonic() + PATIENCE_S
     with ControlClient(tmp_path / "gateway") as driver:
         while (count := driver.status()["duplicates"]) < 50:
@@ -64,14 +64,14 @@ def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
 
 
 def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None:
-    assert Rogue(gateway, path)._fight()
+    assert FaultyProducer(gateway, path)._fight()
 
 
 @pytest.mark.parametrize("manners", [manners for manners in MANNERS if manners != "reopen"])
 def test_what_was_not_done_because_nobody_was_there_is_tried_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, manners: str
 ) -> None:
-    rogue = Rogue(Address("127.0.0.1", 1), path)
+    rogue = FaultyProducer(Address("127.0.0.1", 1), path)
     tries: list[str] = []
 
     def comes_back_late() -> bool:
@@ -92,7 +92,7 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
     gateway: Address, path: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "rogue.acks"
-    rogue = Rogue(gateway, path, AckLog(log))
+    rogue = FaultyProducer(gateway, path, AckLog(log))
     lines = path.read_bytes().splitlines(keepends=True)
     last = sum(map(len, lines[:-1]))
     with ControlClient(tmp_path / "gateway") as driver, ThreadPoolExecutor(1) as thread:
@@ -112,7 +112,7 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
 
 
 def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rogue = Rogue(Address("127.0.0.1", 1), path)
+    rogue = FaultyProducer(Address("127.0.0.1", 1), path)
 
     def nothing_is_said() -> bool:
         rogue._went_back += 1

@@ -17,7 +17,7 @@ from _pytest.mark.structures import ParameterSet
 
 from procession.chaos.chaos_cluster import ChaosCluster
 from procession.chaos.harness import Harness, Load
-from procession.chaos.history import Chronicle
+from procession.chaos.history import History
 from procession.chaos.output_monitor import Outputs
 from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, Step, schedule
 from procession.chaos.scenario_catalogue import BY_NAME
@@ -61,7 +61,7 @@ class World:
         self.cluster = cluster
         self.outputs = Outputs(cluster.instances(), cluster.decisions)
 
-    def harness(self, deadline_s: float = DEADLINE_S, show: Callable[[Chronicle], None] = lambda _: None) -> Harness:
+    def harness(self, deadline_s: float = DEADLINE_S, show: Callable[[History], None] = lambda _: None) -> Harness:
         return Harness(self.cluster, seed=SEED, load=LOAD, deadline_s=deadline_s, outputs=self.outputs, show=show)
 
     def send_nothing_more(self) -> None:
@@ -99,7 +99,7 @@ NOTHING = Run("none", (Step(Do.NOTHING, delay_s=600.0),))
 def test_a_death_that_nobody_brought_about_is_a_failure(
     world: World, part: str, number: signal.Signals, told: str
 ) -> None:
-    def murder(chronicle: Chronicle) -> None:
+    def murder(chronicle: History) -> None:
         pid = world.cluster.stage.pid(part)
         if chronicle.spans and pid is not None and not victims:
             victims.append(pid)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from procession.chaos.history import Chronicle, Failure, Span
+from procession.chaos.history import Failure, History, Span
 from procession.chaos.html_report import page
 from procession.chaos.recovery_times import Recoveries, quantile
 from procession.verify.verdict import Outcome, Verdict
 
 
-def clean() -> Chronicle:
-    chronicle = Chronicle(seed=7)
+def clean() -> History:
+    chronicle = History(seed=7)
     chronicle.spans.append(Span("crash-sink", 0.0, 9.5, 1_000))
     chronicle.recoveries.hit("sink-left", 1.0)
     chronicle.recoveries.back("sink-left", 2.5)

@@ -11,10 +11,10 @@ import pytest
 
 from procession.chaos.chaos_records import records, tag
 from procession.chaos.cluster_view import Cluster, Death
-from procession.chaos.fault_injector import Excuse, Hands
-from procession.chaos.history import Chronicle
-from procession.chaos.monitor import Failed, Vigil
-from procession.chaos.output_monitor import Outputs, Stream
+from procession.chaos.fault_injector import Excuse, FaultInjector
+from procession.chaos.history import History
+from procession.chaos.monitor import Failed, Monitor
+from procession.chaos.output_monitor import MonitoredStream, Outputs
 from procession.connectors.file_source import stream_id_of
 from procession.verify.verdict import Outcome
 from tests.chaos.fake_cluster import FakeCluster
@@ -29,11 +29,11 @@ class World:
         self.path.write_bytes(b"".join(line + b"\n" for line in records(tag(0), COUNT)))
         self.id = stream_id_of(self.path)
         cluster = cast(Cluster, self.fake)
-        self.chronicle = Chronicle(0)
+        self.chronicle = History(0)
         self.outputs = Outputs(self.fake.instances(), self.fake.decisions)
-        self.outputs.expect(Stream(tag(0), self.path, COUNT))
-        self.hands = Hands(cluster, self.chronicle)
-        self.vigil = Vigil(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
+        self.outputs.expect(MonitoredStream(tag(0), self.path, COUNT))
+        self.hands = FaultInjector(cluster, self.chronicle)
+        self.vigil = Monitor(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
         self.vigil.is_awaiting = False
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.chaos.chaos_records import KEYS, RECORD_BYTES, record, records, tag, unsalted
-from procession.chaos.output_monitor import Outputs, Stream
+from procession.chaos.output_monitor import MonitoredStream, Outputs
 from procession.storage.journal import encode
 from procession.verify.verdict import Outcome
 
@@ -28,10 +28,10 @@ class Files:
         self.ends = {"left": 0, "right": 0}
         self.rounds = 0
 
-    def stream(self, number: int) -> Stream:
+    def stream(self, number: int) -> MonitoredStream:
         path = self.directory / f"{tag(number)}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in records(tag(number), COUNT)))
-        return Stream(tag(number), path, COUNT)
+        return MonitoredStream(tag(number), path, COUNT)
 
     def commit(self, lines: Lines, sinks: tuple[str, ...] = ("left", "right"), salt: bytes = b"00000000") -> None:
         data = b"".join(line + b" " + salt + b"\n" for line in lines)

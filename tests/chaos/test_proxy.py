@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from procession.address import Address
 from procession.chaos.frame_splitter import FrameCutter, LineCutter
-from procession.chaos.proxy import FAULTS, HAS_WAY, Fault, Proxies, Proxy
+from procession.chaos.proxy import FAULTS, HAS_WAY, Proxies, Proxy, ProxyFault
 from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
 
@@ -270,9 +270,9 @@ def test_a_fault_waits_for_its_word_longer_than_it_lasts_but_not_for_ever(world:
 
 def test_a_fault_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="earthquake"):
-        Fault.parse("earthquake")
+        ProxyFault.parse("earthquake")
     arguments = {"delay": ":0.5"} | dict.fromkeys(HAS_WAY, ":up")
-    assert all(Fault.parse(kind + arguments.get(kind, "")).kind == kind for kind in FAULTS)
+    assert all(ProxyFault.parse(kind + arguments.get(kind, "")).kind == kind for kind in FAULTS)
 
 
 STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(WORDS.values())

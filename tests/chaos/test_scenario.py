@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from procession.chaos import faulty_sink
-from procession.chaos.fault_injector import Hands
-from procession.chaos.faulty_producer import MANNERS, Rogue
-from procession.chaos.proxy import Fault
+from procession.chaos.fault_injector import FaultInjector
+from procession.chaos.faulty_producer import MANNERS, FaultyProducer
+from procession.chaos.proxy import ProxyFault
 from procession.chaos.scenario import (
     CONTROL_THIRD,
     GATEWAYS,
@@ -61,7 +61,7 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
         match step.do:
             case Do.NETWORK:
                 assert step.on in LINKS
-                Fault.parse(step.detail)
+                ProxyFault.parse(step.detail)
             case Do.BEHAVE:
                 assert step.on == RIGHT
                 assert step.detail.partition("=")[0] in faulty_sink.BEHAVIOURS
@@ -70,7 +70,7 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 assert step.detail in points | {"disk:torn"}
             case Do.ROGUE:
                 assert step.detail in MANNERS
-                assert hasattr(Rogue, f"_{step.detail}")
+                assert hasattr(FaultyProducer, f"_{step.detail}")
             case Do.NOTHING:
                 pass
             case Do.MOVE:
@@ -78,7 +78,7 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 assert step.detail in (*GATEWAYS, THIRD)
             case _:
                 assert step.on in (*PARTS, THIRD)
-        assert step.do in (Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE) or hasattr(Hands, f"_{step.do.name.lower()}")
+        assert step.do in (Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE) or hasattr(FaultInjector, f"_{step.do.name.lower()}")
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("network-")])

@@ -11,7 +11,7 @@ import pytest
 
 from procession.chaos.cluster_view import Cluster
 from procession.chaos.harness import Harness, Load
-from procession.chaos.history import Chronicle, Failure
+from procession.chaos.history import Failure, History
 from procession.chaos.html_report import page
 from procession.chaos.scenario import Run
 from procession.chaos.screen import Screen
@@ -58,7 +58,7 @@ def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
     assert "unknown at left: The input is empty" in chronicle.sentence()
 
 
-def not_compared(chronicle: Chronicle) -> bool:
+def not_compared(chronicle: History) -> bool:
     told = json.loads(json.dumps(chronicle.figures()))
     return told["lost"] is None and "not compared to the end" in chronicle.sentence() and AGAIN not in page(chronicle)
 
@@ -94,9 +94,9 @@ def test_a_run_that_was_stopped_has_counted_nothing(fake: FakeCluster, monkeypat
 
 def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     for chronicle, told in (
-        (Chronicle(0), "verdict nothing to judge yet"),
-        (Chronicle(0, committed=1), "verdict clean so far"),
-        (Chronicle(0, committed=1, failures=[Failure("death", "it ended", "")]), "verdict violated"),
+        (History(0), "verdict nothing to judge yet"),
+        (History(0, committed=1), "verdict clean so far"),
+        (History(0, committed=1, failures=[Failure("death", "it ended", "")]), "verdict violated"),
     ):
         Screen().show(chronicle)
         assert told in capsys.readouterr().err

@@ -20,12 +20,12 @@ from typing import Any, Self
 
 from procession import faults
 from procession.address import Address, parse_address
-from procession.chaos.chaos_gateways import Doors, Gatehouse
+from procession.chaos.chaos_gateways import ChaosGateways, GatewayProxies
 from procession.chaos.chaos_records import APP
-from procession.chaos.chaos_supervisor import Stage
-from procession.chaos.clock_control import Clocks
-from procession.chaos.cpu_time import Toiling
-from procession.chaos.fair_clock import Toil
+from procession.chaos.chaos_supervisor import ChaosSupervisor
+from procession.chaos.clock_control import ProcessClocks
+from procession.chaos.cpu_time import CpuTimeReader
+from procession.chaos.fair_clock import CpuTime
 from procession.chaos.frame_splitter import LineCutter
 from procession.chaos.proxy import Proxies, Proxy
 from procession.chaos.scenario import (
@@ -74,12 +74,12 @@ class ChaosCluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.stage = Stage(directory / "logs")
+        self.stage = ChaosSupervisor(directory / "logs")
         self.behaviour = directory / "behaviour"
         self._app = directory / "app.py"
         self._epochs = EpochTail(directory / "epochs.jsonl")
         self._acks = AckTail([self._ack_log(name) for name in SOURCES])
-        self._gatehouse = Gatehouse(directory, self.stage)
+        self._gatehouse = ChaosGateways(directory, self.stage)
         said = {name: self._gatehouse.announcement(name) for name in (*GATEWAYS, THIRD)}
         listens = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), said.values(), strict=True)
         controls = zip(CONTROLS, said.values(), strict=True)
@@ -90,8 +90,8 @@ class ChaosCluster:
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
-        self._clocks = Clocks(directory / "clocks")
-        self._toiling = Toiling()
+        self._clocks = ProcessClocks(directory / "clocks")
+        self._toiling = CpuTimeReader()
         self._reader: DecisionReader | None = None
         self._decided: dict[int, int] = {}
         self._stack = ExitStack()
@@ -148,7 +148,7 @@ class ChaosCluster:
     def start_gateway(self, name: str) -> None:
         """One more; its directory may be there already, from the last time that it was one of them."""
         address = self.proxies.address
-        doors = Doors(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
+        doors = GatewayProxies(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
         self._start(name, self._gatehouse.argv(name, doors))
 
     def _start(self, name: str, argv: list[str]) -> None:
@@ -266,7 +266,7 @@ class ChaosCluster:
         self.stage.finite.add(name)  # whether or not this is heard: an earlier word may have been
         return self._gatehouse.let_go(name)
 
-    def toil(self) -> Toil:
+    def toil(self) -> CpuTime:
         """How long all parts ran since the last time, and how long they waited for a core."""
         return self._toiling.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
 

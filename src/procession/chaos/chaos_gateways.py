@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from procession.address import Address
-from procession.chaos.chaos_supervisor import Stage
+from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.scenario import GATEWAY, GATEWAYS, THIRD
 from procession.errors import ProcessionError
 from procession.gateway.control_client import ControlClient
@@ -27,7 +27,7 @@ STATUS_TIMEOUT_S = 0.3
 Answer = TypeVar("Answer")
 
 
-class Doors(NamedTuple):
+class GatewayProxies(NamedTuple):
     """The proxies that stand before a gateway: for producers, for the driver; and the one before the leader, for the
     other gateways."""
 
@@ -36,8 +36,8 @@ class Doors(NamedTuple):
     leader: Address
 
 
-class Gatehouse:
-    def __init__(self, directory: Path, stage: Stage) -> None:
+class ChaosGateways:
+    def __init__(self, directory: Path, stage: ChaosSupervisor) -> None:
         self._directory = directory
         self._stage = stage
         self._clients = {
@@ -48,7 +48,7 @@ class Gatehouse:
         """Where a gateway says that it is ready, and where."""
         return self._directory / name / ADDRESS_FILE
 
-    def argv(self, name: str, doors: Doors) -> list[str]:
+    def argv(self, name: str, doors: GatewayProxies) -> list[str]:
         """How it is started, behind these doors; all but the first join that one."""
         argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--advertise", doors.listen.host]
         argv += ["--listen", str(Address(BEHIND, doors.listen.port))]

@@ -22,7 +22,7 @@ UNDONE = frozenset({Status.UNCLEAN, -signal.SIGTERM})
 """How a part with an end of its own may end when it is asked to before; one that has not begun yet does not hear it."""
 
 
-class Stage(Supervisor):
+class ChaosSupervisor(Supervisor):
     """A supervisor with endless patience that tells of every death, and can keep a part away for a while."""
 
     def __init__(self, directory: Path) -> None:

@@ -18,7 +18,7 @@ VARIABLE = "PROCESSION_CLOCK"
 COMPILE_TIMEOUT_S = 60.0
 
 
-class Clocks:
+class ProcessClocks:
     """The clocks of all parts, each a file with the seconds that it is off."""
 
     def __init__(self, directory: Path) -> None:

@@ -11,17 +11,17 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from procession.chaos.fair_clock import Toil
+from procession.chaos.fair_clock import CpuTime
 from procession.supervisor import cleanup
 
 NS = 1_000_000_000
 
 
-class Toiling:
+class CpuTimeReader:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def look(self, sessions: Collection[int]) -> Toil:
+    def look(self, sessions: Collection[int]) -> CpuTime:
         """Of all processes in these sessions, since the last look. Nothing, if the kernel does not tell."""
         seen = {}
         for one in cleanup.processes():
@@ -31,7 +31,7 @@ class Toiling:
         self._seen = seen
         ran = sum(now[0] - before[0] for now, before in both)
         waited = sum(now[1] - before[1] for now, before in both)
-        return Toil(ran / NS, waited / NS)
+        return CpuTime(ran / NS, waited / NS)
 
 
 def _threads(pid: int) -> dict[str, tuple[int, int]]:

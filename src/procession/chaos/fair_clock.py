@@ -17,7 +17,7 @@ TOIL_S_MIN = 0.01
 """With less work than this a second, nobody can be said to wait."""
 
 
-class Toil(NamedTuple):
+class CpuTime(NamedTuple):
     """What our threads did since the last time: how long they ran, and how long they waited for a core, together."""
 
     ran_s: float = 0.0
@@ -31,7 +31,7 @@ class FairClock:
         self._times = [now]
         self._lost = [0.0]
 
-    def tick(self, now: float, toil: Toil) -> None:
+    def tick(self, now: float, toil: CpuTime) -> None:
         wanted = toil.ran_s + toil.waited_s
         share = max(SHARE_MIN, toil.ran_s / wanted) if wanted > TOIL_S_MIN else 1.0
         self._lost.append(self._lost[-1] + (1 - share) * (now - self._times[-1]))

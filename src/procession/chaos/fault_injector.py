@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster, Death
 from procession.chaos.faulty_sink import misdeeds_file
-from procession.chaos.history import Chronicle
+from procession.chaos.history import History
 from procession.chaos.scenario import ALL, EXECUTOR, WORKER, Do, Step
 
 EXECUTORS_S = 90.0
@@ -53,8 +53,8 @@ class Excuse:
         return death.status in self.statuses and self.words.lower() in death.words.lower() and is_clear
 
 
-class Hands:
-    def __init__(self, cluster: Cluster, chronicle: Chronicle) -> None:
+class FaultInjector:
+    def __init__(self, cluster: Cluster, chronicle: History) -> None:
         self._cluster = cluster
         self._chronicle = chronicle
         self.began = time.monotonic()

@@ -58,7 +58,7 @@ class Broken(Exception):
     """The gateway did what it must not do."""
 
 
-class Session:
+class ProducerSession:
     """One connection. Lines go by their numbers here, and by their `ids` to the gateway; `hear` is told what is
     committed."""
 
@@ -163,7 +163,7 @@ class Session:
         self.committed = line if self.committed is None else max(self.committed, line)
 
 
-class Rogue:
+class FaultyProducer:
     """The producer. Each method is a session or two, and says whether the deed was done; `finish` is the decent end of
     all of them."""
 
@@ -205,8 +205,8 @@ class Rogue:
             time.sleep(PAUSE_S)
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
-        session = Session(self._address, self._path.name, self._ids, self._heard, self._cookie)
+    def _session(self) -> Iterator[ProducerSession]:
+        session = ProducerSession(self._address, self._path.name, self._ids, self._heard, self._cookie)
         try:
             yield session
         finally:
@@ -291,7 +291,7 @@ def main() -> None:
     cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     acks = AckLog(given.acks) if given.acks else None
     try:
-        Rogue(parse_address(given.to), given.path, acks, cookie).run(given.manners)
+        FaultyProducer(parse_address(given.to), given.path, acks, cookie).run(given.manners)
     except Broken as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATUS_BROKEN)

@@ -104,7 +104,7 @@ class Behaviour:
         return is_done
 
 
-class Wayward(Outlet):
+class FaultyParticipant(Outlet):
     """An outlet that does as its behaviour says."""
 
     def __init__(self, output: Output, txnlog: TxnLog, wait: Wait, behaviour: Behaviour) -> None:
@@ -152,13 +152,13 @@ class Wayward(Outlet):
             raise RemoteProtocolError("I have had enough")
 
 
-class WaywardHome(Home):
+class FaultySinkDirectory(Home):
     def __init__(self, directory: Path, behaviour: Behaviour) -> None:
         super().__init__(directory, opener(directory))
         self._behaviour = behaviour
 
     def open_outlet(self, instance: str, wait: Wait) -> Outlet:
-        return Wayward(self._open_output(instance), self.open_txnlog(instance), wait, self._behaviour)
+        return FaultyParticipant(self._open_output(instance), self.open_txnlog(instance), wait, self._behaviour)
 
 
 def main() -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     os.umask(PRIVATE_UMASK)
     cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     try:
-        home = WaywardHome(given.directory, Behaviour(given.behaviour))
+        home = FaultySinkDirectory(given.directory, Behaviour(given.behaviour))
         try:
             serve(home, given.listen, cookie)
         finally:

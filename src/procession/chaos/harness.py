@@ -15,12 +15,12 @@ from traceback import format_exc
 
 from procession.chaos.chaos_records import records, tag
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, Hands
-from procession.chaos.history import UNJUDGED, Chronicle, Failure, Span
-from procession.chaos.monitor import Failed, Stopped, Vigil
-from procession.chaos.output_monitor import Outputs, Stream
+from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, FaultInjector
+from procession.chaos.history import UNJUDGED, Failure, History, Span
+from procession.chaos.monitor import Failed, Monitor, Stopped
+from procession.chaos.output_monitor import MonitoredStream, Outputs
 from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, Do, Run, Step
-from procession.chaos.sink_data_loss import Forgetting
+from procession.chaos.sink_data_loss import SinkDataLoss
 from procession.errors import StorageError
 from procession.verify.verdict import Outcome
 
@@ -53,17 +53,17 @@ class Harness:
         load: Load | None = None,
         deadline_s: float = 90.0,
         outputs: Outputs | None = None,
-        show: Callable[[Chronicle], None] = lambda chronicle: None,
+        show: Callable[[History], None] = lambda chronicle: None,
     ) -> None:
-        self.chronicle = Chronicle(seed)
+        self.chronicle = History(seed)
         self._cluster = cluster
         self._load = load or Load()
         self._outputs = outputs or Outputs(cluster.instances(), cluster.decisions)
-        self._hands = Hands(cluster, self.chronicle)
-        self._vigil = Vigil(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
+        self._hands = FaultInjector(cluster, self.chronicle)
+        self._vigil = Monitor(cluster, self.chronicle, self._hands, self._outputs, deadline_s, show)
         self._rogues: list[str] = []
 
-    def run(self, runs: Iterable[Run]) -> Chronicle:
+    def run(self, runs: Iterable[Run]) -> History:
         """Until the runs are over or the first thing is wrong; then the complete comparison."""
         try:
             self._vigil.is_awaiting = False
@@ -125,7 +125,7 @@ class Harness:
                 self._move(step)
             case Do.FORGET:
                 self._hands.note(step.on, str(step))
-                Forgetting(self._cluster, self._hands, self._vigil).run(step.detail)
+                SinkDataLoss(self._cluster, self._hands, self._vigil).run(step.detail)
             case _:
                 self._hands.do(step)
         if step.do in WAITS_FOR_DEATH:
@@ -198,7 +198,7 @@ class Harness:
         name = tag(len(self._outputs.streams))
         path = self._cluster.directory / f"{name}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in records(name, count)))
-        self._outputs.expect(Stream(name, path, count))
+        self._outputs.expect(MonitoredStream(name, path, count))
         return path
 
     def _start_rogue(self, step: Step) -> None:

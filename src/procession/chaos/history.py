@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass
-class Chronicle:
+class History:
     """One run of the harness."""
 
     seed: int

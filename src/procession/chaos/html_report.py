@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 
-from procession.chaos.history import Chronicle
+from procession.chaos.history import History
 from procession.chaos.scenario import PARTS
 
 WIDTH, ROW, LEFT_MARGIN, CURVE = 1200, 18, 110, 90
@@ -28,11 +28,11 @@ svg text { font: 11px system-ui, sans-serif; fill: #444; }
 """
 
 
-def write_report(path: Path, chronicle: Chronicle) -> None:
+def write_report(path: Path, chronicle: History) -> None:
     path.write_text(page(chronicle))
 
 
-def page(chronicle: Chronicle) -> str:
+def page(chronicle: History) -> str:
     outcome = str(chronicle.outcome)
     first, *rest = chronicle.sentence().splitlines()
     body = [
@@ -58,14 +58,14 @@ def page(chronicle: Chronicle) -> str:
     return f"<!doctype html><html lang=en><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
 
 
-def _failures(chronicle: Chronicle) -> Iterable[str]:
+def _failures(chronicle: History) -> Iterable[str]:
     for failure in chronicle.failures:
         where = f" in {failure.scenario}" if failure.scenario else ""
         yield f'<h2 class="{chronicle.outcome}">{escape(failure.kind + where)}</h2>'
         yield f"<p>{escape(failure.sentence)}</p><pre>{escape(failure.story)}</pre>"
 
 
-def timeline(chronicle: Chronicle) -> str:
+def timeline(chronicle: History) -> str:
     """One row for each part, dark where it was not at its work; above them the scenarios, below the records."""
     total = max(chronicle.seconds, 1.0)
     parts = [*PARTS, *sorted({part for part, _, _ in chronicle.absences} - set(PARTS))]
@@ -97,7 +97,7 @@ def timeline(chronicle: Chronicle) -> str:
     return "\n".join([*drawn, "</svg>"])
 
 
-def _curve(chronicle: Chronicle, x: Callable[[float], float], top: int, total: float) -> Iterable[str]:
+def _curve(chronicle: History, x: Callable[[float], float], top: int, total: float) -> Iterable[str]:
     most = max((count for _, count in chronicle.samples), default=0) or 1
     points = " ".join(f"{x(at)},{top + CURVE - CURVE * count / most:.1f}" for at, count in chronicle.samples)
     yield f'<polyline points="{points}" fill="none" stroke="#187a33" stroke-width="1.5"/>'
@@ -107,7 +107,7 @@ def _curve(chronicle: Chronicle, x: Callable[[float], float], top: int, total: f
         yield f'<text x="{x(at) - 10}" y="{top + CURVE + 16}">{at:.0f} s</text>'
 
 
-def _recoveries(chronicle: Chronicle) -> str:
+def _recoveries(chronicle: History) -> str:
     rows = [
         (kind, one["kills"], one["recovered"], one["timed"], _s(one["p50_s"]), _s(one["p99_s"]))
         for kind, one in chronicle.recoveries.figures().items()
@@ -115,7 +115,7 @@ def _recoveries(chronicle: Chronicle) -> str:
     return _table(("part", "killed", "back at work", "of these alone", "p50", "p99"), rows)
 
 
-def _scenarios(chronicle: Chronicle) -> str:
+def _scenarios(chronicle: History) -> str:
     events: dict[int, int] = {}
     for event in chronicle.events:
         number = sum(span.start_s <= event.at_s for span in chronicle.spans) - 1
@@ -133,7 +133,7 @@ def _scenarios(chronicle: Chronicle) -> str:
     return _table(("scenario", "began", "took", "records", "deaths"), rows)
 
 
-def _events(chronicle: Chronicle) -> str:
+def _events(chronicle: History) -> str:
     lines = [f"{one.at_s:10.3f}  {one.scenario:34} {one.on:14} {one.what}" for one in chronicle.events[:EVENTS_MAX]]
     left_out = len(chronicle.events) - len(lines)
     return f"<pre>{escape(chr(10).join(lines))}{f'{chr(10)}… and {left_out} more' if left_out else ''}</pre>"

@@ -15,8 +15,8 @@ from typing import Any
 
 from procession.chaos.cluster_view import Cluster, Death
 from procession.chaos.fair_clock import FairClock
-from procession.chaos.fault_injector import Hands
-from procession.chaos.history import Chronicle, Failure
+from procession.chaos.fault_injector import FaultInjector
+from procession.chaos.history import Failure, History
 from procession.chaos.output_monitor import Outputs
 from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, THIRD, WORKER
 
@@ -57,13 +57,13 @@ class Before:
 
 
 @dataclass
-class Vigil:
+class Monitor:
     cluster: Cluster
-    chronicle: Chronicle
-    hands: Hands
+    chronicle: History
+    hands: FaultInjector
     outputs: Outputs
     deadline_s: float
-    show: Callable[[Chronicle], None]
+    show: Callable[[History], None]
     streams: dict[str, str] = field(default_factory=dict)
     """The path of the file that each source sends at the moment."""
     is_awaiting: bool = True

@@ -28,7 +28,7 @@ Decide = Callable[[Iterable[tuple[str, int, int]]], Decisions]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class MonitoredStream:
     """One input: a file of records, all with the same tag."""
 
     tag: str
@@ -36,7 +36,7 @@ class Stream:
     records: int
 
 
-class Output:
+class MonitoredOutput:
     """One sink's output, and how far each stream has come in it."""
 
     def __init__(self, name: str, instance: Path) -> None:
@@ -49,7 +49,7 @@ class Output:
         self.checks: dict[str, PrefixCheck] = {}
         self._tail = TxnTail(instance.with_suffix(".txnlog"))
 
-    def look(self, streams: Mapping[str, Stream], decide: Decide | None) -> Iterator[str]:
+    def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
         """Take what is new; a sentence for everything that is wrong."""
         new = list(self._tail.look())
         decisions = decide(new) if new and decide else None
@@ -68,7 +68,7 @@ class Output:
             for tag, lines in unsalted(data.splitlines()).items():
                 yield from self._take(tag, lines, streams.get(tag))
 
-    def _take(self, tag: str, lines: list[bytes], stream: Stream | None) -> Iterator[str]:
+    def _take(self, tag: str, lines: list[bytes], stream: MonitoredStream | None) -> Iterator[str]:
         if stream is None:
             yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
             return
@@ -80,7 +80,7 @@ class Output:
         if check.is_over and not was_over:
             yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
 
-    def _judged(self, stream: Stream) -> Verdict:
+    def _judged(self, stream: MonitoredStream) -> Verdict:
         """What kind of damage it is: the stream's part of the output, all of it, against its input."""
 
         def lines() -> Iterator[bytes]:
@@ -109,14 +109,14 @@ class Outputs:
 
     def __init__(self, instances: Mapping[str, Path], decide: Decide | None = None) -> None:
         self._decide = decide
-        self.streams: dict[str, Stream] = {}
-        self.outputs = {name: Output(name, instance) for name, instance in instances.items()}
+        self.streams: dict[str, MonitoredStream] = {}
+        self.outputs = {name: MonitoredOutput(name, instance) for name, instance in instances.items()}
         self.acknowledged: Mapping[int, int] = {}
         """The last message id of each stream that its producer was told is committed."""
         self._names: dict[int, str] = {}
         self._same = 0
 
-    def expect(self, stream: Stream) -> None:
+    def expect(self, stream: MonitoredStream) -> None:
         self.streams[stream.tag] = stream
         self._names[stream_id_of(stream.path)] = stream.tag
 
@@ -203,6 +203,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
         yield read(path, position, position + READ_BYTES)
 
 
-def _unsalted_pieces(output: Output) -> Iterator[bytes]:
+def _unsalted_pieces(output: MonitoredOutput) -> Iterator[bytes]:
     for lines in output.committed_lines():
         yield b"".join(line[:-SALT_BYTES] + b"\n" for line in lines)

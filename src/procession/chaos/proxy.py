@@ -47,7 +47,7 @@ PRESENT = frozenset({"half-close", "late"})
 
 
 @dataclass(eq=False)
-class Fault:
+class ProxyFault:
     kind: str
     argument: str = ""
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class Fault:
     has_struck: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> ProxyFault:
         kind, _, argument = text.partition(":")
         if kind not in FAULTS:
             raise ValueError(f"no fault of a network is called {kind!r}; there are: {', '.join(FAULTS)}")
@@ -66,7 +66,7 @@ class Fault:
         return cls(kind, argument)
 
 
-class Link:
+class ProxiedConnection:
     """One connection through the proxy: two directions, `up` to the part that listens and `down` from it."""
 
     def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
@@ -139,11 +139,11 @@ class Proxy:
         self.name = name
         self.make_cutter = make_cutter
         self.address = Address("", 0)
-        self.faults: list[Fault] = []
+        self.faults: list[ProxyFault] = []
         self.fired = 0
         """How often a fault has struck: a fault that meets nobody proves nothing."""
         self._upstream = upstream
-        self._links: set[Link] = set()
+        self._links: set[ProxiedConnection] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -159,14 +159,14 @@ class Proxy:
 
     def put(self, text: str, seconds: float, patience_s: float) -> None:
         """Put a fault on: for so long from when it first strikes, or until patience is over."""
-        fault = Fault.parse(text)
+        fault = ProxyFault.parse(text)
         fault.seconds = seconds
         self.faults.append(fault)
         asyncio.get_running_loop().call_later(patience_s, self._lift_unless_struck, fault)
         for link in list(self._links):
             self._meet(fault, link)
 
-    def _meet(self, fault: Fault, link: Link) -> None:
+    def _meet(self, fault: ProxyFault, link: ProxiedConnection) -> None:
         """What a fault does to a connection as such, if anything."""
         if fault.kind != "cut" and fault.kind not in PRESENT:
             return
@@ -180,17 +180,17 @@ class Proxy:
                 link.is_late = True
                 asyncio.get_running_loop().call_later(GATHER_S, link.writers["down"].transport.abort)
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: ProxyFault) -> None:
         self.fired += 1
         if not fault.has_struck:
             fault.has_struck = True
             asyncio.get_running_loop().call_later(fault.seconds, self._lift, fault)
 
-    def _lift_unless_struck(self, fault: Fault) -> None:
+    def _lift_unless_struck(self, fault: ProxyFault) -> None:
         if not fault.has_struck:
             self._lift(fault)
 
-    def _lift(self, fault: Fault) -> None:
+    def _lift(self, fault: ProxyFault) -> None:
         if fault in self.faults:
             self.faults.remove(fault)
         fault.ended.set()
@@ -210,7 +210,7 @@ class Proxy:
         except (OSError, TimeoutError, ValueError):
             writer.transport.abort()
             return
-        link = Link(self, writer, other)
+        link = ProxiedConnection(self, writer, other)
         self._links.add(link)
         for fault in self.faults:
             if fault.kind in PRESENT and not fault.has_struck:
@@ -230,7 +230,7 @@ class Proxy:
                 self._strike(fault)
                 raise ConnectionResetError("cut")
 
-    async def passage(self, link: Link) -> None:
+    async def passage(self, link: ProxiedConnection) -> None:
         """Wait as long as the faults want it."""
         for fault in list(self.faults):
             if fault.kind == "silent":
@@ -297,7 +297,7 @@ class Proxies:
 
     def put(self, name: str, fault: str, seconds: float, patience_s: float) -> None:
         """The fault is on when this returns."""
-        Fault.parse(fault)
+        ProxyFault.parse(fault)
         self._in_loop(lambda: self._proxies[name].put(fault, seconds, patience_s))
 
     def lift_all(self) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from procession.chaos.fault_injector import Hands
+from procession.chaos.fault_injector import FaultInjector
 from procession.chaos.faulty_producer import MANNERS
 from procession.chaos.faulty_sink import BEHAVIOURS
-from procession.chaos.proxy import Fault
+from procession.chaos.proxy import ProxyFault
 from procession.chaos.scenario import ALL, DRIVER, GATEWAYS, HOMES, LINKS, PARTS, RIGHT, THIRD, Do, Run, Step
 
 BY_HARNESS = frozenset({Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE})
@@ -30,14 +30,14 @@ def objection(runs: Sequence[Run]) -> str:
 
 
 def _why_not(step: Step) -> str:
-    if step.do not in BY_HARNESS and not hasattr(Hands, f"_{step.do.name.lower()}"):
+    if step.do not in BY_HARNESS and not hasattr(FaultInjector, f"_{step.do.name.lower()}"):
         return "nobody knows how"
     if step.delay_s < 0 or step.seconds < 0:
         return "time does not go back"
     match step.do:
         case Do.NETWORK:
             try:
-                Fault.parse(step.detail)
+                ProxyFault.parse(step.detail)
             except ValueError as error:
                 return str(error)
             return _one_of(step.on, LINKS)

@@ -12,7 +12,7 @@ from collections import deque
 from rich.console import Group
 from rich.text import Text
 
-from procession.chaos.history import Chronicle
+from procession.chaos.history import History
 from procession.supervisor.progress import LiveDisplay, table_of
 
 REFRESH_S = 0.25
@@ -29,7 +29,7 @@ class Screen(LiveDisplay):
         self._told = ""
         self._recent: deque[tuple[float, int]] = deque()
 
-    def show(self, chronicle: Chronicle) -> None:
+    def show(self, chronicle: History) -> None:
         now = time.monotonic()
         scenario = chronicle.spans[-1].scenario if chronicle.spans else ""
         self._recent.append((now, chronicle.committed))
@@ -46,7 +46,7 @@ class Screen(LiveDisplay):
             self._told = scenario
             self.say_cells(cells)
 
-    def _cells(self, chronicle: Chronicle, scenario: str) -> dict[str, str]:
+    def _cells(self, chronicle: History, scenario: str) -> dict[str, str]:
         (before, fewer), (now, more) = self._recent[0], self._recent[-1]
         rate = (more - fewer) / (now - before) if now > before else 0.0
         seconds = chronicle.seconds
@@ -64,12 +64,12 @@ class Screen(LiveDisplay):
         }
 
 
-def _verdict(chronicle: Chronicle) -> str:
+def _verdict(chronicle: History) -> str:
     if chronicle.has_failed:
         return "violated"
     return "clean so far" if chronicle.committed else "nothing to judge yet"
 
 
-def _picture(chronicle: Chronicle, cells: dict[str, str]) -> Group:
+def _picture(chronicle: History, cells: dict[str, str]) -> Group:
     recent = Text("\n".join(f"{event.at_s:9.2f}  {event.on:14}  {event.what}" for event in chronicle.recent))
     return Group(table_of(cells), recent)

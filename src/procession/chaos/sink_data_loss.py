@@ -12,8 +12,8 @@ import signal
 from pathlib import Path
 
 from procession.chaos.cluster_view import EXIT_CLEAR, Cluster
-from procession.chaos.fault_injector import DRIVER_WORDS, Excuse, Hands
-from procession.chaos.monitor import Failed, Vigil
+from procession.chaos.fault_injector import DRIVER_WORDS, Excuse, FaultInjector
+from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.scenario import DRIVER, RIGHT
 from procession.storage.journal import encode, read_journal
 
@@ -21,8 +21,8 @@ POINT = "driver:before-phase2"
 """Here it is decided to commit, all sinks have promised, and none was told."""
 
 
-class Forgetting:
-    def __init__(self, cluster: Cluster, hands: Hands, vigil: Vigil) -> None:
+class SinkDataLoss:
+    def __init__(self, cluster: Cluster, hands: FaultInjector, vigil: Monitor) -> None:
         self._cluster = cluster
         self._hands = hands
         self._vigil = vigil
