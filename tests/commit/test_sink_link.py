@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -100,7 +99,8 @@ class Talk:
 
 
 def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+    """Below those that the system gives away: nobody takes it before its sink is up."""
+    with closing(listening_socket(Address("127.0.0.1", 0))) as free:
         return int(free.getsockname()[1])
 
 

@@ -477,7 +477,7 @@ async def test_records_go_out_at_the_rate_that_was_asked_for_with_their_time() -
             event = await peer.receive()
             assert isinstance(event, Messages)
             stamps += [row.event_time for row in event]
-        assert 0.2 <= time.monotonic() - began < 2
+        assert time.monotonic() - began >= 0.2, "the rest of it: tests/sdk/test_timing.py, without a clock"
         assert stamps == sorted(stamps)
         assert began_ns - 10**9 < stamps[0] < stamps[-1] <= time.time_ns()
 

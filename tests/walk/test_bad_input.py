@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.address import Address, listening_socket
 from procession.commit.checkpoint import Checkpoint
 from procession.connectors.file_source import stream_id_of
 from procession.driver.app_file import load_app
@@ -246,7 +247,7 @@ pipeline.source("lines").sink("output", to="127.0.0.1:PORT", framing="raw")
 def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_and_no_port_behind(
     tmp_path: Path,
 ) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+    with closing(listening_socket(Address("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     (tmp_path / "app.py").write_text(OUTSIDE.replace("PORT", str(port)))
     (tmp_path / "input.txt").write_bytes(b"".join(b"record %d\n" % number for number in range(500)))

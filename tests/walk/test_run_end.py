@@ -78,7 +78,7 @@ def check_outputs(place: Path, records: int = RECORDS) -> None:
 def test_run_ends_when_what_the_end_lets_out_is_committed_and_a_second_run_has_nothing_to_do(place: Path) -> None:
     done = run(*WORDS, cwd=place)
     assert done.returncode == Status.DONE, done.stderr
-    assert "300 of 300 records committed in 3 epochs" in done.stdout
+    assert "300 of 300 records committed in " in done.stdout
     check_outputs(place)
     again = run(*WORDS, "--json", cwd=place)
     assert again.returncode == Status.DONE, again.stderr

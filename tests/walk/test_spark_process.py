@@ -16,6 +16,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from procession.address import Address, listening_socket
 from procession.exit_status import Status
 from procession.verify.committed import committed_output
 from tests.walk.cluster import jvms, wait_for
@@ -124,7 +125,7 @@ def test_a_master_that_is_none_is_told_before_anything_is_started(place: Path) -
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """A standalone master without a worker."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+    with closing(listening_socket(Address("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     home = Path(pyspark.__file__).parent
     words = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
