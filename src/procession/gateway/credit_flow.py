@@ -1,9 +1,8 @@
-"""The flow: how many credits a session may hold now. It is fixed, unless the window adapts; and nobody gets any while
-too many bytes are not committed. Pure.
+"""Flow control: how many credits a session may hold now. Pure.
 
-The one rule: credits are never taken back, only not given back; and whenever all is committed, every session may send.
-Credits are for frames and limits are in bytes: past a limit by a bound of its own, nobody who holds credits is read.
-Before it: `state`, which tells it of rows and commits, and pays. After it: `lag` counts bytes, `window` sizes itself.
+The one rule: granted credits are never revoked; replenishment may be withheld. When everything is committed, every
+session may send. Credits count frames and limits count bytes, so above a further bound sessions with credits are not
+read. Before it `gateway/state`, which reports rows and commits; after it `gateway/lag` and `gateway/credit_window`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Flow:
 
     @property
     def buffered(self) -> int:
-        """Rows that were received and are not committed."""
+        """Rows that are received and not committed."""
         return self.end_sequence - self.skipped - self.committed_end
 
     def receive(self, now: float, rows: Unappended) -> None:
@@ -59,7 +58,7 @@ class Flow:
             self.window.receive(now, self.buffered)
 
     def append(self, end_sequence: int) -> Iterator[Unappended]:
-        """What is in the log now, and was not before."""
+        """Rows that are now in the log."""
         while self._unappended and self._unappended[0].end_sequence <= end_sequence:
             rows = self._unappended.popleft()
             self._unappended_bytes -= rows.size_bytes
@@ -73,9 +72,10 @@ class Flow:
         self.lag.commit(end_sequence)
 
     def allowed(self, sessions: int) -> int:
-        """So many credits each of so many sessions may hold: an even share of what is left of the window, which is no
-        less than `credits_min` as long as anything is left. Those who do not send do not use the window up: what they
-        hold is not counted."""
+        """Credits that each of `sessions` sessions may hold: an even share of what is left of the window.
+
+        At least `credits_min` as long as anything is left. Credits that are held but not used do not count.
+        """
         if self.is_disk_short or self.lag.bytes > self._limits.lag_bytes_max:
             return 0
         if self.window is None:
@@ -87,29 +87,31 @@ class Flow:
 
     @property
     def is_over(self) -> bool:
-        """Whether so much has come, on credits that were given before, that no more may be read."""
+        """Whether so much has arrived on credits granted before that nothing more may be read."""
         limits = self._limits
         bound = limits.lag_bytes_max + self.lag.reserve_bytes + limits.overrun_bytes_max
         return self.is_disk_full or self.lag.bytes + self._unappended_bytes > bound
 
     def first(self, sessions: int) -> int:
-        """So many credits a new session begins with: the text's fixed number, or its share; also while the others wait
-        for a commit it gets the least that there is, to say what it has; and one when nobody is read, so that who comes
-        again and again leaves next to nothing."""
+        """Credits of a new session: the fixed number, or its share of the window.
+
+        A new session gets the minimum while others wait for a commit, and one credit while reading is paused, so
+        reconnecting cannot bypass the limit.
+        """
         least = 1 if self.is_over else self._limits.credits_min
         return self.allowed(sessions) or min(least, self._limits.credits_max)
 
     def payable(self, owed: int, allowed: int) -> int:
-        """What may be paid of what a session is owed: it holds no more credits than it is allowed."""
+        """The part of the owed credits that may be granted now."""
         return max(0, owed - (self._limits.credits_max - allowed)) if allowed else 0
 
     def is_due(self, owed: int, allowed: int) -> bool:
-        """A quarter of what a session may hold is paid at once; less waits for the next ACK."""
+        """A quarter of a session's credits is granted at once. Less waits for the next ACK."""
         payable = self.payable(owed, allowed)
         return payable > 0 and payable * 4 >= allowed
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to know, as plain values."""
+        """The figures for an operator."""
         told: dict[str, Any] = {
             "credits": self._limits.credits,
             "buffered": self.buffered,

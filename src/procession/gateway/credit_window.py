@@ -1,13 +1,13 @@
-"""The window: how many records may be received and not yet committed, if it adapts to the pipeline. Pure.
+"""The adaptive window: how many records may be received and not committed. Pure.
 
-The one rule: the window aims at the time that a record waits for its commit; it changes only with a commit, within its
-bounds, and grows only if what came had filled it. Before it: `credit_flow`, which tells it of rows and commits, and
-parts what is left of the window among the sessions. Time arrives as `now`.
+The one rule: the window controls the time that a record waits for its commit. It changes only at a commit, within its
+bounds, and grows only if producers had filled it. Before it `gateway/credit_flow`, which reports rows and commits, and
+shares the window among the sessions. Time arrives as `now`.
 
-The wait is Little's: what is in the window, over the rate of the commits. What `PI` control works on is its logarithm,
-and that of the window: there the plant is a straight line, the same at ten records a second and at a million. Two
-things keep it from winding up: the window itself is what is integrated, and clamped; and what is buffered counts only
-as far as the window allows it, so that an old backlog, however long it takes to drain, does not shrink it any further.
+The wait is estimated by Little's law: records in the window, divided by the rate of commits. A PI controller works on
+the logarithms of the wait and of the window: there the system is linear, at ten records a second as at a million. Two
+measures prevent wind-up: the window itself is the integrated value, and is clamped; and buffered records count only as
+far as the window allows, so an old backlog does not shrink the window further while it drains.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import math
 from dataclasses import dataclass
 
 GAIN_INTEGRAL = 0.5
-"""How much of the error a commit takes away. Below 1, so that the window comes to its aim from one side."""
+"""Share of the error that a commit corrects. Below 1, so that the window does not overshoot."""
 GAIN_PROPORTIONAL = 0.2
 ERROR_MAX = math.log(4)
-"""No error counts more: a commit at most doubles or halves the window, by and large."""
+"""Bound of the error: one commit roughly doubles or halves the window at most."""
 RATE_TIME = 0.25
-"""The rate is that of about this part of the target's time, so that many quick commits are one measurement."""
+"""Time over which the rate is averaged, as a share of the target, so that many quick commits are one measurement."""
 RATE_KEPT_MIN = 0.5
-"""However long a commit took, so much is kept of what was known before."""
+"""Minimum weight of the previous rate, however long a commit took."""
 INTERVAL_S_MIN = 1e-6
-"""Nothing is committed in less; clocks may say so."""
+"""Minimum time between two commits. Clocks may show less."""
 FILLED_SHARE = 0.5
-"""Producers whose records did not fill so much of the window were not held back by it."""
+"""Producers that filled less than this share of the window were not limited by it."""
 INTERVALS_MIN = 6
 """A target below so many of the quickest commits would starve the pipeline: while one epoch runs the next gathers, and
 small epochs are all overhead. Then this is the target, which leaves the pipeline about two thirds of its rate."""
@@ -35,7 +35,7 @@ small epochs are all overhead. Then this is the target, which leaves the pipelin
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the window adapts to, and within what."""
+    """The target of the window, and its bounds."""
 
     latency_target_s: float
     size_start: int
@@ -69,17 +69,17 @@ class Window:
 
     @property
     def rate(self) -> float:
-        """Records that are committed in a second; 0 while that is not known."""
+        """Committed records per second. 0 while it is not known."""
         return self._records / self._seconds if self._seconds else 0.0
 
     def receive(self, now: float, buffered: int) -> None:
-        """Records came, and now so many are not committed."""
+        """Records have arrived, and now `buffered` are not committed."""
         self._filled = max(self._filled, buffered)
         if self._busy_since is None:
             self._busy_since = now
 
     def commit(self, now: float, records: int, buffered: int) -> None:
-        """So many records were committed, of so many that were there."""
+        """Some of the buffered records are committed."""
         if records <= 0:
             return
         since, self._busy_since = self._busy_since, now if buffered > records else None

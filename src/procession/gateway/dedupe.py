@@ -1,7 +1,7 @@
-"""Deduplication: which of many received records are new, decided on whole columns. Pure.
+"""Deduplication: finds the new records among many received ones, on whole columns. Pure.
 
-The one rule: it says of every record what `Stream.is_fresh` says of it when they are asked one by one, in order; the
-records before an error count. It changes nothing: `state`, which asks, moves the streams.
+The one rule: the result is the same as asking `Stream.is_fresh` record by record; the records before an error count.
+It changes nothing: `gateway/state` updates the streams.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from procession.wire.messages import NOTHING_COMMITTED, Ids
 
 class Fresh(NamedTuple):
     mask: npt.NDArray[np.bool_]
-    """Whether each is new, of the records that count: all, or those before the error."""
+    """Whether each record is new: of all records, or of those before the error."""
     last_ids: dict[int, int]
-    """Stream id to its last new id."""
+    """The last new id of each stream."""
     error: str | None = None
 
 
 def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> Fresh:
-    """Judge records in the order of their arrival; every stream must be known."""
+    """Finds the new records, in the order of their arrival. Every stream must be known."""
     is_one = len(stream_ids) > 0 and bool((stream_ids == stream_ids[0]).all())
     if is_one and _is_all_new(registry[int(stream_ids[0])], message_ids):
         return Fresh(np.ones(len(message_ids), np.bool_), {int(stream_ids[0]): int(message_ids[-1])})
@@ -32,7 +32,7 @@ def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> Fresh:
 
 
 def _is_all_new(stream: Stream, ids: Ids) -> bool:
-    """The usual case, and the quick one."""
+    """The usual, fast case."""
     return (
         int(ids[0]) >= max(stream.floor, stream.next_id)
         and bool((ids[1:] > ids[:-1]).all())

@@ -1,7 +1,7 @@
-"""The lag: how many bytes are appended and not yet committed.
+"""The lag: how many bytes are appended and not committed.
 
-The one rule: it is never below the truth, and above it by at most one step (what a restart found is one step). `state`
-withholds credits while it is too large. Pure.
+The one rule: it is never below the true value, and above it by at most one step. What a restart finds is one step.
+`gateway/state` withholds credits while it is too large. Pure.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 
 STEP_BYTES = 1024 * 1024
-"""How coarsely bytes are counted: so many make one step, which is committed as a whole."""
+"""Granularity: a step of this many bytes is committed as a whole."""
 
 
 class Lag:
     reserve_bytes = 0
-    """So much more may wait, for who has the stream that is waited for."""
+    """Additional bytes for the producer of the stream that the merge waits for."""
 
     def __init__(self, end_sequence: int = 0, size_bytes: int = 0) -> None:
         self.bytes = 0

@@ -23,7 +23,7 @@ from procession.merge.stream_clocks import Clock
 
 
 class Order(NamedTuple):
-    """What a gateway says about event time: what it orders by, in words, and how far streams have come."""
+    """What a gateway reports about event time: a description of its order, and the watermarks of streams."""
 
     words: str = ""
     clocks: Mapping[int, Clock] = {}
@@ -40,7 +40,7 @@ class Leadership:
         handle: Callable[[Event], None],
         declared: Declared | None = None,
     ) -> None:
-        """`handle` brings an event to the gateway that leads, which puts streams in order as is `declared`."""
+        """`handle` passes an event to the leading gateway. `declared` is its event-time order."""
         self._declared = declared
         self._members = members
         self._state = state
@@ -55,7 +55,7 @@ class Leadership:
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
     def begin(self, own: Member) -> None:
-        """The first of all gateways joins itself."""
+        """The leader joins its own pipeline."""
         self._members.join(own)
         assert self._state.claims is not None
         self._own_link = next(self._numbers)
@@ -68,7 +68,7 @@ class Leadership:
 
     @property
     def departed(self) -> list[str]:
-        """The names of those that have left, and have not come back."""
+        """Names of the gateways that have left and not come back."""
         return self._members.left
 
     # What this gateway itself asks for: it is answered before anything else is heard.
@@ -125,7 +125,7 @@ class Leadership:
     def given_up(
         self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None, name: str = ""
     ) -> dict[str, Any]:
-        """A gateway may leave after it has given its streams up: what they are called is known here from then on."""
+        """Records the names of streams that a gateway releases, because it may leave afterwards."""
         was_held = self.registry.relinquish(link, stream_id, committed, clock)
         if was_held and committed is not None:
             self._state.registry.get_or_add(stream_id).call(name)
@@ -147,7 +147,7 @@ class Leadership:
             )
 
     def beat(self, link: int) -> dict[str, Any]:
-        """A gateway shows that it is there. It hears whether it should go, and where its producers can go then."""
+        """A heartbeat of a gateway. The reply says whether it should leave, and where its producers can go."""
         name = self._links[link]
         if self.registry.is_superseded(link):
             # Whatever it asks on this one is refused: it must begin anew, or it would be refused for ever.
@@ -156,14 +156,14 @@ class Leadership:
         return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
 
     def lost(self, link: int) -> str | None:
-        """A link has ended. Gives whose it was."""
+        """A link has ended. Returns the name of its gateway."""
         self.registry.lost(link)
         return self._links.pop(link, None)
 
     # Growing smaller
 
     def leave(self, name: str) -> None:
-        """The operator wants this gateway to go. It hears so with its next beat, and goes when it can."""
+        """An operator asks this gateway to leave. It is told with its next heartbeat."""
         if name == LEADER or name not in self._members.present:
             why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
             there_are = ", ".join(one for one in self._members.present if one != LEADER) or "none"
@@ -185,7 +185,7 @@ class Leadership:
         return True
 
     def status(self) -> list[dict[str, Any]]:
-        """Each gateway, whether it is connected, and how many streams it holds."""
+        """The gateways, whether they are connected, and how many streams each one holds."""
         connected, holders = self.registry.gateways, self.registry.holders()
         return [
             {**one.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
@@ -194,7 +194,7 @@ class Leadership:
 
 
 def greeting(state: GatewayState, own: Member, starts: int, turn: int, order: str = "") -> dict[str, Any]:
-    """What a gateway says first on a new link: who it is, and what it holds."""
+    """The first message on a new link: the gateway's identity and the streams that it holds."""
     assert state.claims is not None
     return {
         "op": "join",

@@ -1,8 +1,8 @@
-"""Members: the gateways of a pipeline, who they are and where. The leader keeps them in one small file.
+"""The gateways of a pipeline: their names and addresses. The leader keeps them in one small file.
 
-The one rule: a gateway is on disk here before it is told that it belongs to the pipeline, so that a leader which begins
-anew knows for whom it has to wait. A name belongs to one directory for ever: its sequence numbers are in every offset.
-Before it: `leader`. After it: the driver, which is told of them.
+The one rule: a gateway is in this file before it is told that it belongs to the pipeline, so that a restarted leader
+knows for whom to wait. A name belongs to one directory for ever, because its sequence numbers are in every offset.
+Before it `gateway/leader`; after it the driver, which gets the list.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ NAME_CHARS_MAX = 64
 
 
 class Standing(StrEnum):
-    """What there is between a gateway and the pipeline."""
+    """The relation of a gateway to the pipeline."""
 
     HERE = "here"
     LEAVING = "leaving"
-    """It takes nothing new, and goes when all that it took is committed."""
+    """Accepts nothing new, and leaves when all its records are committed."""
     LEFT = "left"
-    """It may come back, with the directory that it had."""
+    """May come back with the same directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     name: str
     identity: str
-    """Its directory's own."""
+    """Identity of its directory."""
     listen: str
     control: str
     directory: str
-    """Where its log is."""
+    """Directory of its log."""
     flight: str = ""
-    """Where its log is fetched from by who has not that directory; empty: nowhere."""
+    """Arrow Flight address of its log, for machines without that directory. Empty: none."""
     standing: Standing = Standing.HERE
     machine: str = ""
-    """Where its files may be mapped; empty: where its directory is."""
+    """Machine whose executors read its files. Empty: the machine of its directory."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Member:
-        """Raises RemoteProtocolError if something is missing or no text."""
+        """Raises RemoteProtocolError if a field is missing or is not text."""
         words = {name: told.get(name) for name in ("name", "identity", "listen", "control", "directory", "flight")}
         texts = {name: word for name, word in words.items() if isinstance(word, str)}
         if len(texts) < len(words):
@@ -67,7 +67,7 @@ class Member:
 
 
 class Members:
-    """By name. What changes is on disk when the call returns."""
+    """The gateways by name. Changes are on disk when the call returns."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
@@ -151,7 +151,7 @@ def members_of(document: bytes) -> dict[str, Member]:
 
 
 def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
-    """Where a producer that this gateway sends away may go."""
+    """Addresses to which this gateway may redirect a producer."""
     return [one.listen for one in members.values() if one.name != name and one.standing is Standing.HERE]
 
 

@@ -64,7 +64,7 @@ log = structlog.get_logger("gateway")
 
 
 class Gateway:
-    """One gateway, recovered from its directory. Lives in one event loop; only fsyncs leave it."""
+    """A gateway, recovered from its directory. It runs in one event loop; only fsyncs run in threads."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
@@ -124,13 +124,13 @@ class Gateway:
 
     @property
     def order(self) -> str:
-        """What streams are put in order by, in words; empty: by arrival."""
+        """A description of the event-time order. Empty: order of arrival."""
         return "" if self.config.declared is None else str(self.config.declared)
 
     # Sessions
 
     def join(self, peer: Peer) -> int:
-        """Give a new peer its session number; numbers are never used again."""
+        """Assigns a session number to a new peer. Numbers are never reused."""
         session = next(self._numbers)
         self._peers[session] = peer
         return session
@@ -149,7 +149,7 @@ class Gateway:
             self._hold([event.session] if isinstance(event, Received) else None)
 
     def _hold(self, only: list[int] | None) -> None:
-        """Do not read those who must wait, and read those again who must not; all, unless nothing changed but one."""
+        """Pauses and resumes reading from sessions: from all, or only from this one."""
         is_over, was_over = self.state.flow.is_over, self._is_holding
         self._is_holding = is_over
         if is_over is not was_over:
@@ -193,7 +193,7 @@ class Gateway:
     # The log
 
     def _append(self, batch: pa.RecordBatch, size_bytes: int) -> None:
-        """Rows wait for others, so that many are one entry of the log; never long, and never many bytes."""
+        """Buffers rows, so that many become one entry of the log. Bounded in time and bytes."""
         self._waiting.append(batch)
         self._waiting_bytes += size_bytes
         if self._waiting_bytes >= self.config.append_bytes_max:
@@ -202,7 +202,7 @@ class Gateway:
             self._flush_timer = asyncio.get_running_loop().call_later(self.config.append_delay_s, self.flush)
 
     def flush(self) -> None:
-        """Write what waits. A disk that does not take it ends the gateway: nothing of it was acknowledged."""
+        """Writes buffered rows. A disk error ends the gateway: nothing of them was acknowledged."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -221,7 +221,7 @@ class Gateway:
         self.handle(Appended(self.log.next_sequence))
 
     def look_at_disk(self) -> None:
-        """Hold producers while there is little room: what they have not sent, they still have."""
+        """Withholds credits while the disk is low on space."""
         free_bytes = disk_free_bytes(self.log.directory)
         is_short = free_bytes < self.config.disk_free_bytes_min
         if is_short is not self.state.flow.is_disk_short:
@@ -234,13 +234,13 @@ class Gateway:
         self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
 
     async def _durably(self, *call: Any) -> None:
-        """Run a call that waits for the disk beside the loop; a disk that fails ends the gateway."""
+        """Runs a blocking disk call in a thread. A disk error ends the gateway."""
         with self._ending():
             await asyncio.get_running_loop().run_in_executor(None, *call)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """A disk that fails meanwhile ends the gateway."""
+        """A disk error in this block ends the gateway."""
         try:
             yield
         except StorageError as error:
@@ -251,7 +251,7 @@ class Gateway:
     # What the driver asks for
 
     def confirm(self) -> None:
-        """A driver of the present fence knows the log: producers may open streams."""
+        """A driver with the current fence has confirmed the log: producers may open streams."""
         if not self.is_confirmed:
             self.is_confirmed = True
             log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
@@ -259,7 +259,7 @@ class Gateway:
                 self.handle(LeaderFound())
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
-        """The end of what the driver may read from `start` on: on disk, and within its limits."""
+        """The end of what the driver may read from `start` on: durable, and within its limits."""
         async with self._commit_lock:
             await self._raise_to(fence)
         self.flush()
@@ -312,7 +312,7 @@ class Gateway:
         return self.ordering
 
     async def _hear(self, ordering: Ordering) -> None:
-        """Take up what came, or some of it."""
+        """Processes received rows, or some of them."""
         now = time.monotonic()
         if ticks := ordering.ticks(now):
             log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
@@ -323,7 +323,7 @@ class Gateway:
             ordering.hear(now)
 
     async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
-        """Put in order what may be; it is on disk when this returns."""
+        """Moves rows whose order is settled to the ordered log. They are on disk when this returns."""
         now = time.monotonic()
         with self._ending():
             ends = ordering.take(now)
@@ -339,25 +339,25 @@ class Gateway:
             log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 
     def _named(self, stream_id: int) -> dict[str, Any]:
-        """A stream as people know it."""
+        """A stream's id, name and state for log events."""
         if stream_id not in self.state.registry:
             return {"stream": stream_id, "name": "", "state": "never opened"}
         stream = self.state.registry[stream_id]
         return {"stream": stream_id, "name": stream.name, "state": stream.state}
 
     def _whole_groups(self, start: int, end: int) -> int:
-        """No epoch cuts a group: then what it commits of a stream always ends at a point of reference."""
+        """An epoch never splits a group, so a stream's commits always end at a point of reference."""
         if not start < end < self.state.groups_end:
             return end
         return whole_groups(start, end, self.log.read(start, end), self.log.read(end, self.log.durable_end))
 
     async def fence(self, fence: int) -> None:
-        """From now on, also after a restart, no driver before this one is heard."""
+        """Rejects all earlier drivers from now on, also after a restart."""
         async with self._commit_lock:
             await self._raise_to(fence)
 
     async def commit(self, commit: Committed) -> None:
-        """Make it durable, acknowledge it, let go of its rows; in this order."""
+        """Makes the commit durable, acknowledges it, and drops its rows, in this order."""
         check_end(commit.epoch, commit.end_sequence, self._offered_end)
         async with self._commit_lock:
             await self._raise_to(commit.fence)
@@ -390,7 +390,7 @@ class Gateway:
         return status_of(self)
 
     async def close(self) -> None:
-        """Put on disk what is here, and let go of the files."""
+        """Flushes to disk and closes the files."""
         try:
             self.flush()
             await self._durably(self.log.sync)

@@ -1,8 +1,8 @@
-"""The registry: every stream that the gateway knows, its committed and seen positions and its session. Pure.
+"""The registry: all streams that the gateway knows, with their committed and seen positions and their session. Pure.
 
-The one rule: it is the one owner of both positions. *committed* is in the last complete checkpoint and is all that
-producers are told; *seen* is in the log and decides what is a duplicate. `state` asks it about every NOTIFY, MESSAGE,
-EOS and commit.
+The one rule: both positions are owned here. *Committed* is in the last complete checkpoint, and is what producers are
+told. *Seen* is in the log, and decides what is a duplicate. `gateway/state` consults it for each NOTIFY, MESSAGE, EOS
+and commit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
 
 STREAM_NAME_CHARS_MAX = 256
-"""Names are for people; of a longer one the beginning is kept."""
+"""Longer names are truncated."""
 
 LISTED_BYTES = 18
-"""What a stream without a name takes in an OK."""
+"""Bytes of a stream without a name in an OK."""
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class Stream:
     committed: int | None = None
     seen: int | None = None
     session: int | None = None
-    """Who may send on it, or sent its end and waits for the last ACK."""
+    """The session that may send on it, or that has sent its end and waits for the last ACK."""
     eos_sequence: int | None = None
-    """Its end is in the log; until a commit covers it, nobody may open the stream."""
+    """Sequence number of its end in the log. Until it is committed, nobody may open the stream."""
     fresh_from: int = 0
-    """The first id that was new when this session opened the stream: below it are the duplicates of a reconnect."""
+    """The first id that was new when the session opened the stream. Lower ids are duplicates of a reconnect."""
 
     @property
     def is_free(self) -> bool:
@@ -50,13 +50,13 @@ class Stream:
         return NOTHING_COMMITTED if self.committed is None else self.committed
 
     def reference_for(self, notified: int) -> int:
-        """What a NOTIFY with this point of reference is answered."""
+        """The answer to a NOTIFY with this point of reference."""
         if notified == UNNUMBERED and self.seen is not None:
             return self.seen
         return self.point_of_reference
 
     def call(self, name: str) -> None:
-        """Another gateway says what it is called; who opened it here knows better."""
+        """Sets the name that another gateway knows, unless a session here has given one."""
         self.name = self.name or name[:STREAM_NAME_CHARS_MAX]
 
     def open(self, session: int, name: str) -> None:
@@ -67,16 +67,16 @@ class Stream:
 
     @property
     def floor(self) -> int:
-        """Ids below it are duplicates, dropped in silence."""
+        """Ids below this are duplicates, and are dropped silently."""
         return max(self.fresh_from, _after(self.committed))
 
     @property
     def next_id(self) -> int:
-        """The least id that may come next, of those that are no duplicates."""
+        """The smallest id that may come next, except for duplicates."""
         return _after(self.seen)
 
     def is_fresh(self, message_id: int) -> bool:
-        """Whether this id is new. If it is, it must be higher than the last: one that goes back is the peer's error."""
+        """Whether this id is new. A new id must be larger than the last one, else the peer has broken the protocol."""
         if message_id < self.floor:
             return False
         if message_id == NOTHING_COMMITTED:
@@ -86,7 +86,7 @@ class Stream:
         return True
 
     def commit(self, message_id: int) -> bool:
-        """Take a committed id; false if it is not news."""
+        """Sets the committed id. False if it is not newer."""
         if self.committed is not None and message_id <= self.committed:
             return False
         self.committed = message_id
@@ -96,7 +96,7 @@ class Stream:
 
 class Registry:
     def __init__(self, positions: Mapping[int, Position], tail: Tail) -> None:
-        """As a restarted gateway knows them: the snapshot, and what the log has beyond it."""
+        """Restores the registry from the snapshot and the rows of the log behind it."""
         self._streams: dict[int, Stream] = {}
         for stream_id, position in positions.items():
             self._streams[stream_id] = Stream(stream_id, position.name, position.committed, position.committed)
@@ -121,7 +121,7 @@ class Registry:
         return self._streams.setdefault(stream_id, Stream(stream_id))
 
     def leave(self, session: int) -> list[int]:
-        """A session is gone: its streams are free, but for those whose end waits for a commit. Gives their ids."""
+        """Releases the streams of a gone session, except those whose end waits for a commit. Returns their ids."""
         left = [stream for stream in self if stream.session == session]
         for stream in left:
             stream.session = None
@@ -129,7 +129,7 @@ class Registry:
         return [stream.stream_id for stream in left]
 
     def positions(self, changes: Mapping[int, int]) -> dict[int, Position]:
-        """What a snapshot says once `changes` are committed."""
+        """The positions for a snapshot once `changes` are committed."""
         known = {
             stream.stream_id: Position(stream.name, stream.committed) for stream in self if stream.committed is not None
         }

@@ -1,8 +1,8 @@
-"""The gateway's server: a TCP server for producers, and `serve`, which runs the whole process.
+"""The gateway's TCP server for producers, and `serve`, which runs the whole process.
 
-The one rule: a session does three things: feed bytes to its connection, hand the events on, write whole frames. No
-input from the network ends the process, and no peer makes it hold more than `write_bytes_max`. Before it: the socket.
-After it: `performer`.
+The one rule: a session feeds bytes to its connection, passes the events on, and writes whole frames; nothing else. No
+input from the network ends the process, and no peer makes it buffer more than `write_bytes_max`. Before it the socket;
+after it `gateway/performer`.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ if TYPE_CHECKING:
     from procession.gateway.flight_server import LogService
 
 WRITE_BYTES_HIGH = 64 * 1024
-"""With this much unread by the peer we stop reading from it, so that it cannot make us say more."""
+"""Bytes that the peer has not read at which the gateway stops reading from it."""
 
 OTHER_DESCRIPTORS = 256
-"""Files that a gateway has open beside its connections, and more of them than there ever are."""
+"""Upper bound of the files that a gateway has open besides its connections."""
 
 COLUMNS_FROM_RECORDS = 100_000
-"""So many records, decoded one by one, have taken about as long as it takes to get ready for decoding by columns."""
+"""Records after which decoding by columns is worth its start-up cost."""
 
 log = structlog.get_logger("gateway")
 
 
 class Intake:
-    """What all sessions read with: one buffer, used in turn, for what came is taken before the next read."""
+    """The read buffer, shared by all sessions: received bytes are processed before the next read."""
 
     def __init__(self, read_bytes_max: int) -> None:
         self.buffer = memoryview(bytearray(read_bytes_max))
@@ -77,7 +77,7 @@ class Intake:
 
 
 class Session(asyncio.BufferedProtocol):
-    """One producer's socket."""
+    """The connection of a producer."""
 
     def __init__(self, gateway: Gateway, sessions: set[Session], intake: Intake) -> None:
         self._gateway = gateway
@@ -134,7 +134,7 @@ class Session(asyncio.BufferedProtocol):
         self._read_or_not()
 
     def hold(self, is_held: bool) -> None:
-        """Leave what the peer sends in its socket, or take it again."""
+        """Pauses or resumes reading from the peer."""
         if is_held is not self._is_held:
             self._is_held = is_held
             self._read_or_not()
@@ -159,7 +159,7 @@ class Session(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
-        """Say why, then close."""
+        """Sends the reason, then closes."""
         if reason is not None and not self._is_lingering:
             log.warning("session.refused", session=self._number, reason=reason)
             self._gateway.tally.failed(reason)
@@ -169,7 +169,7 @@ class Session(asyncio.BufferedProtocol):
         self._linger()
 
     def restart(self, address: str | None = None) -> None:
-        """Ask the producer to come again, to another gateway if an address is given, then close."""
+        """Sends RESTART, with the address of another gateway if there is one, then closes."""
         if self._connection.state is not State.STREAMING:
             self.close("the gateway is stopping")
             return
@@ -189,7 +189,7 @@ class Session(asyncio.BufferedProtocol):
         self._after(self._config.linger_s, self._transport.abort)
 
     def _hurry_others(self) -> None:
-        """However many are refused, few may take their time: the one who lingers longest is cut."""
+        """Limits the refused connections that are still open: aborts the oldest."""
         lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
         if len(lingering) > self._config.lingering_max:
             min(lingering, key=lambda one: one._number)._transport.abort()
@@ -204,7 +204,7 @@ class Session(asyncio.BufferedProtocol):
 
 
 class GatewayServer:
-    """A gateway with its two doors open: producers at `listen`, the driver and the operator at `control`."""
+    """A gateway with its ports open: `listen` for producers, `control` for the driver and operators."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.gateway = Gateway(config)
@@ -225,7 +225,7 @@ class GatewayServer:
         self._metrics: MetricsDoor | None = None
 
     async def start(self) -> None:
-        """Open both doors, and write down where they are."""
+        """Opens both ports, and writes their addresses into the directory."""
         loop = asyncio.get_running_loop()
         previous = addresses(self._config.directory)
         listening = listening_socket(parse_address(self._config.listen), previous.get("listen"))
@@ -272,7 +272,7 @@ class GatewayServer:
         return listening_file(path)
 
     async def _lead_or_follow(self, controlling: socket.socket) -> None:
-        """Open the side door; begin to lead, or look for who does."""
+        """Opens the control port, and becomes the leader or connects to it."""
         config, gateway = self._config, self.gateway
         own = Member(
             config.name if config.join else LEADER,
@@ -301,7 +301,7 @@ class GatewayServer:
         return str(Address(self._config.advertise, parse_address(address).port)) if self._config.advertise else address
 
     def _depart(self, others: list[str]) -> None:
-        """The leader lets this gateway go: nobody comes in any more, and who is here is sent to another one."""
+        """Leaves the pipeline: accepts nobody, and redirects the producers to another gateway."""
         if self._is_departing:
             return
         self._is_departing = True
@@ -312,7 +312,7 @@ class GatewayServer:
             session.restart(others[number % len(others)] if others else None)
 
     def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Figure]:
-        """In the thread of whoever reads metrics: have them made in the loop, where nothing moves meanwhile."""
+        """Called in the thread that serves metrics: computes them in the event loop."""
 
         async def make() -> list[Figure]:
             return figures(self.gateway)
@@ -329,7 +329,7 @@ class GatewayServer:
             self.gateway.handle(Ticked())
 
     async def stop(self) -> None:
-        """Send the producers away with a RESTART, close the doors, and put what is here on disk."""
+        """Sends RESTART to the producers, closes the ports, and flushes to disk."""
         if self._ticker is not None:
             self._ticker.cancel()
         if self._metrics is not None:
@@ -370,7 +370,7 @@ async def _serve(config: GatewayConfig) -> None:
 
 
 def _allow_descriptors(config: GatewayConfig) -> None:
-    """Let the process open as many files as its limits mean, as far as the system lets it."""
+    """Raises the limit of open files to what the settings need, as far as the system allows."""
     wanted = config.limits.sessions_max + config.lingering_max + config.controls_max + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -381,7 +381,7 @@ def _allow_descriptors(config: GatewayConfig) -> None:
 
 
 def serve(config: GatewayConfig) -> None:
-    """Run a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or go on."""
+    """Runs a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or continue."""
     if not structlog.is_configured():
         configure("info")
     _allow_descriptors(config)

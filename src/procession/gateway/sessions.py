@@ -1,6 +1,6 @@
-"""A session, as the gateway's decisions know it: what it is owed, what it was told, what the draft needs of it. Pure.
+"""A session as the gateway's decisions see it: credits owed, acknowledgements sent, state of the draft protocol. Pure.
 
-The one rule: a session decides nothing; it keeps what is its own, and goes when its connection does. `state` asks it.
+The one rule: a session decides nothing. It holds its own data until its connection ends. `gateway/state` uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procession.wire.messages import Ack, Hello
 
 
 class Peer(Protocol):
-    """A session's socket, as far as the gateway's decisions go."""
+    """A session's socket, as the gateway's decisions use it."""
 
     def send(self, frame: AnyFrame) -> None: ...
 
@@ -30,7 +30,7 @@ class Peer(Protocol):
 
 
 def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Extension] | None:
-    """Raise RemoteProtocolError unless the peer may come in. Gives what it asks for of the draft; None: version 3."""
+    """Raises RemoteProtocolError unless the peer may connect. Returns its draft extensions, or None for version 3."""
     asked_for = draft.VERSIONS.get(hello.version)
     if asked_for is None and hello.version not in v3.VERSIONS:
         raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
@@ -50,22 +50,22 @@ def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Exte
 class Session:
     is_streaming: bool = False
     owed: int = 0
-    """Credits that are missing from a full window: those that it spent, and that were not given back."""
+    """Credits that were spent and not granted again."""
     unspent: int = 0
     """So many of them went with frames that left nothing behind, a NOTIFY or a duplicate: whoever may not send more
     gets these back all the same, or it could spend all that it has before it has said which streams are its own."""
     was_acked: bool = False
-    """Since the last tick."""
+    """Whether an ACK was sent since the last tick."""
     streams: set[int] = field(default_factory=set)
-    """Those that it has open, where streams have limits of their own."""
+    """Its open streams, if streams have their own limits."""
     has_sent: bool = False
-    """Records, there."""
+    """Whether it has sent records, if streams have their own limits."""
     groups: Groups | None = None
-    """What it has sent in the draft; None if it speaks version 3."""
+    """What it has sent in the draft protocol. None with version 3."""
     stutter: int = 0
-    """So many ACKs are held back, because it asked for that fault."""
+    """Number of ACKs to withhold, because the session requested this fault."""
     _late: dict[int, int] = field(default_factory=dict)
-    """What those would have told."""
+    """The content of the withheld ACKs."""
 
     def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, payable: int) -> list[Ack | AckCounts]:
         """The ACK that tells these pairs (stream id, committed id) and gives back so much of what is owed; none while

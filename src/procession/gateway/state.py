@@ -1,8 +1,8 @@
-"""What the gateway decides: whose stream it is, what is a duplicate, who gets which sequence, who may send more. Pure.
+"""The gateway's decisions: who owns a stream, what is a duplicate, sequence numbers, credits. Pure.
 
-The one rule: `handle(event) -> actions` is the only door, and a step that is not allowed changes nothing. Before it on
-the walk: `wire.connection`, which lets only well-formed sessions through. After it: `performer`, which appends, writes
-and sends.
+The one rule: all input goes through `handle(event) -> actions`, and an event that is not allowed changes nothing.
+Before it `wire/connection`, which rejects malformed sessions; after it `gateway/performer`, which appends, writes and
+sends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from procession.wire.messages import (
 
 
 class GatewayState:
-    """All that a gateway knows. `snapshot` and the log's rows from its end on are all that it needs to begin."""
+    """The whole state of a gateway. It is restored from `snapshot` and the log's rows behind it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class GatewayState:
         *,
         is_leading: bool | None = None,
     ) -> None:
-        """`is_leading` says whether the leader of several gateways is this one; None: there are no others to ask."""
+        """`is_leading`: whether this gateway is the leader of several. None: there is only one."""
         self.limits = limits
         self.snapshot = snapshot or Snapshot()
         found = tail if isinstance(tail, Tail) else read_tail(self.snapshot.end_sequence, tail)
@@ -99,7 +99,7 @@ class GatewayState:
         self.duplicates = 0
 
     def handle(self, event: Event, now: float = 0.0) -> list[Action]:
-        """What follows from an event. Time matters only to a window that adapts."""
+        """The actions that follow from an event. `now` matters only to an adaptive window."""
         self.now = max(now, self.now)
         match event:
             case Received():
@@ -216,7 +216,7 @@ class GatewayState:
         return self._close(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
     def _messages(self, session: int, messages: Messages) -> list[Action]:
-        """The hot path: no step is taken per record. If one of them is an error, those before it count."""
+        """The hot path: no step per record. If a record is an error, those before it count."""
         judged = fresh(messages.stream_ids, messages.message_ids, self.registry)
         for stream_id, last_id in judged.last_ids.items():
             self.registry[stream_id].seen = last_id
@@ -238,22 +238,22 @@ class GatewayState:
         return actions
 
     def _closing(self, stream_ids: Iterable[int]) -> None:
-        """Of these streams, those that have ended are closing."""
+        """Marks those of these streams that have ended as closing."""
         known = [self.registry[one] for one in stream_ids if one in self.registry]
         self._close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
 
     def _close_claims(self, stream_ids: Iterable[int]) -> None:
-        """No session sends on these streams any more; they are given up when all that came of them is committed."""
+        """Called when no session sends on these streams: releases them when all their records are committed."""
         if self.claims is not None:
             self.claims.close(stream_ids, self.next_sequence)
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that it ever took is committed, and it holds no stream."""
+        """Whether all received records are committed and no stream is held."""
         return not self.claims and self.snapshot.end_sequence == self.next_sequence
 
     def _drafted(self, session: int, run: DraftMessages) -> list[Action]:
-        """Messages of the draft, one by one. If one of them is an error, those before it count."""
+        """Messages of the draft protocol, one by one. If one is an error, those before it count."""
         groups = self.sessions[session].groups
         assert groups is not None, "only a session of the draft gets here"
         taken = groups.take_all(run.messages, self.registry, self.next_sequence)
@@ -296,7 +296,7 @@ class GatewayState:
                 return [action for asked in self.claims.lose_leader() for action in self._refuse(*asked)]
 
     def _relinquish(self) -> list[Action]:
-        """Give up the streams that nobody sends on, if all that came of them is committed."""
+        """Releases streams without a session, if all their records are committed."""
         if self.claims is None:
             return []
         settled = self.claims.settle(self.snapshot.end_sequence)
@@ -317,7 +317,7 @@ class GatewayState:
         return [action for rows in appended for action in self._give_back(rows.session, rows.frames)]
 
     def _give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[Action]:
-        """Owe the session what it spent, and pay when it is worth an ACK."""
+        """Adds the credits that a session has spent to what it is owed, and sends an ACK when it is worth it."""
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
@@ -325,11 +325,11 @@ class GatewayState:
         return self._ack(session) if self.flow.is_due(self.sessions[session].owed, self._allowed(session)) else []
 
     def _allowed(self, session: int) -> int:
-        """So many credits this session may hold."""
+        """Number of credits that this session may hold."""
         return self.flow.allowed(len(self.sessions))
 
     def holds(self, session: int) -> bool:
-        """Whether this session is not read now, because too much has come. Who has not said HELLO yet is."""
+        """Whether the session is not read now, because of backpressure. Never before its HELLO."""
         return self.flow.is_over and self.sessions[session].is_streaming
 
     def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
@@ -338,7 +338,7 @@ class GatewayState:
         return [Send(session, frame) for frame in frames]
 
     def _ticked(self) -> list[Action]:
-        """An ACK for every session that had none: existing clients retry a refused NOTIFY only when one comes."""
+        """Sends an ACK to each session that had none: existing clients retry a refused NOTIFY only after an ACK."""
         return [action for number in self.sessions for action in self._tick(number)]
 
     def _tick(self, number: int) -> list[Action]:
@@ -348,7 +348,7 @@ class GatewayState:
         return actions
 
     def _debug(self, session: int, debug: Debug) -> list[Action]:
-        """Do what a session of the draft asks to be done to it, and to nobody else."""
+        """Injects the fault that a session of the draft protocol requests, into this session only."""
         actions = self._give_back(session, 1)
         match debug.fault:
             case Fault.STUTTER:
@@ -383,7 +383,7 @@ class GatewayState:
         return Snapshot(fence, epoch, end_sequence, self.next_sequence, self.registry.positions(positions))
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
-        """Only now is it true: tell the producers, let go of the rows, and give back what was withheld."""
+        """The commit is durable: acknowledges it, drops the rows, and grants withheld credits."""
         withheld = {number for number in self.sessions if not self._allowed(number)}
         self.snapshot = snapshot
         self.flow.commit(self.now, snapshot.end_sequence)
@@ -393,6 +393,6 @@ class GatewayState:
         return [*actions, Trim(snapshot.end_sequence), *self._relinquish()]
 
     def _is_owed(self, number: int, is_withheld: bool) -> bool:
-        """Whether to pay now; whoever had to wait for a commit is paid the least sum."""
+        """Whether to grant credits now. A session that waited for a commit gets the minimum."""
         ask = self.flow.payable if is_withheld else self.flow.is_due
         return bool(ask(self.sessions[number].owed, self._allowed(number)))
