@@ -159,6 +159,16 @@ def test_tables_of_rows_and_of_files(tmp_path: Path) -> None:
         assert found == ["two", None, "one"]
 
 
+def test_a_table_that_changes_is_read_again_from_the_next_epoch_on(tmp_path: Path) -> None:
+    path = tmp_path / "names.jsonl"
+    path.write_text('{"id": 1, "name": "old"}\n')
+    pipeline = Pipeline("tables")
+    source = pipeline.source("in", codec="json").peek(lambda _: path.write_text('{"id": 1, "name": "newer"}\n'))
+    side = tables.of_json_lines(path, by="id", refresh=True)
+    source.rebalance().hash_join(side, key=lambda n: n, join=lambda n, row: row["name"]).sink("out", to="file:out")
+    assert run(pipeline, {"in": [1, 1]}, epochs=1)["out"] == ["old", "newer"]
+
+
 def test_streams_are_put_in_the_order_of_event_time_whatever_came_first() -> None:
     pipeline = Pipeline("times", order_by="event_time", late="dead-letter", dead_letter="file:dead")
     pipeline.source("in", codec="text", streams=["a", "b"]).sink("out", to="file:out")
