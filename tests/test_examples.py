@@ -1,6 +1,7 @@
-"""The examples, each run for real (gateway, Spark, file sink) and compared with a plain sequential Python program.
+"""The examples, compared with a plain sequential Python program: each in this process, cut and dealt out in several
+ways; and run for real (gateway, Spark, file sink), some of them in every run of the tests and all in `make test-all`.
 
-The one rule: what is compared is what the sink's transaction log says is committed, and nothing else.
+The one rule: of a real run, what is compared is what the sink's transaction log says is committed, and nothing else.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from procession import Pipeline
 from procession.sdk.transaction_log import committed_ranges
+from procession.testing import run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LINES_MAX = 60
@@ -217,6 +221,10 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
 }
 
 
+FOR_REAL = ("running_balances", "sales_day")
+"""Run for real every time, beside `long_words`: one has states that go from epoch to epoch, one waits for the end."""
+
+
 def run_example(name: str, given: bytes, cwd: Path) -> None:
     (cwd / "input.txt").write_bytes(given)
     words = ["run", str(EXAMPLES / f"{name}.py"), "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0"]
@@ -242,7 +250,22 @@ def test_an_example_is_short(name: str) -> None:
     assert (EXAMPLES / f"{name}.py").read_text().count("\n") <= LINES_MAX
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "long_words"])
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_writes_what_a_sequential_program_would_have_written(name: str) -> None:
+    output, lines, reference = CASES[name]
+    pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
+    (source,) = (source.name for source in pipeline.graph().sources)
+    sink = output.removeprefix(f"{pipeline.name}-").removesuffix("-0")
+    expected = reference(lines)
+    for epochs, tasks in ((None, 1), (200, 2), (61, 5)):
+        found = run(pipeline, {source: [line.encode() for line in lines]}, epochs=epochs, parallelism=tasks)
+        assert found.bytes[sink].decode().splitlines() == expected, f"{tasks} tasks, epochs of {epochs}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FOR_REAL else pytest.mark.slow) for name in CASES if name != "long_words"],
+)
 def test_an_example_commits_what_a_sequential_program_would_have_written(name: str, tmp_path: Path) -> None:
     output, lines, reference = CASES[name]
     run_example(name, "".join(f"{line}\n" for line in lines).encode(), tmp_path)
