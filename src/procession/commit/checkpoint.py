@@ -1,9 +1,8 @@
-"""The checkpoint: Spark's directory, one copy for each driver, and the fence that says whose counts.
+"""The checkpoint: Spark's directory, one copy per driver, and the fence that names the valid one.
 
 The one rule: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies
-offsets, commits and rounds, in this order, then decides; whoever decides reads `CURRENT` again after `commits/N` and
-before phase 2. So what a driver that was replaced still writes goes into a copy that nobody reads. Beside it
-`commit/spark_log`.
+offsets, commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before
+phase 2. So what a replaced driver still writes goes into a copy that nobody reads. Next to it `commit/spark_log`.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ FORMAT = 2
 """Of `pipeline.json`, and of what has no number of its own in a checkpoint: its folders, `CURRENT`, and our line in
 Spark's `offsets`. Without a number it is format 1, which says the same; the next claim writes the number."""
 UNTOLD = "bytes"
-"""What a sink wrote of which a checkpoint does not tell the codec, unless the program named one."""
+"""The codec of a sink for which the checkpoint and the program name none."""
 WRITTEN_ALIKE = frozenset({"bytes", "text"})
 EPOCHS_COPIED = 10
-"""A successor needs the last two; each file costs a sync, and a restart should be quick."""
+"""A successor needs the last two. Each file costs a sync, and a restart should be quick."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One driver's copy. `id` names the pipeline's checkpoint for its whole life and goes into every transaction."""
+    """One driver's copy. `id` names the pipeline's checkpoint for its life and is part of every transaction id."""
 
     root: Path
     id: str
@@ -69,7 +68,7 @@ class Checkpoint:
 
     @property
     def reserved(self) -> int:
-        """The last number of an attempt that any driver so far may have used."""
+        """The last attempt number that any driver so far may have used."""
         return read_reserved(self.directory, self.log.committed)
 
     def reserve(self, number: int) -> None:
@@ -152,7 +151,7 @@ class Checkpoint:
 
 
 def _last_committed(root: Path) -> Round | None:
-    """The record of the last epoch that is known to be committed; a driver that still works may be further on."""
+    """The record of the last epoch known to be committed. A running driver may be further on."""
     complete = _copies(root)
     if not complete:
         return None
@@ -243,7 +242,7 @@ def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, Sin
 
 
 def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
-    """What to say to a program whose sources or sinks are not those of the checkpoint, by name."""
+    """The error for a program whose sources or sinks differ from those of the checkpoint, by name."""
     lost = [one for one in known if given.get(one) != known[one]]
     new = [one for one in given if one not in known]
     names = {one: one.partition(" ")[2] for one in (*known, *given)}
@@ -269,7 +268,7 @@ def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping
 
 
 def _copies(root: Path) -> list[int]:
-    """The fences of the drivers whose copies are here, whole."""
+    """The fences of the drivers that have a complete copy here."""
     return sorted(int(path.name) for path in root.glob("[0-9]*") if path.name.isdigit())
 
 

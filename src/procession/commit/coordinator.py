@@ -1,9 +1,8 @@
-"""The coordinator: one round of two-phase commit for each epoch. Pure: events in, actions out.
+"""The coordinator: one two-phase commit for each epoch. Pure: events in, actions out.
 
-The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until
-`commits/N` is found or the query has ended; nothing is committed or aborted at a sink in between. Before it
-`storage/run_store` (an epoch is ready); beside it the sinks' votes; after it Spark's commit log, and the gateway that
-acknowledges.
+The one rule: the decision is never made here, it is looked up. A round is *in doubt* from its record until `commits/N`
+is found or the query has ended; in between, nothing is committed or aborted at a sink. Before it `storage/run_store`
+(an epoch is ready) and the sinks' votes; after it Spark's commit log, and the gateway, which acknowledges.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ from procession.errors import LocalProtocolError, StorageError
 from procession.planner.guarantee import POLICIES, Guarantee, Policy
 
 REFUSALS_MAX = 8
-"""So many abort votes or missed votes on one epoch stop the pipeline, naming the sink."""
+"""Number of abort votes or missed votes on one epoch that stops the pipeline."""
 
 ATTEMPTS_RESERVED = 100
-"""How many numbers of attempts are reserved at once: a sync for each so many epochs."""
+"""Attempt numbers reserved at a time: one sync per this many epochs."""
 
 ABORT_DELAY_MAX_S = 5.0
-"""The longest wait before an epoch is sent again to a sink that voted abort."""
+"""Maximum wait before an epoch is sent again to a sink that voted abort."""
 
 SETTLE_MAX = 8
-"""So often a sink may list again what it was told to abort."""
+"""How often a sink may list a transaction again that it was told to abort."""
 
 STORY_MAX = 64
 
 
 class Standing(Enum):
-    """A sink, as the round sees it."""
+    """The state of a sink in a round."""
 
     DOWN = "down"
     READY = "ready"
@@ -75,7 +74,7 @@ class Standing(Enum):
 
 
 class Phase(Enum):
-    """An open round."""
+    """The phases of an open round."""
 
     EMITTING = "emitting"
     RECORDING = "recording"
@@ -84,7 +83,7 @@ class Phase(Enum):
 
 @dataclass
 class Sink:
-    """What we hold of a sink: how far its output is decided, the vote it gave us, what it has yet to confirm."""
+    """What the coordinator knows of a sink: its decided position, its vote, and what it has yet to confirm."""
 
     position: int
     standing: Standing = Standing.DOWN
@@ -93,7 +92,7 @@ class Sink:
     unconfirmed: Part | None = None
     settlings: int = 0
     attempt: int = 0
-    """The number of the last attempt. Each sink counts its own, so that it sees every number."""
+    """Number of the last attempt. Each sink has its own counter, so that it sees every number."""
 
 
 @dataclass
@@ -146,7 +145,7 @@ class Coordinator:
                 raise taken_out(name)
 
     def handle(self, event: Event) -> list[Action]:
-        """What is to be done now that this has happened."""
+        """The actions that follow from an event."""
         self._told.append(("<", event))
         actions = self._handle(event)
         for action in actions:
@@ -155,7 +154,7 @@ class Coordinator:
 
     @property
     def story(self) -> list[str]:
-        """The last events and actions, in words that are only made when somebody asks."""
+        """The last events and actions as text, formatted only when it is asked for."""
         return [f"{gutter} {what}" for gutter, what in self._told]
 
     def _handle(self, event: Event) -> list[Action]:
@@ -211,7 +210,7 @@ class Coordinator:
         return [*confirmed, *commits, *self._emit(name)]
 
     def _decide(self, name: str, text: str) -> bool | Stop | None:
-        """Commit, abort, or neither yet (None: it is this round's, and in our hands)."""
+        """Commit, abort, or neither yet (None: it belongs to the open round)."""
         transaction = Transaction.parse(text)
         if transaction is None or not self._is_ours(name, transaction):
             return False
@@ -233,7 +232,7 @@ class Coordinator:
         )
 
     def _missing(self, event: SinkConnected, is_committing: bool, is_held: bool) -> Stop | None:
-        """A sink that has less than it had promised, or more than we gave it, stops the pipeline."""
+        """Stops the pipeline if a sink has less than it had promised, or more than it was sent."""
         sink = self.sinks[event.sink]
         if sink.vote is not None and not is_held:
             if self.open is None or self.open.phase is not Phase.EMITTING:
@@ -333,7 +332,7 @@ class Coordinator:
         )
 
     def _abort_all(self, delay_s: float = 0.0) -> list[Action]:
-        """Take back what this attempt brought to any sink. To discard what is not prepared, a sink is greeted again."""
+        """Aborts this attempt at all sinks. A sink discards unprepared output when its session begins again."""
         actions: list[Action] = []
         for name, sink in self.sinks.items():
             if sink.standing is Standing.VOTED and sink.txn is not None:

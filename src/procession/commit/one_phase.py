@@ -39,7 +39,7 @@ from procession.planner.guarantee import Acknowledges, Emits, Policy, Shows, Wai
 
 
 class EagerCoordinator(Coordinator):
-    """`_due` are the sinks that have yet to be sent the open epoch, or to answer."""
+    """`_due` are the sinks that have yet to receive the open epoch, or to answer."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -78,7 +78,7 @@ class EagerCoordinator(Coordinator):
         return [*self._confirm(sink), *self._emit(name)]
 
     def _settle(self, event: SinkConnected) -> list[Action]:
-        """Decide what is listed, and greet again: then the sink says where its output ends."""
+        """Decides the listed transactions, and begins the session again to learn where the output ends."""
         name, sink = event.sink, self.sinks[event.sink]
         sink.settlings += 1
         if sink.settlings > SETTLE_MAX:
@@ -102,7 +102,7 @@ class EagerCoordinator(Coordinator):
         return True if transaction.fence <= self.fence else Stop(fenced(self.fence, transaction.fence))
 
     def _adopt(self, event: SinkConnected) -> Stop | None:
-        """Go on where the sink is; an idempotent one goes on where we are."""
+        """Continues at the sink's position; an idempotent sink continues at ours."""
         name, sink = event.sink, self.sinks[event.sink]
         if sink.vote is not None:
             if event.position is None or event.position >= sink.vote.end:
@@ -187,7 +187,7 @@ class EagerCoordinator(Coordinator):
         return [*(action for name in self.sinks for action in self._emit(name)), *self._over()]
 
     def _over(self) -> list[Action]:
-        """The epoch is committed, and there is nobody left to send it to."""
+        """The epoch is committed, and no sink is left to send it to."""
         if self.open is None or self._due or self.committed < self.open.ready.epoch:
             return []
         self.open = None
@@ -202,7 +202,7 @@ class EagerCoordinator(Coordinator):
 
 
 def coordinator_for(policy: Policy, idempotent: tuple[str, ...], **settings: Any) -> Coordinator:
-    """The coordinator of a pipeline: the strict one, unless less is asked for."""
+    """The coordinator of a pipeline: the strict one, unless the guarantee is weaker."""
     kind = Coordinator if policy.is_strict and not idempotent else EagerCoordinator
     return kind(policy=policy, idempotent=idempotent, **settings)
 

@@ -59,7 +59,7 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What there is to tell about a committed epoch."""
+    """The figures of a committed epoch."""
 
     record: Round
     manifests: Sequence[Manifest]
@@ -69,10 +69,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rim:
-    """The conductor's neighbours, introduced by the driver."""
+    """The interfaces of the conductor's neighbours, provided by the driver."""
 
     acknowledge: Callable[[Round], Awaitable[None]]
-    """Tells the gateway; raises RoundError while it is away."""
+    """Notifies the gateways of a commit. Raises RoundError if one cannot be reached."""
     observe: Callable[[Outcome], None]
     say: Callable[[str], None]
     fail: Callable[[ProcessionError], None]
@@ -87,13 +87,13 @@ class OpenEpoch:
 
 
 class Tables(Protocol):
-    """Who knows which version of tables that may change an epoch is to read."""
+    """Knows which version of a changing table an epoch reads."""
 
     def current(self, before: Mapping[str, str]) -> Mapping[str, str]:
-        """The versions for the next epoch, if these were those of the one before. May take its time."""
+        """The versions for the next epoch, given those of the previous one. May block."""
 
     def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
-        """Forget those that only the last epoch needed."""
+        """Deletes the versions that only the last epoch needed."""
 
 
 class Conductor:
@@ -131,7 +131,7 @@ class Conductor:
         self._acknowledged: Round | None = None  # the last one that every gateway has on disk
 
     def start(self) -> None:
-        """Connect to the sinks, and tell the gateway what is committed: it may have missed it."""
+        """Connects to the sinks, and repeats the last commit to the gateways, which may have missed it."""
         log.info("driver.started", fence=self._checkpoint.fence, committed=self._coordinator.committed)
         for link in self._links.values():
             self._spawn(link.run())
@@ -141,7 +141,7 @@ class Conductor:
             self._unacknowledged.put_nowait(last)
 
     async def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
-        """Bring an epoch to all sinks; returns when its round record is on disk."""
+        """Sends an epoch to all sinks. Returns when its round record is on disk."""
         self._raise_error()
         await self._idle.wait()  # nothing of an epoch goes out before phase 2 of the one before
         self._raise_error()
@@ -191,7 +191,7 @@ class Conductor:
         return runs_for(options.sink or name, options.bucket, manifests)
 
     async def _next_sides(self, epoch: int) -> Mapping[str, str]:
-        """The versions of tables that the epoch behind this one is to read."""
+        """The versions of tables that the next epoch reads."""
         if self._tables is None:
             return {}
         last = self._coordinator.rounds.get(epoch - 1)
@@ -199,7 +199,7 @@ class Conductor:
         return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
 
     async def query_ended(self) -> None:
-        """Spark writes no more commits: look the open round up, and tell the sinks."""
+        """Spark writes no more commits: looks up the open round's decision, and tells the sinks."""
         opened = self._coordinator.open
         if opened is None or self._error is not None:
             return  # after a failed sync nothing is decided here: a successor looks it up
@@ -219,7 +219,7 @@ class Conductor:
         await self._idle.wait()
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Let the last acknowledgement out, then close all links."""
+        """Sends the last acknowledgement, then closes all connections."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._unacknowledged.join()
@@ -240,7 +240,7 @@ class Conductor:
             self._do(self._coordinator.handle(event))
 
     def _check_in_charge(self) -> None:
-        """Whoever was replaced must not take the sinks from its successor again and again, to bring them its round."""
+        """A replaced driver must not take the sinks' sessions from its successor."""
         try:
             self._checkpoint.check_fence()
         except ProcessionError as error:
@@ -327,7 +327,7 @@ class Conductor:
         faults.point("driver:idle")
 
     def _drop_states(self, record: Round) -> None:
-        """Forget the files that this epoch was the last to need."""
+        """Deletes the state files that only this epoch needed."""
         before = self._coordinator.rounds.get(record.epoch - 1)
         if before is not None and self._states is not None:
             needed = {name for version in record.states.values() for name in version.names}

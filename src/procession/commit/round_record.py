@@ -1,7 +1,7 @@
-"""The round record: what an epoch would commit, on disk before Spark is let to decide.
+"""The round record: what an epoch would commit, written to disk before Spark may decide.
 
 The one rule: a transaction commits if and only if `commits/N` exists and `rounds/N` names it. So a record is fsynced
-before `foreachBatch` returns, and kept at least until every sink has confirmed the epoch. Before it the votes of
+before `foreachBatch` returns, and kept until every sink has confirmed the epoch. Before it the votes of
 `commit/coordinator`; after it Spark's commit log.
 """
 
@@ -30,7 +30,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 @dataclass(frozen=True)
 class Part:
-    """One sink's share of a round: its transaction, and the positions of its output that the transaction covers."""
+    """One sink's share of a round: its transaction, and the positions of the output that it covers."""
 
     txn: str
     start: int
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Round:
-    """The record of one epoch's round."""
+    """The record of an epoch's round."""
 
     epoch: int
     fence: int
@@ -53,13 +53,13 @@ class Round:
     states: Mapping[str, Version] = field(default_factory=dict)
     """The version of each keyed stage's states that the epoch commits."""
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Where the epoch ends in the log of each gateway that had a record for any epoch so far."""
+    """The end of the epoch in the log of each gateway that has had a record so far."""
     sides: Mapping[str, str] = field(default_factory=dict)
-    """The copies of tables that the next epoch reads, by the file that each is of."""
+    """The copies of tables that the next epoch reads, by file."""
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """The same; of a record that was written before there could be several gateways, too."""
+        """The offsets, also of a record from before there could be several gateways."""
         return self.ends or {FIRST_GATEWAY: self.last}
 
     def to_json(self) -> bytes:
@@ -95,7 +95,7 @@ def next_positions(
 
 
 class Rounds:
-    """The records of a checkpoint, one file an epoch."""
+    """The records of a checkpoint, one file per epoch."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -122,11 +122,11 @@ class Rounds:
             ) from error
 
     def states(self, epoch: int) -> Mapping[str, Version]:
-        """What the epoch has left of the keyed stages' states. Raises StorageError if there is no record of it."""
+        """The states of keyed stages after this epoch. Raises StorageError if it has no record."""
         return self._must(epoch).states
 
     def sides(self, epoch: int) -> Mapping[str, str]:
-        """The copies of tables that the next epoch reads. Raises StorageError likewise."""
+        """The copies of tables that the next epoch reads. Raises StorageError if the epoch has no record."""
         return self._must(epoch).sides
 
     def _must(self, epoch: int) -> Round:
@@ -150,7 +150,7 @@ class Rounds:
         return positions
 
     def drop_before(self, epoch: int) -> None:
-        """Forget the records that are older than ROUNDS_KEPT and confirmed."""
+        """Deletes records that are confirmed and older than ROUNDS_KEPT."""
         for path in self.directory.glob("[0-9]*"):
             if path.name.isdigit() and int(path.name) < epoch - ROUNDS_KEPT:
                 path.unlink(missing_ok=True)

@@ -1,10 +1,9 @@
-"""The sink link: the driver's connection to one sink, kept up as long as the driver lives.
+"""The sink link: the driver's connection to one sink. It reconnects as long as the driver runs.
 
-The one rule: on each connect HELLO, NOTIFY and LIST_UNCOMMITTED go out in one breath, and no data before all three are
-answered and the coordinator has settled what was listed. A link only carries; what is sent when is the coordinator's
-decision. A sink that cannot be reached is waited for; one that can be reached, and ends the session at its greeting or
-before its vote, has refused: after `refusals_max` in a row somebody must act. Before it `commit/performer`, after it a
-sink, anybody's.
+The one rule: each connection sends HELLO, NOTIFY and LIST_UNCOMMITTED together, and no data before all three are
+answered and the coordinator has settled the listed transactions. The coordinator decides what is sent when. A sink that
+cannot be reached is waited for. One that ends the session at its greeting or before its vote has refused: after
+`refusals_max` refusals in a row an operator must act. Before it `commit/performer`; after it any sink.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ SILENT_BACKOFF_MAX_S = 10.0
 up yet."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 LINGER_S = 5.0
-"""How long a connection that we close may take to carry what is written."""
+"""Time that a closing connection has to send what was written."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +80,21 @@ class SinkOptions:
     version: str = SINK_VERSION
     is_authoritative: bool = True
     pack_bytes_max: int = 0
-    """Records are packed into messages of at most this many bytes; 0: each record is a message of its own."""
+    """Records are packed into messages of at most this many bytes. 0: one message per record."""
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
     refusals_max: int = REFUSALS_MAX
-    """So many refusals in a row, at the greeting or before the vote, are for a person to see."""
+    """Number of refusals in a row, at the greeting or before the vote, after which an operator must act."""
     sink: str = ""
     """The sink's name in the pipeline, if the connection has another: one of several."""
     bucket: int | None = None
     knows_workers_left: bool = False
-    """Whether the sink understands WORKERS_LEFT; some sinks die of it."""
+    """Whether the sink understands WORKERS_LEFT. Some existing sinks fail on it."""
 
 
 class Link:
-    """Connects, settles, carries; and connects again. `report` takes events, `say` sentences for people."""
+    """The connection to a sink. `report` receives events, `say` receives sentences for people."""
 
     def __init__(self, options: SinkOptions, report: Callable[[Event], None], say: Callable[[str], None]) -> None:
         self.options = options
@@ -118,7 +117,7 @@ class Link:
         self._tags = itertools.count(1)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until it is cancelled."""
         while True:
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
@@ -144,7 +143,7 @@ class Link:
             return await connect((self.options.host, self.options.port), self.options.tls)
 
     def _refused(self, error: Exception) -> None:
-        """The session has ended. Was it a refusal?"""
+        """Whether the end of the session counts as a refusal."""
         if not self._was_greeted:
             self._refused_greeting(error)
         elif isinstance(error, RemoteProtocolError) or (self._asked is not None and not self._is_hung):
@@ -225,7 +224,7 @@ class Link:
     async def _handshake(
         self, connection: Connection, reader: asyncio.StreamReader
     ) -> tuple[tuple[str, ...], int | None, list[object]]:
-        """What the sink lists, where it says its output ends, and whatever came behind the three answers."""
+        """The transactions that the sink lists, the end of its output, and what came after the three answers."""
         granted, position, listed = None, None, None
         pending: list[object] = []
         while granted is None or position is None or listed is None:
@@ -277,7 +276,7 @@ class Link:
     # What the conductor asks for
 
     async def emit(self, action: Emit, payloads: Iterable[pa.Array]) -> None:
-        """Send the bytes of [start, end), then ask for the vote. Ends quietly if the connection goes meanwhile."""
+        """Sends the bytes of [start, end), then asks for the vote. Returns silently if the connection is lost."""
         connection, writer = self._connection, self._writer
         if connection is None or writer is None:
             return
@@ -338,7 +337,7 @@ class Link:
             )
 
     def reconnect(self, delay_s: float) -> None:
-        """Close; `run` connects again. What was written before goes out first."""
+        """Closes after sending what was written; `run` connects again."""
         self._delay_s = delay_s
         self._is_leaving = True
         self._asked = None

@@ -21,34 +21,34 @@ from procession.storage.durable import fsync_dir, storage_error, write_durably
 from procession.storage.log_ranges import Offset, read_offsets
 
 POLL_S = 0.002
-"""How often the directory is looked at while a decision is awaited. The listener of queries lags by 130 ms."""
+"""Interval at which the directory is polled for a decision. Spark's query listener lags by 130 ms."""
 DECISION_TIMEOUT_S = 60.0
-"""How long the helper process waits until the driver has put the last commit on disk."""
+"""Time that the helper process waits until the driver has made the last commit durable."""
 DECIDED = "DECIDED"
 """Names the last epoch whose commit the driver of this copy has put on disk. Not synced: it is for the helper process
 of the same driver, and a successor writes its own."""
 
 
 class SparkLog:
-    """Reads what Spark writes, and puts it on disk."""
+    """Reads the files that Spark writes, and makes them durable."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     @property
     def offered(self) -> int:
-        """The last epoch whose range is fixed; -1 if none."""
+        """The last epoch whose range is fixed, or -1."""
         return _newest(self.directory / "offsets")
 
     @property
     def committed(self) -> int:
-        """The last epoch that is decided commit; -1 if none."""
+        """The last epoch whose decision is commit, or -1."""
         folder = self.directory / "commits"
         return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
 
     @property
     def offsets(self) -> dict[str, Offset]:
-        """Where the last offered epoch ends, for each gateway; empty if none was offered."""
+        """The end of the last offered epoch at each gateway. Empty if none was offered."""
         path = self.directory / "offsets" / str(self.offered)
         try:
             return read_offsets(json.loads(path.read_text().splitlines()[-1]))
@@ -60,7 +60,7 @@ class SparkLog:
             ) from error
 
     def check(self) -> None:
-        """Refuse a log from which Spark would silently skip or repeat an epoch."""
+        """Refuses a log from which Spark would silently skip or repeat an epoch."""
         offered, committed = self.offered, self.committed
         if offered - committed not in (0, 1):
             raise StorageError(
@@ -72,7 +72,7 @@ class SparkLog:
         self._renew("offsets", epoch)
 
     def sync_commit(self, epoch: int) -> None:
-        """Put `commits/N` on disk, and tell the helper process."""
+        """Makes `commits/N` durable, and notifies the helper process."""
         self._renew("commits", epoch)
         self.tell_decided(epoch)
 
@@ -85,7 +85,7 @@ class SparkLog:
 
     @property
     def decided(self) -> int:
-        """The last epoch whose commit the driver has put on disk; -1 if none."""
+        """The last epoch whose commit the driver has made durable, or -1."""
         try:
             return int((self.directory / DECIDED).read_text())
         except (OSError, ValueError):  # not there, or just being written
@@ -128,14 +128,14 @@ class SparkLog:
 
 
 _named: set[Path] = set()
-"""The folders whose names this process has put on disk."""
+"""Directories whose entries this process has synced."""
 
 LINES = {"offsets": 3, "commits": 2}
 """A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of Spark's is all there: it has its lines, and the last one is a JSON object."""
+    """Whether a file of Spark's is complete: it has its lines, and the last one is a JSON object."""
     try:
         return _is_all(path.read_bytes(), path.parent.name)
     except OSError:

@@ -1,7 +1,7 @@
-"""Stop reasons: what stops a pipeline during its rounds, each with its sentence and its next step.
+"""Stop reasons: what stops a pipeline during a commit, each with its sentence and its next step.
 
-The one rule: whoever reads it knows which sink it is about and what to do. Pure. Before it `commit/coordinator`,
-which finds them; after it the operator.
+The one rule: each names the sink and what to do. Pure. Before it `commit/coordinator`, which detects them; after it the
+operator.
 """
 
 from __future__ import annotations

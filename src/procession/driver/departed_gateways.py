@@ -17,7 +17,7 @@ from procession.gateway.control_client import ControlClient
 from procession.tls import ClientTls
 
 LOOK_S = 1.0
-"""Between two looks. A gateway leaves without a record in its log, and a sink has no use for an earlier word."""
+"""Polling interval. A gateway leaves without a record in its log, so sinks need no earlier notice."""
 
 
 async def watch(
@@ -27,7 +27,7 @@ async def watch(
     tell: Callable[[tuple[str, ...]], None],
     look_s: float = LOOK_S,
 ) -> None:
-    """Until cancelled: tell the names of all that have left, each time that they are others."""
+    """Until cancelled: passes on the names of all gateways that have left, each time that they change."""
     known: tuple[str, ...] = ()
     loop = asyncio.get_running_loop()
     with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:

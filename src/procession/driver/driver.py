@@ -50,25 +50,25 @@ from procession.storage.state_store import KEYS_MAX, StateStore
 from procession.tls import ClientTls
 
 READY = "driver.json"
-"""Says, in the pipeline's directory, which process drives it now."""
+"""File in the pipeline's directory that names the process of the driver."""
 SPARE_READY = "spare.json"
-"""Says which process is warm and waits for its turn."""
+"""File that names the process of the spare driver."""
 
 CACHE = "cache"
-"""In the pipeline's directory: its cache, if there is no other place for it."""
+"""The cache in the pipeline's directory, if there is no other place for it."""
 
 DRAIN_S = 10.0
-"""How long a stop waits for the open epoch before it is aborted."""
+"""Time that a stop waits for the open epoch before it is aborted."""
 
 
 @dataclass(frozen=True)
 class DriverConfig:
-    """Where everything is, and how large an epoch may be."""
+    """Addresses, directories and limits of a driver."""
 
     app: Path
     directory: Path
     gateway: str | Path
-    """Its control address, or its directory: then it is found again if it moves."""
+    """The gateway's control address, or its directory: then it is found again if it moves."""
     sinks: Mapping[str, str] = field(default_factory=dict)
     """The address of each sink of the app, or of one of its connections as `NAME.1`; those that the app itself names by
     address need none."""
@@ -82,27 +82,27 @@ class DriverConfig:
     dead_letter_records_min: int = 1000
     jvm_timeout_s: float = 30.0
     changed_stages: tuple[str, ...] = ()
-    """Stages that keep states and may have another key or another input than the checkpoint says."""
+    """Stages that keep their state although their key or input differs from the checkpoint."""
     input_streams: frozenset[int] = frozenset()
-    """The streams of the inputs that the pipeline is run with: its sources end with them."""
+    """The streams of `--input`: the pipeline's sources end with them."""
     runs: Path | None = None
     master: str | None = None
     control_cookie: bytes = field(default=b"", repr=False)
-    """What gateways are shown."""
+    """The secret for gateways."""
     sink_cookie: bytes = field(default=b"", repr=False)
-    """What sinks are shown that the app names by address."""
+    """The secret for sinks that the app names by address."""
     file_sink_cookie: bytes = field(default=b"", repr=False)
-    """What our file sinks are shown."""
+    """The secret for our file sinks."""
     tls: ClientTls | None = None
-    """How to speak to the sinks and the gateways."""
+    """TLS to the sinks and the gateways."""
 
     def log_directory(self, graph: Graph) -> Path:
-        """What tasks read: the order of arrival, or of event time."""
+        """The log that tasks read: in the order of arrival, or of event time."""
         return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
 
 class Stopping(Exception):
-    """Told to Spark when an epoch comes after we were asked to stop."""
+    """Raised in Spark when an epoch begins after the driver was asked to stop."""
 
 
 def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
@@ -228,7 +228,7 @@ class Driver:
         return conductor
 
     def _continue_states(self, last: Round | None, *, has_states: bool) -> None:
-        """Go on with the states that the last epoch committed."""
+        """Continues with the states that the last epoch committed."""
         kept = {} if last is None else last.states
         if has_states:
             self._states.make()
@@ -236,7 +236,7 @@ class Driver:
             self._states.sweep(kept.values(), self._checkpoint.fence)
 
     def _wait_for_gateway(self) -> None:
-        """Fence the gateway: an earlier driver's acknowledgements count no more."""
+        """Fences the gateway, so that it ignores earlier drivers."""
         is_told = False
         while self._goes_on:
             try:
@@ -358,7 +358,7 @@ class Driver:
 
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
-    """How to reach each sink: file sinks by the address they were given, others by the one in the app."""
+    """How to reach each sink: file sinks by the given address, others by the one in the app."""
     options = []
     for one in graph.participants:
         sink = one.sink

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer", Offer, Reached, Share)
 
 
 class Answered(NamedTuple):
-    """An answer, and which question it is to: one that comes late is to an earlier one, and counts no more."""
+    """A reply and the request that it belongs to. A late reply to an earlier request is ignored."""
 
     turn: int
     answer: Offer | Reached | Share
@@ -36,14 +36,14 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """One for the life of the process that asks."""
+    """One per process that asks."""
 
     def __init__(self, desks: Desks[Answered]) -> None:
         self._desks = desks
         self._turns = itertools.count()
 
     def reach(self, fence: int, starts: Mapping[str, Offset], records_max: int, bytes_max: int) -> Agreed | None:
-        """Where the next epoch ends; None if not all have answered, and nothing can be said."""
+        """The end of the next epoch. None if not all gateways have replied."""
         if self._desks.names == [FIRST_GATEWAY]:
             return self._alone(fence, starts.get(FIRST_GATEWAY, Offset()), records_max, bytes_max)
         names = self._desks.names
@@ -72,7 +72,7 @@ class Agreement:
         return Agreed({name: one.offset for name, one in (shares | cut).items()}, there)
 
     def _alone(self, fence: int, start: Offset, records_max: int, bytes_max: int) -> Agreed | None:
-        """One gateway needs nobody's word; if it is not the only one, the others are asked, too, next time."""
+        """A single gateway decides alone. If there are others, they are asked the next time."""
         names = [FIRST_GATEWAY]
         offers = self._ask({FIRST_GATEWAY: partial(_offer, fence, start, records_max, bytes_max)}, Offer)
         if not offers:
@@ -82,7 +82,7 @@ class Agreement:
         return Agreed({FIRST_GATEWAY: offer.offset}, offer.gateways) if self._desks.names == names else None
 
     def _ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]], kind: type[Answer]) -> dict[str, Answer]:
-        """The answers to these very questions, of those that gave one."""
+        """The replies to exactly these requests."""
         turn = next(self._turns)
         asked = {name: partial(_answered, turn, question) for name, question in questions.items()}
         answers = self._desks.ask(asked)
@@ -112,7 +112,7 @@ def _share(
 
 
 def _merged(clocks: Iterable[Mapping[int, Clock]]) -> dict[int, Clock]:
-    """What all of them know of each stream."""
+    """What all gateways together know of each stream."""
     merged: dict[int, Clock] = {}
     for known in clocks:
         for stream_id, clock in known.items():

@@ -19,13 +19,13 @@ from procession.storage.log_ranges import FIRST_GATEWAY, Place
 from procession.tls import ClientTls
 
 PATIENCE_S = 1.0
-"""How long one question waits for a gateway that is away. Whoever asks, asks again."""
+"""How long one request waits for a gateway that cannot be reached. The caller tries again."""
 
 Answer = TypeVar("Answer")
 
 
 class Desk(Generic[Answer]):
-    """One gateway, which is asked one thing at a time."""
+    """The client of one gateway, with one request at a time."""
 
     def __init__(self, at: str | Path, cookie: bytes, identity: str | None, tls: ClientTls | None = None) -> None:
         self.at = at
@@ -35,12 +35,12 @@ class Desk(Generic[Answer]):
         self._is_away = False
 
     def ask(self, question: Callable[[ControlClient], Answer]) -> None:
-        """Ask, unless the answer to an earlier question is still awaited."""
+        """Sends a request, unless the reply to an earlier one is pending."""
         if self._asked is None:
             self._asked = self._thread.submit(question, self._client)
 
     def patience_s(self) -> float:
-        """How long it is worth to wait for the answer."""
+        """How long to wait for the reply."""
         return 0.0 if self._is_away else 2 * PATIENCE_S
 
     def await_answer(self, timeout_s: float) -> None:
@@ -48,7 +48,7 @@ class Desk(Generic[Answer]):
             self._is_away = not wait([self._asked], timeout_s).done
 
     def answer(self) -> Answer | None:
-        """The answer, once; None if there is none yet, or the gateway is away. Raises what somebody must act on."""
+        """The reply, once. None if there is none yet, or no connection. Raises errors that need an operator."""
         if self._asked is None or not self._asked.done():
             return None
         asked, self._asked = self._asked, None
@@ -65,7 +65,7 @@ class Desk(Generic[Answer]):
 
 
 class Desks(Generic[Answer]):
-    """By the gateway's name; the first is always there, at the place where it was said to be."""
+    """The clients by the gateways' names. The first gateway is always among them."""
 
     def __init__(self, first: str | Path, cookie: bytes, tls: ClientTls | None = None) -> None:
         self._first = first
@@ -78,7 +78,7 @@ class Desks(Generic[Answer]):
         return sorted(self._desks)
 
     def meet(self, gateways: Iterable[Member]) -> None:
-        """The leader has said who there is; if it has not, nothing changes."""
+        """Updates the clients from the leader's list of gateways, if there is one."""
         there = {member.name: member for member in gateways}
         if not there:
             return
@@ -92,7 +92,7 @@ class Desks(Generic[Answer]):
             self._desks.pop(name).close()
 
     def ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]]) -> dict[str, Answer]:
-        """Ask each its question; gives the answers of those that are there, also to what was asked before."""
+        """Sends each gateway its request. Returns the replies that have arrived, also those to earlier requests."""
         desks = {name: self._desks[name] for name in questions if name in self._desks}
         for name, desk in desks.items():
             desk.ask(questions[name])
