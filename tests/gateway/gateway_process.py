@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from procession.address import Address, kept
-from procession.errors import RoundError
+from procession.errors import FencedError, RoundError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
 from procession.storage.log_ranges import Offset
@@ -70,7 +70,8 @@ class GatewayProcess:
             time.sleep(0.01)
         self.listen = self._document()["listen"]
         if is_known and is_confirmed:
-            with contextlib.suppress(RoundError), self.client() as driver:  # a fault may have killed it meanwhile
+            # A fault may have killed it meanwhile; or a test's own driver has come, which confirms its log as well.
+            with contextlib.suppress(RoundError, FencedError), self.client() as driver:
                 driver.fence(driver.status()["fence"], Offset())
         return self
 
