@@ -1,7 +1,7 @@
 """A client of a gateway's control port: blocking calls that survive a restart of the gateway.
 
-The one rule: a call returns the gateway's answer or raises who must act; a gateway that is away is asked again, with
-back-off, until `timeout_s` has passed. Every request may be repeated, so asking again is safe. One thread at a time.
+The one rule: a call returns the gateway's reply or raises an error that says who must act. A gateway that cannot be
+reached is tried again, with back-off, until `timeout_s` has passed; every request is idempotent. One thread at a time.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ERRORS = {kind: error for error, kind in KINDS.items()}
 class Offer(NamedTuple):
     end: int
     offset: Offset
-    """The end, and which log that is of."""
+    """The end, and which log it refers to."""
     start_sequence: int
     gateways: list[Member]
-    """All there are, if the one that was asked leads."""
+    """All gateways, if the one that was asked is the leader."""
 
 
 class Reached(NamedTuple):
-    """How far streams have come in event time, as far as a gateway knows."""
+    """The watermarks of streams, as far as a gateway knows them."""
 
     clocks: dict[int, Clock]
     gateways: list[Member]
@@ -68,11 +68,11 @@ class Fence(NamedTuple):
     identity: str
     gateways: list[Member]
     order: str = ""
-    """What the gateway puts its streams in order by; empty: the order is that of arrival."""
+    """A description of the gateway's event-time order. Empty: order of arrival."""
 
 
 class ControlClient:
-    """Asks the gateway at an address, or that of a directory: then it is found again if it moves to another port."""
+    """A client of the gateway at an address, or of a directory: then it is found again if its port changes."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ControlClient:
         return Offer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply))
 
     def clocks(self, fence: int) -> Reached:
-        """How far streams have come; what came of them is on disk."""
+        """The watermarks of streams. Their records are on disk."""
         reply = self._ask("clocks", fence=fence)
         return Reached(read_clocks(reply["clocks"]), _members(reply))
 
@@ -137,28 +137,28 @@ class ControlClient:
         return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
 
     def gateways(self) -> list[dict[str, Any]]:
-        """All gateways, whether they are connected and how many streams each holds. Only the leader is asked."""
+        """All gateways, whether they are connected, and how many streams each holds. Leader only."""
         told: list[dict[str, Any]] = self._ask("gateways")["gateways"]
         return told
 
     def departed(self) -> tuple[str, ...]:
-        """The names of those that have left, and have not come back. Only the leader is asked."""
+        """Names of the gateways that have left and not come back. Leader only."""
         return tuple(map(str, self._ask("gateways").get("departed", ())))
 
     def order(self) -> Declared | None:
-        """What it orders streams by; None: by arrival."""
+        """The gateway's event-time order. None: order of arrival."""
         told = self._ask("order")["order"]
         return None if told is None else Declared(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
 
     def leave(self, name: str) -> None:
-        """Let this gateway go, when all that it took is committed. Only the leader is asked."""
+        """Ask a gateway to leave when all its records are committed. Leader only."""
         self._ask("leave", name=name)
 
     def status(self) -> dict[str, Any]:
         return self._ask("status")
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        """Every stream that the gateway knows, in the order of their ids; asked for page by page."""
+        """All streams that the gateway knows, in the order of their ids, fetched page by page."""
         first_id: int | None = 0
         while first_id is not None:
             page = self._ask("streams", first_id=first_id, streams_max=STREAMS_ASKED)
@@ -238,7 +238,7 @@ class ControlClient:
 
 
 def _left(deadline: float) -> float:
-    """The seconds left, and never none: a socket takes 0 for "do not wait"."""
+    """The remaining seconds, never 0: a socket takes 0 for non-blocking."""
     return max(0.001, deadline - time.monotonic())
 
 

@@ -1,7 +1,7 @@
-"""Fences: which driver has claimed the pipeline last, as its checkpoint says.
+"""Fences: which driver has claimed the pipeline last, according to its checkpoint.
 
-The one rule: a gateway raises its fence only to one that a driver has claimed; else a number from nowhere would shut
-out every driver to come. Before it: `performer`, when somebody names a fence that is new. After it: the snapshot.
+The one rule: a gateway accepts only fences that a driver has claimed; otherwise an invented number would lock out every
+later driver. Before it `gateway/performer`, when a request names a new fence; after it the snapshot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from procession.storage.driver_claim import read_claim
 
 
 def check_claimed(fence: int, checkpoint: Path | None) -> None:
-    """Raise ConfigError if no driver has claimed this fence in the checkpoint. None: the checkpoint is elsewhere."""
+    """Raises ConfigError if no driver has claimed this fence. `checkpoint` is None if it is on another machine."""
     if checkpoint is None:
         return
     claimed = read_claim(checkpoint)

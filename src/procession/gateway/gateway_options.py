@@ -1,4 +1,4 @@
-"""What can be set about a gateway. The one rule: every buffer's limit has a name here, with its unit last."""
+"""Options of a gateway. The one rule: the limit of every buffer has a name here, with its unit last."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the decisions depend on; the pure half of the settings."""
+    """The options that decisions depend on."""
 
     cookie: bytes = field(default=b"", repr=False)
     credits: Literal["fixed", "adaptive"] = "fixed"
-    """Whether credits come back as soon as records are appended, or as the pipeline commits."""
+    """Replenish credits as records are appended, or as they are committed."""
     credits_max: int = 65536
     """With fewer, a fast producer of short records waits for credits before it has filled one read."""
     window_first: int = 16384
-    """What an adaptive window begins with, before it knows how fast the pipeline commits; `credits_max` at most."""
+    """Initial size of an adaptive window, before the rate of commits is known. At most `credits_max`."""
     credits_min: int = 256
-    """An adaptive window leaves a session no fewer credits, as long as it leaves any."""
+    """Minimum credits per session with an adaptive window, as long as any are left."""
     latency_target_s: float = 1.0
-    """What an adaptive window aims at: how long a record waits for its commit."""
+    """Target of an adaptive window: the time that a record waits for its commit."""
     backlog_max: int = 16 * 1024 * 1024
-    """So many records an adaptive window lets wait for their commit, at most."""
+    """Maximum number of records that wait for their commit with an adaptive window."""
     sessions_max: int = 4096
-    """So many producers may be connected; `procession bench producers` says what an idle one costs."""
+    """Maximum number of connected producers. `procession bench producers` measures the cost of an idle one."""
     streams_max: int = 65536
     lag_bytes_max: int = 1024 * MIB
-    """Credits are withheld while more than this is appended and not committed."""
+    """Credits are withheld while more bytes than this are appended and not committed."""
     overrun_bytes_max: int = 64 * MIB
-    """So much above that may come on credits that were given before; then producers are not read."""
+    """Bytes above that which may arrive on credits granted before. Then producers are not read."""
     stream_bytes_max: int = 0
-    """In the order of event time: so much may wait of one stream; 0: an even share of `lag_bytes_max`."""
+    """With event-time order: maximum uncommitted bytes per stream. 0: an even share of `lag_bytes_max`."""
     reserve_bytes_max: int = 64 * MIB
-    """In the order of event time: so much above `lag_bytes_max`, for whoever has the stream that is waited for."""
+    """With event-time order: bytes above `lag_bytes_max` for the stream that the merge waits for."""
     held_bytes_max: int = 16 * MIB
-    """So much a session of the draft may send without a stable point of reference."""
+    """Bytes that a session of the draft protocol may send without a stable point of reference."""
     listed_bytes_max: int = MIB
-    """So many bytes of known streams are listed in the draft's OK."""
+    """Maximum bytes of known streams in an OK of the draft protocol."""
     extensions: frozenset[Extension] = frozenset()
-    """What sessions of the draft may ask for: acks with counts, frames that inject faults."""
+    """What sessions of the draft protocol may request: ACKs with counts, frames that inject faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,62 +57,61 @@ class GatewayConfig:
     directory: Path
     listen: str = "127.0.0.1:7100"
     control: str = ""
-    """Where the driver, other gateways and operators ask, HOST:PORT; empty: a socket file in the directory."""
+    """Control address, HOST:PORT. Empty: a socket file in the directory."""
     limits: Limits = Limits()
     tls: ServerTls | None = None
-    """What producers, the driver and other gateways are shown, and must show; without it nothing is encrypted."""
+    """Server certificate and client authority. None: no encryption."""
     declared: Declared | None = None
-    """The streams, if they are to be put in the order of event time; None: the order is that of arrival."""
+    """The streams to merge by event time. None: order of arrival."""
     stall_s: float = 10.0
-    """A merge that has taken nothing for so long, while records wait, names the stream that it waits for in the log."""
+    """Time without progress of the merge, while records wait, after which the log names the missing stream."""
     disk_free_bytes_min: int = 64 * MIB
-    """While the disk has less room than this, producers get no credits: they wait, instead of filling it."""
+    """Producers get no credits while the disk has fewer free bytes than this."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     read_bytes_max: int = MIB
-    """The buffer that all sessions read into: so much is taken from a socket at once, and decoded together."""
+    """Size of the shared read buffer: bytes read from a socket at once and decoded together."""
     segment_bytes_max: int = 64 * MIB
     append_bytes_max: int = MIB
-    """Received records are written together: when they are this many bytes, or after `append_delay_s`."""
+    """Received records are written together: at this many bytes, or after `append_delay_s`."""
     append_delay_s: float = 0.002
     write_bytes_max: int = 4 * MIB
-    """A peer that leaves this much unread is dropped."""
+    """A peer that leaves this many bytes unread is disconnected."""
     request_bytes_max: int = 16 * MIB
     controls_max: int = 64
     metrics: str = ""
-    """Where Prometheus reads metrics, HOST:PORT; empty: nowhere."""
+    """Address of the Prometheus metrics, HOST:PORT. Empty: none."""
     metrics_streams_max: int = 10_000
-    """So many streams have metrics of their own; those of the others are added up."""
+    """Maximum number of streams with their own metrics. Those of the others are added up."""
     metrics_timeout_s: float = 10.0
-    """So long a reader of metrics waits for the loop that has them."""
+    """Time that a reader of metrics waits for the event loop."""
     handshake_timeout_s: float = 10.0
     ack_interval_s: float = 1.0
     linger_s: float = 1.0
-    """How long a peer has to read our last word before the connection is cut."""
+    """Time that a peer has to read the last frame before the connection is closed."""
     lingering_max: int = 64
-    """So many connections may be in that time at once; beyond the sessions, these are all that hold descriptors."""
+    """Maximum number of connections in that time. Only these and the sessions hold descriptors."""
     name: str = ""
-    """What it is called among several gateways; the leader names it if it does not say."""
+    """Name among several gateways. Empty: the leader chooses it."""
     join: str | Path | None = None
-    """The control address of the leader, or its directory; None: this gateway leads, if there will be others."""
+    """Control address or directory of the leader. None: this gateway is the leader, if there are others."""
     link_tls: ClientTls | None = None
-    """How to speak to the leader, if that one speaks TLS."""
+    """TLS to the leader."""
     advertise: str = ""
-    """The host by which others reach this gateway, if it is not the one where it listens."""
+    """Host by which others reach this gateway, if not the one where it listens."""
     flight: str = ""
-    """Where its log can be fetched from over Arrow Flight; empty: only who has its directory can read it."""
+    """Arrow Flight address of its log. Empty: the log can be read only from its directory."""
     machine: str = ""
-    """The machine whose executors may map the log's files; empty: the one it runs on."""
+    """Machine whose executors read the log's files. Empty: this one."""
     checkpoint: Path | None = None
-    """Where drivers claim their fences; None: it is not known here, and whoever shows the secret is believed."""
+    """Where drivers claim their fences. None: unknown, and every fence with the right secret is accepted."""
     link_interval_s: float = 0.5
-    """How often a gateway shows the leader that it is there."""
+    """Interval of heartbeats to the leader."""
     link_timeout_s: float = 10.0
-    """How long leader and gateway wait for a word of the other before they take the link for lost."""
+    """Time without a message after which leader and gateway consider the link lost."""
     control_cookie: bytes = field(default=b"", repr=False)
-    """What the driver, other gateways, operators and who fetches the log must show; this gateway shows its leader the
-    same."""
+    """Secret of the control port and of Arrow Flight. This gateway sends it to its leader, too."""
     silence_s: float = 30.0
-    """How long a peer's machine may be unreachable before its streams are free for another session."""
+    """Time that a peer's machine may be unreachable before its streams are released."""
 
     @property
     def log_directory(self) -> Path:
@@ -124,7 +123,7 @@ class GatewayConfig:
 
     @property
     def offered_directory(self) -> Path:
-        """Where the log is that the driver reads."""
+        """Directory of the log that the driver reads."""
         return self.log_directory if self.declared is None else self.ordered_directory
 
     @property

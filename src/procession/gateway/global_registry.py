@@ -1,9 +1,9 @@
-"""The global registry: which gateway of a pipeline holds which stream. The leader has it. Pure.
+"""The global registry: which gateway of a pipeline holds which stream. Owned by the leader. Pure.
 
-The one rule: a stream has one holder at most, and a holder keeps it until it says itself that all it took of it is
-committed: neither time nor silence takes a stream away. So a leader that begins anew grants nothing before every
-gateway that it knows has said what it holds. Before it: `stream_leases`, of every gateway. After it: `leader`, which
-brings it the words of the others.
+The one rule: a stream has at most one holder, and a holder keeps it until it reports that all its records are
+committed: no timeout takes a stream away. So a restarted leader grants nothing before every known gateway has reported
+what it holds. Before it `gateway/stream_leases` of every gateway; after it `gateway/leader`, which passes on their
+messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The stream is not the asker's, or nobody knows yet whose it is: it may ask again."""
+    """The stream is not granted, or its holder is not known yet. The gateway may ask again."""
 
     stream_id: int
 
@@ -57,21 +57,21 @@ class GlobalRegistry:
 
     @property
     def inactive(self) -> dict[int, int]:
-        """Streams that nobody holds, and the last committed id of each."""
+        """Streams without a holder, and the last committed id of each."""
         return {stream_id: at for stream_id, at in self._committed.items() if stream_id not in self.active}
 
     @property
     def unheard(self) -> list[str]:
-        """Gateways that have not said yet what they hold; while there are any, no stream is granted."""
+        """Gateways that have not reported what they hold. While there are any, no stream is granted."""
         return sorted(self._unheard)
 
     @property
     def gateways(self) -> dict[str, bool]:
-        """Each gateway that belongs to us, and whether it is connected."""
+        """The gateways of the pipeline, and whether each is connected."""
         return {name: link is not None for name, link in self._links.items()}
 
     def holders(self) -> dict[str, int]:
-        """How many streams each gateway holds."""
+        """Number of streams that each gateway holds."""
         counts = dict.fromkeys(self._links, 0)
         for name in self.active.values():
             counts[name] += 1
@@ -105,13 +105,13 @@ class GlobalRegistry:
         self._unheard.discard(name)
 
     def lost(self, link: int) -> None:
-        """A connection is gone. What its gateway holds it still holds: it may have taken more than is committed."""
+        """A connection is lost. Its gateway keeps its streams: it may have records that are not committed."""
         for name, its_link in self._links.items():
             if its_link == link:
                 self._links[name] = None
 
     def is_superseded(self, link: int) -> bool:
-        """Whether this link is nobody's any more: its gateway has a later one, or is not one of ours."""
+        """Whether the link is obsolete: its gateway has a later one, or is not a member."""
         return self._speaker(link) is None
 
     def notify(self, link: int, stream_id: int) -> Grant | Refusal:
@@ -123,7 +123,7 @@ class GlobalRegistry:
         return Grant(stream_id, self._committed.get(stream_id), self.clocks.get(stream_id))
 
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
-        """A gateway gives a stream up: all that it took of it is committed, up to this id. False if it is not its."""
+        """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
         name = self._speaker(link)
         if name is None or self.active.get(stream_id) != name:
             return False
@@ -134,7 +134,7 @@ class GlobalRegistry:
         return True
 
     def leave(self, name: str) -> None:
-        """A gateway that holds nothing belongs to us no more."""
+        """Removes a gateway that holds nothing."""
         if held := self.holders().get(name):
             raise ConfigError(
                 f"Gateway {name!r} still holds {held} streams.",
@@ -144,7 +144,7 @@ class GlobalRegistry:
         self._unheard.discard(name)
 
     def _speaker(self, link: int) -> str | None:
-        """Whose link this is, if a later one has not taken its place."""
+        """The gateway of a link, unless a later link has replaced it."""
         return next((name for name, its_link in self._links.items() if its_link == link), None)
 
     def _hear(self, stream_id: int, clock: Clock | None) -> None:

@@ -1,6 +1,7 @@
-"""Where a gateway listens, as written down in its directory.
+"""Where a gateway listens, as written in its directory.
 
-The one rule: who knows a gateway's directory can find it. `server` writes; `control_client` and the supervisor read.
+The one rule: a gateway can be found by its directory. `gateway/server` writes; `gateway/control_client` and the
+supervisor read.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from procession.errors import ConfigError
 
 ADDRESS_FILE = "gateway.json"
 CONTROL_FILE = "control.sock"
-"""The Unix socket at which a gateway is asked by this machine, in its directory."""
+"""The Unix socket for control in the gateway's directory."""
 
 
 def starts(directory: Path) -> int:
-    """How often the gateway of this directory has said where it listens."""
+    """How often the gateway of this directory was started."""
     try:
         return int(json.loads((directory / ADDRESS_FILE).read_bytes())["starts"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""Plausibility: what a driver says is held against what the gateway itself knows. Pure.
+"""Plausibility: checks a driver's requests against what the gateway knows. Pure.
 
-The one rule: nothing that arrives makes the gateway forget, skip or invent records. A commit ends where something was
-offered, and names only message ids that came. Before it: `control`, by way of `performer` and `state`. After it: the
-snapshot, which is written only for what has passed.
+The one rule: no request makes the gateway lose, skip or invent records. A commit ends where something was offered, and
+names only message ids that were received. Before it `gateway/control`, by way of `performer` and `state`; after it the
+snapshot, which is written only for requests that have passed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from procession.gateway.stream_leases import Claims
 
 
 def check_start(start: int, next_sequence: int) -> None:
-    """Raise StorageError if the driver has read more than there is."""
+    """Raises StorageError if the driver has read more than there is."""
     if start > next_sequence:
         raise StorageError(
             f"The driver has read up to record {start}, but this log ends at {next_sequence}.",
@@ -24,7 +24,7 @@ def check_start(start: int, next_sequence: int) -> None:
 
 
 def check_end(epoch: int, end: int, offered_end: int) -> None:
-    """Raise StorageError if a commit ends behind all that was ever offered."""
+    """Raises StorageError if a commit ends behind all that was ever offered."""
     if end > offered_end:
         raise StorageError(
             f"Epoch {epoch} ends at {end}, but nothing behind {offered_end} was offered.",

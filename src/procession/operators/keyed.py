@@ -1,9 +1,9 @@
-"""Keyed stages: a step from a key's state and a record to the next state and what comes out, over many records.
+"""Keyed stages: a step takes a key's state and a record, and returns the next state and the output.
 
-The one rule: a key's records come in order, and what a step does depends on its state and its record only; so where an
-epoch is cut, or how many tasks there are, cannot be seen. To that end a state belongs to its stage: what comes out of a
-step is never the state itself nor a part of it, which later steps would change while it is on its way. Before it
-`operators/chain`, which brings records by key; beside it whoever keeps the states (`storage/state_store`). Pure.
+The one rule: a key's records come in order, and a step depends only on its state and its record; so neither the epoch
+cuts nor the number of tasks show in the output. A state belongs to its stage: the output of a step never shares objects
+with the state, which later steps may change. Before it `operators/chain`, which brings records by key; next to it the
+store of the states (`storage/state_store`). Pure.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Refuse = Callable[[int, Exception], None]
 
 
 class States(Protocol):
-    """Who keeps the states of a task's keys."""
+    """The store of the states of a task's keys."""
 
     serial: int
     """Another number in each epoch."""
     keys_max: int
-    """So many keys at most may be held in memory."""
+    """Maximum number of keys in memory."""
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """A dictionary that has the states of these keys, and perhaps of others."""
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """These states are other ones now."""
+        """These states have changed."""
 
     def spill(self) -> None:
-        """Keep nothing in memory: what was changed is written first."""
+        """Writes changed states, and keeps nothing in memory."""
 
     def all_keys(self) -> Iterator[list[bytes]]:
-        """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
+        """The keys that have a state, in chunks and in no order. Nothing may change before the last chunk."""
 
 
 class _NoStates:
@@ -93,7 +93,7 @@ def run_keyed(
 def _ones(
     stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Steps that give one record for each: the most usual ones, and so with the least around them."""
+    """Steps that return one record for each: the most frequent ones, so with the least overhead."""
     results: list[Any] = []
     failed: list[int] = []
     step, initial = stateful.step, stateful.initial
@@ -122,7 +122,7 @@ def _ones(
 def _some(
     stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Steps that give any number of records for each, or say whether it is kept."""
+    """Steps that return any number of records, or whether to keep the record."""
     results: list[Any] = []
     rows: list[int] = []
     step, initial, is_many = stateful.step, stateful.initial, stateful.gives is Gives.MANY
@@ -164,7 +164,7 @@ def is_open(state: Any) -> bool:
 
 
 def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]:
-    """What gives each new key its first state: a function as it is, a value again and again, never the same object."""
+    """Makes the first state of a key: calls a function, or copies a value, so that keys never share an object."""
     if callable(initial):
         return lambda: own(initial())  # it may give one object again and again
     if type(initial) in SCALARS:
@@ -174,7 +174,7 @@ def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]
 
 
 def reducing(function: Callable[[Any, Any], Any]) -> Step:
-    """The step that puts a record to what came out before; the state is that, in a tuple, since it may be None."""
+    """The step that combines a record with the previous result. The state is a tuple, since the result may be None."""
 
     def step(state: Any, value: Any) -> tuple[Any, Any]:
         whole = value if state is None else function(state[0], value)

@@ -1,8 +1,8 @@
-"""Durable files: what it takes for bytes to survive the machine.
+"""Durable files: writes that survive a crash of the machine.
 
-The one rule: when a function here returns, its bytes are where it says; when it cannot, it raises a StorageError that
-names the file and what the operator does about it. Before it on the walk: journal, segment and log, the snapshots and
-the round records. After it: the disk.
+The one rule: when a function here returns, its bytes are on disk; when it cannot do that, it raises a StorageError that
+names the file and what the operator can do. Before it journal, segment and log, the snapshots and the round records;
+after it the disk.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def sync(descriptor: int, *, is_data_only: bool = False) -> None:
 
 
 def fsync_dir(path: Path) -> None:
-    """Make the names in a directory durable: a new or renamed file exists for sure only after this."""
+    """Makes the entries of a directory durable: a new or renamed file exists for sure only after this."""
     try:
         _sync_names(path)
     except OSError as error:
@@ -105,7 +105,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace the file at `path` by `data`, so that any crash leaves the old content or the new, whole."""
+    """Replaces the file at `path` by `data`. A crash leaves the old content or the new, complete."""
     replace_durably(path, (data,))
 
 
@@ -146,7 +146,7 @@ def _pieces(file: BinaryIO, length: int) -> Iterator[bytes]:
 
 
 def disk_free_bytes(path: Path) -> int:
-    """The room that is left for us on the disk that holds this directory."""
+    """Free bytes on the disk of this directory."""
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -155,7 +155,7 @@ def disk_free_bytes(path: Path) -> int:
 
 
 def lock_directory(path: Path) -> int:
-    """Make `path` if need be and hold it for this process alone; closing the returned descriptor lets it go."""
+    """Creates `path` if needed, and locks it for this process. Closing the returned descriptor unlocks it."""
     make_directory(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

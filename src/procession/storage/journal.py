@@ -29,11 +29,11 @@ Entry = dict[str, Any]
 
 
 def _forget(_entry: Entry) -> None:
-    """For who only writes."""
+    """For callers that only write."""
 
 
 class Journal:
-    """The writer's side. After a failed append it takes nothing more until it is opened again."""
+    """The writer. After a failed append it accepts nothing more until it is opened again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Journal:
         self._end = 0
 
     def open(self, take: Callable[[Entry], object] = _forget) -> None:
-        """Give every whole entry to `take`, oldest first. Afterwards they are on disk, without a torn tail."""
+        """Passes every complete entry to `take`, oldest first. Afterwards they are on disk, without a torn tail."""
         self._end = 0
         for entry, end in _scan(self.path):
             take(entry)
@@ -57,7 +57,7 @@ class Journal:
         return not self._end
 
     def append(self, entry: Entry, *, is_synced: bool = True) -> None:
-        """Write one entry at the end; with `is_synced`, it and all before it are on disk on return."""
+        """Writes an entry at the end. With `is_synced`, it and all before it are on disk when this returns."""
         line = encode(entry)
         if self._descriptor is None:
             raise StorageError(
@@ -126,7 +126,7 @@ class JournalTail:
 
 
 def read_journal(path: Path) -> Iterator[Entry]:
-    """Every whole entry of a journal that somebody else may be writing; changes nothing."""
+    """All complete entries of a journal that another process may be writing. Changes nothing."""
     return (entry for entry, _ in _scan(path))
 
 
@@ -144,7 +144,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def _scan(path: Path, position: int = 0) -> Iterator[tuple[Entry, int]]:
-    """Each whole entry and the position of its end, up to the torn tail if there is one."""
+    """Each complete entry and the position of its end, up to the torn tail if there is one."""
     try:
         with open(path, "rb") as file:
             file.seek(position)

@@ -1,8 +1,8 @@
-"""Secrets: what a program must show at a port of ours, each in a file of its own, in a pipeline's directory.
+"""Secrets: what a program must send to a port of ours, each in its own file in the pipeline's directory.
 
-The one rule: a secret is made once, by whoever comes first, in a file that only its owner can read; from then on it is
-read, never replaced. A file that others can read or could have written is refused. Before it: the commands and the
-gateways, which make and find secrets. After it: the ports, which compare them in constant time.
+The one rule: a secret is created once, by the first process that needs it, in a file that only its owner can read.
+Later it is read, never replaced. A file that others can read or could have written is refused. Before it the commands
+and the gateways, which create and find secrets; after it the ports, which compare them in constant time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PIPELINE_NAMES = frozenset(
 )
 """What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""
 GATEWAY = "gateway"
-"""The name of the first gateway's directory, which is inside the pipeline's."""
+"""Name of the first gateway's directory inside the pipeline's."""
 
 
 class Secret(StrEnum):
-    """Who shows the secret, and the name of its file."""
+    """The secrets by who sends them, with the names of their files."""
 
     PRODUCERS = "producers"
     CONTROL = "control"
@@ -49,7 +49,7 @@ def path_of(directory: Path, which: Secret) -> Path:
 
 
 def find_secret(directory: Path, which: Secret) -> bytes:
-    """The secret of this directory; empty if none was made."""
+    """The secret of this directory. Empty if there is none."""
     path = path_of(directory, which)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -71,7 +71,7 @@ def find_secret(directory: Path, which: Secret) -> bytes:
 
 
 def make_secret(directory: Path, which: Secret) -> bytes:
-    """The secret of this directory; made now if there is none. However many do so at once, all get the same one."""
+    """The secret of this directory, created if there is none. Concurrent callers get the same one."""
     if secret := find_secret(directory, which):
         return secret
     path = path_of(directory, which)
@@ -99,7 +99,7 @@ def make_secret(directory: Path, which: Secret) -> bytes:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only we can enter, or shut the one that is there; raises the plain OSError."""
+    """Creates a directory that only we can enter, or closes an existing one. Raises the plain OSError."""
     if not directory.parent.exists():
         make_directory(directory.parent)
     try:
