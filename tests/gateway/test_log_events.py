@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
+import pytest
+
+from procession.address import parse_address
 from procession.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
+from procession.wire.connection import Connection
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import Hello
+from procession.wire.v3 import SINK_VERSION
 from tests.gateway.gateway_process import GatewayProcess
+from tests.walk.cluster import PATIENCE_S, read_json, wait_for
 
 Make = Callable[..., GatewayProcess]
 
@@ -20,8 +32,34 @@ options = SourceOptions("mine", "mine", sys.argv[2].encode(), stop_wait_s=1.0)
 with send(sys.argv[1], stream="s", options=options) as out:
     out.write(b"one")
     if sys.argv[3:]:
+        sys.stdin.readline()
         out.abort()
 """
+RECEIVES = """
+import sys
+from pathlib import Path
+from procession.sdk import run_sink
+from procession.sdk.testing import MemoryOutput
+run_sink(lambda instance: MemoryOutput(), Path(sys.argv[1]), sys.argv[2], cookie=b"secret")
+"""
+MAKES = """
+import sys
+from pathlib import Path
+import structlog
+from procession.errors import ConfigError
+from procession.sdk import Home, SinkServer, SourceClient, SourceOptions
+from procession.sdk.testing import ListSource, MemoryOutput
+made = {made}
+log = structlog.get_logger()
+log.info("part.started")
+log.warning("part.disk_low")
+raise ConfigError("it does not work", next_step="repair it")
+"""
+MADE = (
+    "SinkServer(None)",
+    "Home(Path(sys.argv[1]), lambda instance: MemoryOutput())",
+    "SourceClient(ListSource({}), '127.0.0.1:1', SourceOptions('program', 'instance'))",
+)
 EVENTS = """
 import structlog
 from procession.log_format import configure, keep_quiet
@@ -70,10 +108,52 @@ def test_a_program_that_uses_the_sdk_gets_warnings_only_unless_it_asks_for_more(
     assert (len(own.stdout.splitlines()), own.stderr) == (3, ""), "who has configured structlog keeps it as it is"
 
 
+@pytest.mark.parametrize("made", MADE)
+def test_whatever_of_the_sdk_a_program_makes_it_gets_warnings_only_and_sentences_for_errors(
+    made: str, tmp_path: Path
+) -> None:
+    done = run(MAKES.format(made=made), str(tmp_path))
+    warning, *error = done.stderr.splitlines()
+    assert "part.disk_low" in warning
+    assert error == ["error: It does not work.", "  Next: Repair it."]
+    assert done.stdout == ""
+
+
+def start(text: str, *words: str | Path) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if name not in (FORMAT_VARIABLE, LEVEL_VARIABLE)}
+    argv = [sys.executable, "-c", text, *map(str, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
 def test_a_senders_program_says_nothing_while_all_is_well(gateway_process: Make) -> None:
     gateway = gateway_process().start()
-    done = run(SENDS, gateway.listen, "", "aborts")
-    assert (done.stdout, done.stderr) == ("", "")
+    program = start(SENDS, gateway.listen, "", "aborts")
+    with gateway.client() as driver:
+        wait_for(lambda: driver.status()["next_sequence"] > 0, "its record")
+    assert program.communicate("go\n", timeout=120) == ("", "")
+
+
+def test_a_sinks_program_says_nothing_while_all_is_well(tmp_path: Path) -> None:
+    program = start(RECEIVES, tmp_path, "127.0.0.1:0")
+    announced = tmp_path / "sink.json"
+    wait_for(announced.exists, "the sink")
+
+    hello = Connection(Side.INITIATOR, Role.SINK).send(Hello(SINK_VERSION, b"secret", "test", "out"))
+    with socket.create_connection(parse_address(read_json(announced)["listen"]), PATIENCE_S) as worker:
+        worker.sendall(hello)
+        assert worker.recv(1), "the session is open"
+    program.send_signal(signal.SIGTERM)
+    assert program.communicate(timeout=120) == ("", "")
+
+
+def test_a_sinks_program_that_cannot_listen_ends_with_a_sentence_and_not_a_trace(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        done = run(RECEIVES, str(tmp_path), f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: Port ")
+    assert "is in use." in done.stderr
 
 
 def test_a_wrong_cookie_in_a_connector_is_a_sentence_and_not_a_trace(gateway_process: Make) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.cli.streams_table import ask
 from procession.errors import ConfigError
 from procession.storage.log_ranges import sequences
 from procession.wire.messages import Ack, Eos, Notify, NotifyAck, Restart
@@ -160,6 +161,23 @@ def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_na
         assert taker.ids[7] == list(range(15))
         moved.socket.close()
         again.socket.close()
+
+
+def test_a_stream_whose_holder_has_left_keeps_its_name_and_its_row(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker().begin()
+        producer, _ = opened(gateways, 2, 7)
+        (named,) = [row["name"] for row in ask(gateways[2].directory, cookie=b"", timeout_s=TIMEOUT_S)]
+        producer.messages(7, range(5))
+        gateways.until(lambda: len(taker.ids.get(7, [])) == 5, "five records")
+        with gateways[0].client() as client:
+            client.leave("gateway-2")
+        producer.expect(Restart)
+        producer.socket.close()
+        assert gateways[2].wait()[0] == 0
+        (row,) = ask(gateways[0].directory, cookie=b"", timeout_s=TIMEOUT_S)
+        assert named
+        assert (row["id"], row["name"], row["committed"]) == (7, named, 4)
 
 
 def test_a_leader_that_stood_still_hears_only_the_last_link_of_each(tmp_path: Path) -> None:

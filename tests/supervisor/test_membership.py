@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, UsageError
+from procession.gateway.control_client import ControlClient
 from procession.storage.secret import Secret, make_secret
 from procession.supervisor.membership import leader_of, let_go, listed, next_name, run_one_more, table
 from procession.supervisor.settings import load_settings
@@ -63,6 +64,27 @@ def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
     assert one_more.stdout is not None
     assert "gateway-1 takes records now" in one_more.stdout.read()
     assert connected(pipeline) == {"gateway-0": True}
+
+
+def test_one_that_joins_without_a_name_does_not_take_the_number_of_one_that_has_left(pipeline: Path) -> None:
+    join = [*COMMAND, "join", "--dir", str(pipeline)]
+    for joined in range(2):
+        used = {*connected(pipeline), *departed(pipeline)}
+        one_more = subprocess.Popen(join, stdout=subprocess.DEVNULL)
+        try:
+            until(lambda: len(connected(pipeline)) == 2 and all(connected(pipeline).values()), "it to join")
+            (name,) = connected(pipeline).keys() - {"gateway-0"}
+            assert name not in used, joined
+            let_go(pipeline / "gateway", b"", name, PATIENCE_S)
+            assert one_more.wait(PATIENCE_S) == 0
+        finally:
+            one_more.kill()
+            one_more.wait()
+
+
+def departed(pipeline: Path) -> list[str]:
+    with ControlClient(pipeline / "gateway", b"", PATIENCE_S) as client:
+        return list(client.departed())
 
 
 def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:

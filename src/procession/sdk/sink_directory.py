@@ -16,6 +16,7 @@ import structlog
 
 from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError
+from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.connector_program import run_program
 from procession.sdk.output import OpenOutput, Wait
 from procession.sdk.participant import Outlet
@@ -47,6 +48,8 @@ class Home:
     def __init__(
         self, directory: Path, open_output: OpenOutput, *, idempotent: Collection[str] = (), tell: Tell | None = None
     ) -> None:
+        keep_quiet()
+        tell_uncaught_as_sentences()
         self.directory = directory
         self._open_output = open_output
         self._idempotent = idempotent
