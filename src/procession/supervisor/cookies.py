@@ -14,11 +14,11 @@ from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.storage.secret import Secret, find_secret, make_secret, pipeline_of
 
 HOME = Path(".procession")
-"""Where `procession run` keeps pipelines, if it is not told otherwise."""
+"""Where `procession run` keeps pipelines by default."""
 
 
 def read_cookie(path: Path | None) -> bytes:
-    """The secret in a file, without the newline at its end; empty if there is no file."""
+    """The secret in a file, without its final newline. Empty if there is no file."""
     if path is None:
         return b""
     try:
@@ -75,7 +75,7 @@ def source_cookie(cookie_file: Path | None, directory: Path | None, to: str) -> 
 
 
 def control_cookie(at: str | Path, control_file: Path | None) -> bytes:
-    """What an operator shows the gateway at this address, or of this directory."""
+    """The secret for the control port of the gateway at this address or in this directory."""
     if control_file is not None or isinstance(at, str):
         return read_cookie(control_file)
     return find_secret(pipeline_of(at), Secret.CONTROL)

@@ -26,14 +26,14 @@ from procession.verify.order import Order
 APP = Path(__file__).with_name("apps") / "passthrough.py"
 LOOK_S = 0.05
 CRASH_SECONDS = 12
-"""How long a crash run's input takes to send: long enough to be killed in the middle of everything."""
+"""Seconds over which the input of a crash run is sent, so that kills hit the middle of the work."""
 CRASH_EPOCHS = 24
 SINK = "sink-0"
 
 
 @dataclass
 class Demo:
-    """One run. `seed` decides who is killed when."""
+    """One run of the demo. `seed` decides which process is killed when."""
 
     records: int
     settings: Settings
@@ -43,7 +43,7 @@ class Demo:
     display: Display = field(default_factory=Display)
 
     def run(self) -> dict[str, Any]:
-        """The figures of the run; `outcome` says whether it was clean."""
+        """The figures of the run. `outcome` says whether it was clean."""
         check_start(self.settings)
         work = self.directory or Path(tempfile.mkdtemp(prefix="procession-demo-"))
         work.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Demo:
         return figures
 
     def _write_inputs(self, work: Path) -> dict[str, Path]:
-        """The input of each source: one for each gateway."""
+        """Writes the input of each source, one per gateway."""
         count = self.settings.gateways
         names = [SOURCE] if count == 1 else [f"{SOURCE}-{number}" for number in range(count)]
         inputs = {name: work / f"input{name.removeprefix(SOURCE)}.txt" for name in names}
@@ -136,7 +136,7 @@ class Demo:
 
 @dataclass
 class Kills:
-    """Who is killed at how many committed records: each part once, in the middle of the work."""
+    """Which part is killed at how many committed records: each part once."""
 
     _seed: int
     _schedule: list[tuple[int, str]]
@@ -169,13 +169,13 @@ class Kills:
 
 
 def write_input(path: Path, numbers: Iterable[int]) -> None:
-    """Unique, short records; each tells its place and carries a check of its own."""
+    """Writes unique, short records. Each has its position and a checksum."""
     with path.open("w") as file:
         file.writelines(f"{number:010d} {number * 2654435761 % 2**32:08x}\n" for number in numbers)
 
 
 def sentence(figures: dict[str, Any]) -> str:
-    """The verdict, in words."""
+    """The verdict as a sentence."""
     if figures["outcome"] == "stopped":
         return f"stopped: {figures['committed']:,} of {figures['records']:,} records were committed"
     latency = figures["latency_ms"]

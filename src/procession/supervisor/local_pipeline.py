@@ -33,20 +33,20 @@ DRIVER = "driver"
 SOURCE = "source"
 
 SPARE = ("--spare",)
-"""Makes a driver one that waits for its turn."""
+"""The option that makes a driver a spare."""
 
 HERE = "127.0.0.1:0"
-"""For this machine only, at any port."""
+"""Any port, for this machine only."""
 
 STARTED = time.monotonic()
-"""When this command began, nearly."""
+"""Approximate start time of this command."""
 
 COMMAND = (sys.executable, "-m", "procession")
 
 
 @dataclass(frozen=True)
 class Local:
-    """The parts of a pipeline. `base` is what the relative directories of the app's sinks are relative to."""
+    """The parts of a pipeline. Relative directories of the app's sinks are relative to `base`."""
 
     supervisor: Supervisor
     app: Path
@@ -56,13 +56,13 @@ class Local:
     settings: Settings
     listen: str = HERE
     input_streams: frozenset[int] = frozenset()
-    """The streams of the inputs that the pipeline is run with: its sources end with them."""
+    """The streams of `--input`: the pipeline's sources end with them."""
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """More environment for a part, by its name: how tests arm fault points."""
+    """Additional environment per part: tests use it to arm fault points."""
 
     @property
     def sink_directories(self) -> dict[str, Path]:
-        """Where each sink writes that is started with the pipeline. Sinks of one directory are one process."""
+        """The directories of sinks that start with the pipeline. Sinks of one directory share a process."""
         return {
             sink.name: (self.base / scheme.place(sink.target)).resolve()
             for sink in self.graph.sinks
@@ -77,22 +77,22 @@ class Local:
 
     @property
     def gateway_directory(self) -> Path:
-        """The first gateway's."""
+        """The directory of the first gateway."""
         return self.directory / GATEWAY
 
     @property
     def gateway_parts(self) -> list[str]:
-        """The name of each gateway's process, and of its directory; the first leads."""
+        """The names of the gateways' processes and directories. The first one leads."""
         return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.settings.gateways))]
 
     @property
     def address(self) -> str:
-        """Where connectors send to, once the gateways are ready: to any of them."""
+        """The addresses for producers, once the gateways are ready."""
         return ",".join(self._addresses)
 
     @property
     def control(self) -> str:
-        """Where gateways of other machines join, once the first gateway is ready."""
+        """The address at which other machines' gateways join, once the first gateway is ready."""
         return str(addresses(self.gateway_directory)["control"])
 
     @property
@@ -100,7 +100,7 @@ class Local:
         return [str(addresses(self.directory / part)["listen"]) for part in self.gateway_parts]
 
     def start(self) -> bool:
-        """Start gateway and sinks, then the driver. False if asked to stop meanwhile."""
+        """Starts gateways and sinks, then the driver. False if asked to stop meanwhile."""
         find_place(self.directory / CACHE)
         self.settings.check_tls()
         check_gateways(self.graph, self.settings.gateways)
@@ -166,7 +166,7 @@ class Local:
         return words + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
-        """Where a gateway tells its metrics: the first one where it is said, the others at the ports that follow."""
+        """The metrics address of a gateway: the given one for the first, the following ports for the others."""
         if self.settings.metrics is None:
             return []
         host, port = parse_address(self.settings.metrics)
@@ -182,14 +182,14 @@ class Local:
         return [*argv, "--cookie-file", str(shown), *self._server_tls()]
 
     def _make_secrets(self) -> None:
-        """Make those that the gateways share before any of them starts: one that joins does not make them itself."""
+        """Creates the shared secrets before any gateway starts: one that joins does not create them."""
         if self.settings.control_cookie_file is None:
             make_secret(self.directory, Secret.CONTROL)
         if self.settings.cookie_file is None and not self.settings.open_producers:
             make_secret(self.directory, Secret.PRODUCERS)
 
     def _made(self, secret: Secret) -> Path:
-        """The file of a secret of this pipeline, which is there when this returns."""
+        """The file of a secret of this pipeline. It exists when this returns."""
         make_secret(self.directory, secret)
         return path_of(self.directory, secret)
 
@@ -217,7 +217,7 @@ class Local:
 
     @property
     def producer_words(self) -> list[str]:
-        """What a source is told of the secret that it shows."""
+        """The arguments that give a source its secret."""
         if self.settings.open_producers:
             return []
         return ["--cookie-file", str(self.settings.cookie_file or self._made(Secret.PRODUCERS))]
@@ -239,7 +239,7 @@ def check_start(settings: Settings, listen: str = HERE) -> None:
 
 
 def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
-    """The command line of a gateway of the pipeline in this directory; all but the first join that one."""
+    """The command line of a gateway of this pipeline. All but the first join the first."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
     argv += ["--checkpoint", str(directory / "checkpoint")]
     if settings.control:
@@ -272,14 +272,14 @@ def server_tls_words(settings: Settings) -> list[str]:
 
 
 def _words(settings: Settings, *names: str) -> list[str]:
-    """Those of these settings that are set, as a command line has them."""
+    """The settings that are set, as command-line options."""
     values = {name: getattr(settings, name) for name in names}
     set_ones = {name: value for name, value in values.items() if value is not None}
     return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def announced_in(path: Path) -> Callable[[int], bool]:
-    """A part is ready when the file in which it says where it listens bears its own process id."""
+    """A part is ready when its announcement file has its own process id."""
 
     def is_ready(pid: int) -> bool:
         try:

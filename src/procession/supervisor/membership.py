@@ -31,7 +31,7 @@ TABLE_CHARS = 110
 
 
 def leader_of(directory: Path | None, address: str | None) -> str | Path:
-    """Where to ask: an address, or the directory in which the first gateway says where it is."""
+    """The leader's address, or the directory that has it."""
     if (directory is None) == (address is None):
         raise UsageError("It is not clear which pipeline is meant.", next_step="Give either --dir or --leader.")
     return address if address is not None else directory / GATEWAY  # type: ignore[operator]
@@ -57,7 +57,7 @@ def table(gateways: list[dict[str, Any]]) -> str:
 
 
 def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: ClientTls | None = None) -> None:
-    """Ask for it, and wait until the gateway is gone."""
+    """Asks a gateway to leave, and waits until it has left."""
     with ControlClient(leader, cookie, PATIENCE_S, tls=tls) as client:
         client.leave(name)
         deadline = time.monotonic() + wait_s
@@ -71,7 +71,7 @@ def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: Cli
 
 
 def next_name(used: Iterable[str]) -> str:
-    """A name with a number that no gateway of the pipeline ever had: one that has left may come back under its own."""
+    """A name with a number that no gateway of the pipeline ever had: a departed one may come back under its name."""
     numbers = (name.removeprefix(f"{GATEWAY}-") for name in used)
     return f"{GATEWAY}-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"
 

@@ -22,10 +22,10 @@ from procession.supervisor.part_log import PartLog
 from procession.supervisor.restart_policy import RestartPolicy, Restarts
 
 TURN = b"go\n"
-"""Tells a spare that its turn has come."""
+"""The line that tells a spare to take over."""
 
 SPARE_PAUSE_S = 5.0
-"""A spare that ends by itself is not replaced sooner than this after its start."""
+"""Minimum time between two starts of a spare."""
 
 
 def _ready_at_once(_pid: int) -> bool:
@@ -34,7 +34,7 @@ def _ready_at_once(_pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What to run, how to see that it is ready, and how it is stopped: lower ranks first, equal ranks together."""
+    """What to run, when it is ready, and how it is stopped: lower ranks first, equal ranks together."""
 
     name: str
     argv: tuple[str, ...]
@@ -44,19 +44,19 @@ class Part:
     stop_rank: int = 0
     stop_timeout_s: float = 10.0
     spare: tuple[str, ...] = ()
-    """More words for `argv` that make it wait for `TURN` on its standard input before it takes over; none: no spare."""
+    """Further arguments that make it wait for `TURN` on standard input before it takes over. None: no spare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running process, the mark that all it starts will carry, and a descriptor that tells of its end."""
+    """A running process, the mark of all that it starts, and a descriptor that becomes readable when it ends."""
 
     popen: subprocess.Popen[bytes]
     mark: str
     ended: int
 
     def clear(self) -> None:
-        """End it, if it still runs, and everything that it has started; reap it all."""
+        """Kills it, if it still runs, and everything that it has started, and reaps them."""
         self.popen.kill()
         if self.popen.stdin:
             self.popen.stdin.close()
@@ -66,7 +66,7 @@ class Process:
 
 
 class State(Enum):
-    """Where a child is in its life."""
+    """The states of a child."""
 
     WAITING = auto()  # for its next start
     STARTING = auto()  # running, not ready yet
@@ -75,7 +75,7 @@ class State(Enum):
 
 
 class Child:
-    """One part's process, over all its starts."""
+    """The process of one part, over all its starts."""
 
     def __init__(self, part: Part, mark: str, directory: Path, policy: RestartPolicy) -> None:
         self.part = part
@@ -100,11 +100,11 @@ class Child:
 
     @property
     def ends(self) -> list[int]:
-        """Descriptors that become readable when the process ends, or its spare."""
+        """Descriptors that become readable when the process or its spare ends."""
         return [process.ended for process in (self._process, self._spare) if process]
 
     def start(self, now: float) -> None:
-        """Start it, or let the spare take over."""
+        """Starts it, or lets the spare take over."""
         self._process = self._relieve() or self._open(self.part.argv, subprocess.DEVNULL)
         self.starts += 1
         self.is_killed_by_us = False
@@ -128,20 +128,20 @@ class Child:
         return Process(popen, mark, os.pidfd_open(popen.pid))
 
     def status(self) -> int | None:
-        """The status with which the process has ended (minus the signal's number if by one), None while it runs."""
+        """The exit status, or minus the signal's number. None while it runs."""
         return self._process.popen.poll() if self._process else None
 
     def is_ready(self) -> bool:
         return self.pid is not None and self.part.is_ready(self.pid)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to the process itself, not to those that it has started: how they end is its own affair."""
+        """Sends a signal to the process itself, not to those that it has started."""
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 self._process.popen.send_signal(number)
 
     def clear(self) -> None:
-        """End the process, if it still runs, and everything that it has started; reap it all. The spare lives on."""
+        """Kills the process, if it still runs, and everything that it has started. The spare stays."""
         if self._process is not None:
             self._process.clear()
             self._process = None
@@ -153,17 +153,17 @@ class Child:
         return self._spare.popen.pid if self._spare else None
 
     def spare_status(self) -> int | None:
-        """The status with which the spare has ended; None while it waits, or if there is none."""
+        """The exit status of the spare. None while it waits, or if there is none."""
         return self._spare.popen.poll() if self._spare else None
 
     @property
     def spare_due(self) -> float:
-        """When a spare is to be started; never, if none is missing."""
+        """When a spare is to be started. Never, if none is missing."""
         is_missing = self.part.spare and self._spare is None and self.state is State.READY
         return self._spare_due if is_missing else float("inf")
 
     def keep_spare(self, now: float) -> None:
-        """See to it that a spare waits, if the part has one."""
+        """Starts a spare if the part has one and it is missing."""
         if self._spare and self._spare.popen.poll() is not None:
             self.dismiss_spare()
         if now >= self.spare_due:
@@ -176,7 +176,7 @@ class Child:
             self._spare = None
 
     def _relieve(self) -> Process | None:
-        """Tell the spare that it is its turn; None if there is none that could hear it."""
+        """Lets the spare take over. None if there is none."""
         spare, self._spare = self._spare, None
         if spare is None:
             return None

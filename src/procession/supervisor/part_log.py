@@ -15,11 +15,11 @@ TAIL_BYTES_MAX = 64 * 1024
 TAIL_LINES_MAX = 20
 ERROR_PREFIX = "error: "
 NOTE_PREFIX = "note: "
-"""So begins a line that a part means for people, while it goes on."""
+"""Prefix of lines for people that a running part writes."""
 
 
 class PartLog:
-    """The log file of one part over all its starts, and one older file beside it."""
+    """The log file of one part over all its starts, and one older file."""
 
     def __init__(self, path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
         self.path = path
@@ -28,14 +28,14 @@ class PartLog:
         self._noted = 0
 
     def open(self) -> int:
-        """A descriptor for the next start to write to, at the end of the file always; the caller closes its copy."""
+        """A descriptor that appends to the file, for the next start. The caller closes its copy."""
         self.trim()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._start = self._noted = os.fstat(descriptor).st_size
         return descriptor
 
     def notes(self) -> list[str]:
-        """What the part has noted since the last call."""
+        """The part's `note:` lines since the last call."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size <= self._noted:
             self._noted = size
@@ -48,14 +48,14 @@ class PartLog:
         return [line.removeprefix(NOTE_PREFIX) for line in lines if line.startswith(NOTE_PREFIX)]
 
     def trim(self) -> None:
-        """Set the file aside if it is over its limit. The part goes on writing to it: it appends, so it begins anew."""
+        """Copies the file aside and empties it if it is over its limit. The part keeps appending to the same file."""
         if not self.path.exists() or self.path.stat().st_size <= self._bytes_max:
             return
         shutil.copyfile(self.path, self.path.with_suffix(".old.log"))
         os.truncate(self.path, 0)
 
     def last_words(self) -> str:
-        """The last thing that the newest start had to say."""
+        """The last message of the newest start."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -67,7 +67,7 @@ class PartLog:
 
 
 def last_words(text: str) -> str:
-    """The last `error: ` line with the indented lines below it, if there is one; otherwise simply the last lines."""
+    """The last `error: ` line with the indented lines below it, or else the last lines."""
     lines = text.rstrip().splitlines()
     errors = [number for number, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
     if not errors:

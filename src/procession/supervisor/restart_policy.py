@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How patient we are. A SIGKILL comes from outside, so it gets more patience than a death of the part's own."""
+    """Limits of restarts. A SIGKILL comes from outside, so more of them are allowed than failures of the part."""
 
     delay_first_s: float = 0.1
     delay_max_s: float = 5.0
@@ -29,7 +29,7 @@ class Restarts:
         self._deaths: deque[tuple[float, bool]] = deque(maxlen=policy.deaths_max + policy.kills_max)
 
     def died(self, now: float, *, was_killed: bool) -> float | None:
-        """Note a death; the seconds to wait before the next start, or None if it has died too often."""
+        """Records a death. Returns the seconds until the next start, or None if it has died too often."""
         policy = self._policy
         self._deaths.append((now, was_killed))
         while self._deaths[0][0] <= now - policy.window_s:

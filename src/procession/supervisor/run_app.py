@@ -42,7 +42,7 @@ def run_app(
     is_silent: bool,
     event_time: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run until the inputs are committed, or until asked to stop if there are none. Gives what was done."""
+    """Runs until the inputs are committed, or, without inputs, until asked to stop. Returns the figures of the run."""
     # What cannot be read is told now, not when everything has been started.
     streams = FileSource(inputs).stream_ids
     graph = load_app(app, input_streams=streams).graph
@@ -78,7 +78,7 @@ def run_app(
 
 
 def last_round(directory: Path) -> Round | None:
-    """The record of the last epoch that the pipeline in this directory has committed; None if there is none."""
+    """The record of the last committed epoch of the pipeline in this directory, or None."""
     try:
         return DecisionReader(directory / "checkpoint").last()
     except ConfigError:  # there is no checkpoint yet
@@ -86,7 +86,7 @@ def last_round(directory: Path) -> Round | None:
 
 
 def is_delivered(local: Local) -> bool:
-    """Whether no file sink has yet to hear what became of a transaction that it has prepared."""
+    """Whether every file sink has received the decisions on its prepared transactions."""
     logs = [
         local.sink_directories[one.sink.name] / f"{one.instance}.txnlog"
         for one in local.graph.participants
@@ -98,7 +98,7 @@ def is_delivered(local: Local) -> bool:
 def _figures(
     graph: Graph, directory: Path, before: Round | None, progress: Progress, settings: Settings
 ) -> dict[str, Any]:
-    """What this run has committed, by the round records: a killed driver may have told nobody of its last epoch."""
+    """The committed records of this run, from the round records: a killed driver may not have logged its last epoch."""
     last = last_round(directory)
     counts = {name: _counter(last, name) - _counter(before, name) for name in COUNTERS}
     waiting = progress.waiting(0 if last is None else last.last)
@@ -125,7 +125,7 @@ def _counter(record: Round | None, name: str) -> int:
 
 
 def _late_at(last: Round | None, before: Round | None) -> dict[str, int]:
-    """The records that came too late to each stage, in this run."""
+    """The late records of each stage in this run."""
     names = [name for name in (last.counters if last is not None else {}) if name.startswith(LATE_AT)]
     counts = {name.removeprefix(LATE_AT): _counter(last, name) - _counter(before, name) for name in names}
     return {name: count for name, count in counts.items() if count}
@@ -136,7 +136,7 @@ def _epochs(record: Round | None) -> int:
 
 
 def is_clean(figures: Mapping[str, Any]) -> bool:
-    """Whether the run did all that it was asked for, and no more records than allowed became dead letters."""
+    """Whether the run completed, with no more dead letters than allowed."""
     return (figures["is_done"] or not figures["has_inputs"]) and not _has_too_many_letters(figures)
 
 
@@ -146,7 +146,7 @@ def _has_too_many_letters(figures: Mapping[str, Any]) -> bool:
 
 
 def sentence(figures: Mapping[str, Any]) -> str:
-    """What was done, as it stands at the end of a run."""
+    """The summary at the end of a run."""
     epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
     told = [f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"]
     stages = figures.get("late_at", {}).items()

@@ -31,7 +31,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PartFailed(ProcessionError):
-    """A part ended for good: whoever its last words are for must act. Fields: part, log."""
+    """A part ended for good and needs an operator. Fields: part, log."""
 
 
 def _in_silence(_sentence: str) -> None:
@@ -96,37 +96,37 @@ class Supervisor:
     # --- what a caller asks
 
     def start(self, part: Part) -> None:
-        """Start a part now; it is looked after from here on."""
+        """Starts a part, and supervises it from now on."""
         if part.name in self._children:
             raise ValueError(f"there is a part named {part.name} already")
         self._children[part.name] = child = Child(part, self._mark, self._directory, self._policy)
         self._launch(child)
 
     def watch(self, timeout_s: float) -> bool:
-        """Look after the parts for `timeout_s`. False, at once, when asked to stop or when all are done."""
+        """Supervises the parts for `timeout_s`. Returns False at once when asked to stop, or when all are done."""
         deadline = time.monotonic() + timeout_s
         return self._watch_until(lambda: time.monotonic() >= deadline, deadline)
 
     def wait_ready(self, *names: str) -> bool:
-        """Look after the parts until those named (all, if none is) are ready or done. False when asked to stop."""
+        """Supervises until the named parts (or all) are ready or done. False when asked to stop."""
         waited_for = [self._children[name] for name in names or self._children]
         self._watch_until(lambda: all(child.state in (State.READY, State.ENDED) for child in waited_for))
         return not self.is_asked_to_stop
 
     def wait_done(self, *names: str) -> bool:
-        """Look after the parts until those named have ended with status 0. False when asked to stop."""
+        """Supervises until the named parts have ended with status 0. False when asked to stop."""
         waited_for = [self._children[name] for name in names]
         self._watch_until(lambda: all(child.state is State.ENDED for child in waited_for))
         return not self.is_asked_to_stop
 
     def kill(self, name: str) -> None:
-        """SIGKILL a part's process, for a test's sake: it is started again, and this death is not held against it."""
+        """For tests: SIGKILLs a part's process. It is started again, and this death does not count."""
         child = self._children[name]
         child.is_killed_by_us = True
         child.send(signal.SIGKILL)
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
-        """What a signal does: `watch` returns False. From a second SIGINT on, `stop` waits for nobody."""
+        """Called by a signal: `watch` returns False. After a second SIGINT, `stop` does not wait."""
         self._signals.append(number)
         os.eventfd_write(self._wake, 1)
 
@@ -144,7 +144,7 @@ class Supervisor:
 
     @property
     def stop_signal(self) -> int | None:
-        """The first signal that asked us to stop."""
+        """The first signal that asked the supervisor to stop."""
         return self._signals[0] if self._signals else None
 
     @property
@@ -153,11 +153,11 @@ class Supervisor:
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
     def pid(self, name: str) -> int | None:
-        """The process of a part, None while it has none."""
+        """The process id of a part. None while it is not running."""
         return self._children[name].pid
 
     def spare_pid(self, name: str) -> int | None:
-        """The process that waits to take over from a part, None if none does."""
+        """The process id of a part's spare. None if there is none."""
         return self._children[name].spare_pid
 
     def log_path(self, name: str) -> Path:
@@ -201,7 +201,7 @@ class Supervisor:
             raise self._failure(child, f"The {child.part.name} could not be started: {error}.") from error
 
     def _bury(self, child: Child, status: int, now: float) -> None:
-        """A child has ended by itself: clear up after it, then decide what becomes of its part."""
+        """A child has ended by itself: cleans up after it, then decides whether its part is started again."""
         child.clear()
         child.state = State.ENDED
         if status in HOPELESS:
@@ -226,7 +226,7 @@ class Supervisor:
         return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
 
     def _next_due(self) -> float:
-        """When something must be done, if nothing happens before."""
+        """The time of the next action, if nothing happens before."""
         now = time.monotonic()
         dues = [child.due for child in self._children.values() if child.state is State.WAITING]
         polls = [now + READY_POLL_S for child in self._children.values() if child.state is State.STARTING]
@@ -234,7 +234,7 @@ class Supervisor:
         return min([*dues, *polls, *spares], default=float("inf"))
 
     def _rest(self, until: float, children: Iterable[Child]) -> None:
-        """Sleep until then, or until one of the children ends, or until somebody asks us to stop."""
+        """Sleeps until then, until a child ends, or until asked to stop."""
         if self._warden.poll() is not None:
             self._warden.communicate()
             self._warden = cleanup.start_warden(self._mark)
@@ -250,7 +250,7 @@ class Supervisor:
     # --- stopping
 
     def stop(self) -> None:
-        """SIGTERM the parts rank by rank, wait for each until its deadline, kill what is left. Nothing starts again."""
+        """Sends SIGTERM rank by rank, waits for each rank until its deadline, and kills the rest."""
         children = self._children.values()
         for child in children:
             child.dismiss_spare()
