@@ -50,7 +50,13 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("gateway.gateway_options", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
     ("gateway.gateway_options", "Limits.sessions_max", "connections of producers (a setting)"),
     ("gateway.gateway_options", "GatewayConfig.lingering_max", "refused connections that may still read why"),
-    ("gateway.gateway_options", "Limits.streams_max", "streams that the gateway knows"),
+    ("gateway.gateway_options", "Limits.streams_max", "streams that the gateway knows (a setting)"),
+    ("gateway.gateway_options", "Limits.streams_retired_max", "retired streams that are remembered (a setting)"),
+    (
+        "gateway.retired_streams",
+        "DEAD_ENTRIES_MAX",
+        "entries of the retired streams' file that count no more, and as many more as count",
+    ),
     (
         "gateway.gateway_options",
         "Limits.reserve_bytes_max",

@@ -48,6 +48,7 @@ class Bench:
         self.state = GatewayState(self.limits)
         self.appends = appends
         self.rows: list[dict[str, object]] = []
+        self.retired = b""
 
     def restart(self) -> None:
         """Kill the gateway: the snapshot and the log are all that is left."""
@@ -55,7 +56,7 @@ class Bench:
         tail = (
             [pa.RecordBatch.from_pylist(self.rows[snapshot.end_sequence :], schema=INGRESS_SCHEMA)] if self.rows else []
         )
-        self.state = GatewayState(self.limits, snapshot, tail, len(self.rows), lag_bytes=0)
+        self.state = GatewayState(self.limits, snapshot, tail, len(self.rows), lag_bytes=0, retired=self.retired)
 
     def do(self, event: Event) -> list[Action]:
         done: list[Action] = []
@@ -67,7 +68,9 @@ class Bench:
                 if self.appends:
                     done += self.do(Appended(len(self.rows)))
             elif isinstance(action, WriteSnapshot):
-                done += self.do(SnapshotWritten(action.snapshot))
+                if action.retiring is not None:
+                    self.retired = self.retired[: action.retiring.position] + action.retiring.data
+                done += self.do(SnapshotWritten(action.snapshot, action.retiring))
         self.check()
         return done
 

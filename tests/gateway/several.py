@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from procession.commit.round_record import Round, next_positions
+from procession.errors import StorageError
 from procession.gateway.gateway_events import (
     Action,
     Append,
@@ -21,11 +23,13 @@ from procession.gateway.gateway_events import (
     Event,
     Granted,
     LeaderFound,
+    LeaderKeeps,
     LeaderLost,
     Received,
     Refused,
     Relinquish,
     Relinquished,
+    Retire,
     Send,
     SessionClosed,
     SessionOpened,
@@ -34,6 +38,7 @@ from procession.gateway.gateway_events import (
 )
 from procession.gateway.gateway_options import Limits
 from procession.gateway.global_registry import GlobalRegistry, Grant
+from procession.gateway.retired_streams import Retiring, checked
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.storage.segment import INGRESS_SCHEMA, KIND_RECORD
@@ -99,12 +104,23 @@ class Node:
         self.outbox: deque[Ask | Relinquish] = deque()
         self.inbox: deque[Event] = deque()
         self.snapshot = Snapshot()
+        self.files: dict[int, bytes] = {}
+        """The files of retired streams, by their numbers."""
         self.begin()
 
     def begin(self) -> None:
         tail = self.rows[self.snapshot.end_sequence :]
         batches = [pa.RecordBatch.from_pylist(tail, schema=INGRESS_SCHEMA)] if tail else []
-        self.state = GatewayState(Limits(), self.snapshot, batches, len(self.rows), is_leading=self.name == LEADER)
+        mark = self.snapshot.retired
+        retired = b"" if mark is None else checked(self.files[mark.number][: mark.length], mark, StorageError)
+        self.state = GatewayState(
+            Limits(streams_retire_after_s=0),
+            self.snapshot,
+            batches,
+            len(self.rows),
+            is_leading=self.name == LEADER,
+            retired=retired,
+        )
 
     def crash(self) -> None:
         """All that is not on disk is gone, and so are the sessions."""
@@ -138,9 +154,10 @@ class Node:
             case Append(batch=batch):
                 self.rows += batch.to_pylist()
                 self.do(Appended(len(self.rows)))
-            case WriteSnapshot(snapshot):
+            case WriteSnapshot(snapshot, retiring):
+                self.write(retiring)
                 self.snapshot = snapshot
-                self.do(SnapshotWritten(snapshot))
+                self.do(SnapshotWritten(snapshot, retiring))
             case Ask() | Relinquish():
                 self.outbox.append(action)
             case Send(session, NotifyAck() as frame) if session in self.producers:
@@ -151,6 +168,24 @@ class Node:
                     self.cluster.told[stream_id] = max(committed + 1, self.cluster.told.get(stream_id, 0))
             case _:
                 pass
+
+    def write(self, retiring: Retiring | None, share: float = 1.0) -> None:
+        """The file of retired streams gets its new bytes, or a part of them."""
+        if retiring is not None and retiring.mark is not None:
+            before = self.files.get(retiring.mark.number, b"")[: retiring.position]
+            self.files[retiring.mark.number] = before + retiring.data[: int(share * len(retiring.data))]
+
+    def retire(self, share: float | None = None) -> None:
+        """Streams that are idle are retired; or the gateway dies with this share of the file written."""
+        if self.cluster.epoch >= 0 and self.link >= 0:
+            self.do(LeaderKeeps(self.cluster.nodes[0].snapshot.epoch))
+        if share is None:
+            self.do(Retire())
+            return
+        for action in self.state.handle(Retire()):
+            assert isinstance(action, WriteSnapshot)
+            self.write(action.retiring, share)
+        self.cluster.crash(self.cluster.nodes.index(self))
 
     @property
     def committed(self) -> dict[int, int]:
@@ -171,6 +206,10 @@ class Several:
         self.ends = [0] * count
         self.epoch = -1
         self.positions: dict[int, int] = {}
+        self.record = Round(-1, 1, "", 0, 0, {})
+        self.acknowledged: Round | None = None
+        self._heard: set[int] = set()
+        """The gateways that have heard of the last record."""
         self.told: dict[int, int] = {}
         """Below this id producers were told that all of a stream is committed: they need not have it any more."""
 
@@ -179,8 +218,8 @@ class Several:
 
     def lead(self) -> None:
         """A leader begins anew: it knows who there is, and its own checkpoint."""
-        known = {stream_id: at.committed for stream_id, at in self.nodes[0].snapshot.streams.items()}
-        self.registry = GlobalRegistry([node.name for node in self.nodes], known)
+        known = self.nodes[0].state.registry.committed
+        self.registry = GlobalRegistry([node.name for node in self.nodes], known=known)
 
     def join(self, node: Node) -> None:
         """A gateway finds the leader, and says what it holds."""
@@ -239,13 +278,17 @@ class Several:
     def take(self, *, tells: Callable[[int], bool] = lambda _: True) -> None:
         """The driver takes an epoch of all that there is, commits it, and tells those gateways that it can reach."""
         self.epoch += 1
+        changes: dict[int, int] = {}
         for number, node in enumerate(self.nodes):
             node.durable = len(node.rows)
             for row in node.rows[self.ends[number] : node.durable]:
                 if row["kind"] == KIND_RECORD:
                     self.output.append((row["stream_id"], row["message_id"]))
-                    self.positions[row["stream_id"]] = row["message_id"]
+                    changes[row["stream_id"]] = row["message_id"]
             self.ends[number] = node.durable
+        self.positions |= changes
+        told = next_positions(self.record, self.acknowledged, [changes])
+        self.record, self._heard = Round(self.epoch, 1, "", 0, 0, {}, told), set()
         for number in range(len(self.nodes)):
             if tells(number):
                 self.tell(number)
@@ -253,7 +296,10 @@ class Several:
     def tell(self, number: int) -> None:
         """A gateway hears what is committed by now."""
         if self.epoch >= 0:
-            self.nodes[number].do(Committed(1, self.epoch, self.ends[number], dict(self.positions)))
+            self.nodes[number].do(Committed(1, self.epoch, self.ends[number], dict(self.record.positions)))
+            self._heard.add(number)
+            if len(self._heard) == len(self.nodes):
+                self.acknowledged = self.record
 
     # What must hold
 

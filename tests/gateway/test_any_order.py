@@ -84,6 +84,15 @@ class AnyOrder(RuleBasedStateMachine):
         node = self.several[number]
         node.durable = len(node.rows)
 
+    @rule(number=NODES)
+    def retire(self, number: int) -> None:
+        self.several[number].retire()
+
+    @rule(number=NODES, share=st.sampled_from([0.0, 0.5, 1.0]))
+    def die_while_retiring(self, number: int, share: float) -> None:
+        """With nothing, a part or all of the file on disk, and before the snapshot that counts on it."""
+        self.several[number].retire(share)
+
     @rule(told=st.sets(NODES))
     def take(self, told: set[int]) -> None:
         self.several.take(tells=told.__contains__)

@@ -43,7 +43,7 @@ def test_a_link_that_was_replaced_is_told_so_and_not_refused_for_ever(leadership
     with pytest.raises(RemoteProtocolError, match="taken this one's place"):
         leadership.beat(old)
     leadership.lost(old)
-    assert leadership.beat(new) == {"is_leaving": False, "others": ["127.0.0.1:1"]}
+    assert leadership.beat(new) == {"is_leaving": False, "others": ["127.0.0.1:1"], "epoch": -1}
     assert leadership.notify(new, 7)["granted"]
 
 

@@ -69,10 +69,10 @@ def test_notify_moves_a_stream_from_inactive_to_active_with_its_last_acknowledge
     several.take()
     first.close()
     several.settle()
-    assert several.registry.inactive == {S: 1}
+    assert several.registry.active == {}
     second = opened(several, 2)
     assert second.answers == [NotifyAck(True, S, 1)]
-    assert several.registry.inactive == {}
+    assert several.registry.active == {S: "gateway-2"}
 
 
 def test_stream_update_a_commit_reaches_the_registry_of_every_gateway(several: Several) -> None:
@@ -100,7 +100,7 @@ def test_relinquish_by_a_gateway_that_is_not_the_holder_changes_nothing(several:
     opened(several, 1)
     assert not several.registry.relinquish(several[2].link, S, 5)
     assert several.registry.active == {S: "gateway-1"}
-    assert several.registry.inactive == {}
+    assert several.registry.notify(several[1].link, S) == Grant(S, None), "nor is its word on what is committed taken"
 
 
 def test_relinquish_at_the_end_of_a_recovery_gives_up_the_streams_that_no_session_has(several: Several) -> None:
@@ -315,3 +315,20 @@ def test_a_gateway_without_a_leader_takes_nothing_that_it_did_not_open_itself() 
     claims = Claims([1], until=5)
     assert claims.notify(1, Notify(1, "", 0)) is Verdict.REFUSED, "it was found in the log: how far is it committed?"
     assert claims.notify(1, Notify(2, "", 0)) is Verdict.REFUSED
+
+
+def test_the_leader_keeps_beside_its_own_gateway_only_what_that_does_not_know() -> None:
+    known = {7: 5, 8: 3}
+    registry = GlobalRegistry(["a"], known=known.get)
+    registry.join("a", 1, [], {7: 4, 8: 6, 9: 1})
+    assert [registry.notify(1, stream_id) for stream_id in (7, 8, 9)] == [Grant(7, 5), Grant(8, 6), Grant(9, 1)]
+    registry.trim()
+    assert [registry.notify(1, stream_id) for stream_id in (7, 8, 9)] == [Grant(7, 5), Grant(8, 6), Grant(9, 1)]
+    known |= {8: 7, 9: 1}
+    registry.trim()
+    known.clear()  # as if they were forgotten: nothing of them is left here either
+    assert [registry.notify(1, stream_id) for stream_id in (7, 8, 9)] == [
+        Grant(7, None),
+        Grant(8, None),
+        Grant(9, None),
+    ]

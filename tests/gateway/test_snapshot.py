@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
-from procession.gateway import snapshot
+from procession.gateway import retired_file, snapshot
 from procession.gateway.snapshot import FILE_NAME, Position, Snapshot
 
 SNAPSHOT = Snapshot(3, 17, 100, 120, {7: Position("a name, ünïcödé", 49), 2**64 - 1: Position("", 0)})
@@ -26,7 +26,7 @@ def test_a_snapshot_that_is_found_is_in_a_new_file_before_it_is_relied_on(tmp_pa
     snapshot.save(tmp_path, SNAPSHOT)
     path = tmp_path / FILE_NAME
     with path.open() as before:  # or the number of its inode may be used again
-        assert snapshot.recover(tmp_path) == SNAPSHOT
+        assert retired_file.recover(tmp_path) == (SNAPSHOT, b"")
         assert path.stat().st_ino != os.fstat(before.fileno()).st_ino
     assert snapshot.load(tmp_path) == SNAPSHOT
 

@@ -48,6 +48,18 @@ def gateway(
         typer.Option(min=1, help="Bytes that a producer of the draft protocol may send without a stable reference."),
     ] = 16 << 20,
     sessions_max: Annotated[int, typer.Option(min=1, help="Maximum number of connected producers.")] = 4096,
+    streams_max: Annotated[
+        int, typer.Option(min=1, help="Maximum number of streams, without those that are retired.")
+    ] = 65_536,
+    streams_retire_after_s: Annotated[
+        float, typer.Option(min=0, help="Seconds after which a stream that is closed and committed is retired.")
+    ] = 3600.0,
+    streams_retired_max: Annotated[
+        int, typer.Option(min=0, help="Maximum number of retired streams whose positions are remembered.")
+    ] = 1_000_000,
+    streams_retired_age_s: Annotated[
+        float, typer.Option(min=0, help="Seconds of running time for which a retired stream is remembered.")
+    ] = 2_592_000.0,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics. Port 0 takes a free port."),
@@ -164,6 +176,10 @@ def gateway(
         backlog_max=backlog_max,
         held_bytes_max=held_bytes_max,
         sessions_max=sessions_max,
+        streams_max=streams_max,
+        streams_retire_after_s=streams_retire_after_s,
+        streams_retired_max=streams_retired_max,
+        streams_retired_age_s=streams_retired_age_s,
         stream_bytes_max=stream_bytes_max,
         reserve_bytes_max=reserve_bytes_max,
         extensions=frozenset(extension for extension, is_allowed in allowed.items() if is_allowed),

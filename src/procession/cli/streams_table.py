@@ -82,6 +82,12 @@ def ask(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | Non
     return together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s, tls)])
 
 
+def retired(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> int:
+    """How many streams are retired. Who leads knows; the others keep none."""
+    with _client(at, cookie, timeout_s, tls) as client:
+        return int(client.status().get("streams_retired", 0))
+
+
 def _rows(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
     with _client(at, cookie, timeout_s, tls) as client:
         return list(client.streams())
@@ -135,11 +141,12 @@ def show(
     """Print them once, or again every so many seconds until Ctrl-C."""
     while True:
         rows = ask(at, cookie=cookie, timeout_s=timeout_s, tls=tls)
+        many = retired(at, cookie=cookie, timeout_s=timeout_s, tls=tls)
         if as_json:
-            print(json.dumps({"streams": rows}), flush=True)
+            print(json.dumps({"streams": rows, "retired": many}), flush=True)
         else:
             is_screen = every_s is not None and sys.stdout.isatty()
-            print((CLEAR if is_screen else "") + "\n".join(table(rows)), flush=True)
+            print((CLEAR if is_screen else "") + "\n".join(table(rows, many)), flush=True)
         if every_s is None:
             return
         try:
@@ -148,8 +155,8 @@ def show(
             return
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of a table, and one that adds up."""
+def table(rows: Sequence[Mapping[str, Any]], retired_streams: int = 0) -> Iterator[str]:
+    """The lines of a table, and one that adds up; with the number of streams that are retired, if there are any."""
     columns = (*COLUMNS, LATE) if any(row[LATE] is not None for row in rows) else COLUMNS
     cells = [columns, *(tuple(_cell(row, column) for column in columns) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -159,7 +166,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             for column, text, width in zip(columns, line, widths, strict=True)
         )
         yield "  ".join(padded).rstrip()
-    yield _sum(rows)
+    yield _sum(rows) + (f", {retired_streams:,} more retired" if retired_streams else "")
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:

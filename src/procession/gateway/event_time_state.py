@@ -226,6 +226,10 @@ class OrderedState(GatewayState):
             return 0  # there is no reserve of what is not there
         return self.shares.allowed(self.sessions[session].streams, super()._allowed(session))
 
+    def _retire(self) -> list[Action]:
+        """Streams are declared, so there are only so many: none is retired."""
+        return []
+
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
         taken = super()._snapshot(fence, epoch, end_sequence, positions)
         return replace(taken, point=self.point, clocks=self.clocks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from procession.gateway.retired_streams import Retiring
 from procession.gateway.snapshot import Snapshot
 from procession.merge.event_time import Point
 from procession.merge.stream_clocks import Clock
@@ -65,6 +66,12 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     snapshot: Snapshot
+    retiring: Retiring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """It is time to see which streams have been idle for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,13 @@ class LeaderFound:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderKeeps:
+    """The leader has on disk what was committed up to this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderLost:
     """What the leader was asked or told last, it may have heard or not."""
 
@@ -126,10 +140,9 @@ class Relinquished:
     stream_id: int
 
 
-OfLeader = LeaderFound | LeaderLost | Granted | Refused | Relinquished
-Event = (
-    SessionOpened | Received | SessionClosed | Appended | Ticked | FenceRaised | Committed | SnapshotWritten | OfLeader
-)
+OfLeader = LeaderFound | LeaderKeeps | LeaderLost | Granted | Refused | Relinquished
+OfDriver = FenceRaised | Committed | SnapshotWritten | Retire
+Event = SessionOpened | Received | SessionClosed | Appended | Ticked | OfDriver | OfLeader
 OfOrder = Idled | Ordered
 
 
@@ -158,9 +171,11 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class WriteSnapshot:
-    """Make this durable before anything else that follows from it; `SnapshotWritten` follows."""
+    """Make this durable before anything else that follows from it; `SnapshotWritten` follows. The streams that it
+    leaves out are written before it."""
 
     snapshot: Snapshot
+    retiring: Retiring | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
     yield one("gauge", "credits_out", "Credits that producers hold.", credits_out)
     yield one("gauge", "sessions", "Producers that are connected.", len(state.sessions))
     yield by("gauge", "streams", "Streams, by their state.", "state", Counter(one.state for one in state.registry))
+    yield one("gauge", "streams_retired", "Streams that are retired.", len(state.retired))
+    yield one("counter", "streams_forgotten", "Retired streams that were forgotten.", state.retired.forgotten)
     yield one("gauge", "lag_records", "Records in the log that are not committed.", state.flow.buffered)
     yield one("gauge", "lag_bytes", "Bytes in the log that are not committed.", state.flow.lag.bytes)
     yield one("gauge", "lag_bytes_max", "Producers wait while more is not committed.", state.limits.lag_bytes_max)

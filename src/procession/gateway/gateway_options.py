@@ -36,6 +36,13 @@ class Limits:
     sessions_max: int = 4096
     """Maximum number of connected producers. `procession bench producers` measures the cost of an idle one."""
     streams_max: int = 65536
+    """So many streams the gateway knows, without those that are retired."""
+    streams_retire_after_s: float = 3600.0
+    """A stream that nobody has open and whose records are all committed is retired after so long."""
+    streams_retired_max: int = 1_000_000
+    """So many retired streams are remembered; each takes about 200 bytes of memory, and 24 on disk."""
+    streams_retired_age_s: float = 30 * 24 * 3600.0
+    """So long a retired stream is remembered, at least: time in which the gateway does not run does not count."""
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more bytes than this are appended and not committed."""
     overrun_bytes_max: int = 64 * MIB

@@ -44,6 +44,8 @@ def status_of(gateway: Gateway) -> dict[str, Any]:
         "sessions": len(state.sessions),
         "streams": streams,
         "streams_total": len(state.registry),
+        "streams_retired": len(state.retired),
+        "streams_forgotten": state.retired.forgotten,
         "lag_bytes": state.flow.lag.bytes,
         **state.flow.status(),
         **(gateway.ordering.status() if gateway.ordering is not None else {}),

@@ -8,7 +8,7 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from procession.errors import ConfigError
@@ -45,20 +45,18 @@ class GlobalRegistry:
         gateways: Iterable[str],
         committed: Mapping[int, int] | None = None,
         clocks: Mapping[int, Clock] | None = None,
+        known: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         """What a leader knows when it begins: who belongs to it, and the committed ids and clocks of its own
-        checkpoint."""
+        checkpoint. `known` gives the committed id of a stream as the leader's own gateway knows it, retired or not."""
         self.active: dict[int, str] = {}
+        self._known = known
         self._committed: dict[int, int] = dict(committed or {})
+        """Committed ids that gateways have told, and the leader's own gateway may not know yet."""
         self.clocks: dict[int, Clock] = dict(clocks or {})
         """How far each stream has come, as far as gateways have said. Who gave it up last knew best."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
         self._unheard = set(self._links)
-
-    @property
-    def inactive(self) -> dict[int, int]:
-        """Streams without a holder, and the last committed id of each."""
-        return {stream_id: at for stream_id, at in self._committed.items() if stream_id not in self.active}
 
     @property
     def unheard(self) -> list[str]:
@@ -120,7 +118,7 @@ class GlobalRegistry:
         if name is None or self._unheard or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
         self.active[stream_id] = name
-        return Grant(stream_id, self._committed.get(stream_id), self.clocks.get(stream_id))
+        return Grant(stream_id, self._last(stream_id), self.clocks.get(stream_id))
 
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
         """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
@@ -152,4 +150,15 @@ class GlobalRegistry:
             self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
 
     def _commit(self, stream_id: int, at: int) -> None:
-        self._committed[stream_id] = max(at, self._committed.get(stream_id, at))
+        last = self._last(stream_id)
+        if last is None or at > last:
+            self._committed[stream_id] = at
+
+    def trim(self) -> None:
+        """Drop the committed ids that the leader's own gateway knows by now."""
+        self._committed = {one: at for one, at in self._committed.items() if self._known(one) != self._last(one)}
+
+    def _last(self, stream_id: int) -> int | None:
+        """The last committed id that anybody has told of."""
+        told = [one for one in (self._committed.get(stream_id), self._known(stream_id)) if one is not None]
+        return max(told, default=None)

@@ -50,7 +50,8 @@ class Leadership:
         self._links: dict[int, str] = {}
         self._turns: dict[str, tuple[int, int]] = {}
         """Which of its links each gateway began last, by its own count."""
-        self.registry = GlobalRegistry({LEADER, *self._members.present}, committed_of(state), state.clocks)
+        known = state.registry.committed
+        self.registry = GlobalRegistry({LEADER, *self._members.present}, {}, state.clocks, known)
         assert state.claims is not None
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
@@ -128,7 +129,7 @@ class Leadership:
         """Records the names of streams that a gateway releases, because it may leave afterwards."""
         was_held = self.registry.relinquish(link, stream_id, committed, clock)
         if was_held and committed is not None:
-            self._state.registry.get_or_add(stream_id).call(name)
+            self._state.registry.call(stream_id, name)
         return {"was_held": was_held}
 
     def _check_order(self, told: Member, words: str) -> None:
@@ -147,13 +148,16 @@ class Leadership:
             )
 
     def beat(self, link: int) -> dict[str, Any]:
-        """A heartbeat of a gateway. The reply says whether it should leave, and where its producers can go."""
+        """A heartbeat of a gateway. The reply says whether it should leave, where its producers can go, and up to which
+        epoch the leader has committed positions on disk."""
         name = self._links[link]
         if self.registry.is_superseded(link):
             # Whatever it asks on this one is refused: it must begin anew, or it would be refused for ever.
             raise RemoteProtocolError("a later link of this gateway has taken this one's place")
+        self.registry.trim()
         others = others_than(name, self._members.present)
-        return {"is_leaving": self._members[name].standing is Standing.LEAVING, "others": others}
+        is_leaving = self._members[name].standing is Standing.LEAVING
+        return {"is_leaving": is_leaving, "others": others, "epoch": self._state.snapshot.epoch}
 
     def lost(self, link: int) -> str | None:
         """A link has ended. Returns the name of its gateway."""

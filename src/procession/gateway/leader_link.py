@@ -21,7 +21,7 @@ import structlog
 
 from procession.address import SocketFile, connected_file, notice_silence, parse_endpoint
 from procession.errors import ConfigError
-from procession.gateway.gateway_events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
+from procession.gateway.gateway_events import Granted, LeaderFound, LeaderKeeps, LeaderLost, Refused, Relinquished
 from procession.gateway.leader import greeting
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
@@ -170,9 +170,11 @@ class LeaderLink:
                 self._gateway.handle(Refused(request["stream"]))
             case "relinquish":
                 self._gateway.handle(Relinquished(request["stream"]))
-            case "beat" if reply["is_leaving"]:
-                self._is_leaving = True
-                self._depart([str(one) for one in reply["others"]])
+            case "beat":
+                self._gateway.handle(LeaderKeeps(int(reply.get("epoch", -1))))
+                if reply["is_leaving"]:
+                    self._is_leaving = True
+                    self._depart([str(one) for one in reply["others"]])
             case "left" if reply["is_left"] and not self.has_left.done():
                 self.has_left.set_result(None)
 

@@ -19,32 +19,13 @@ import structlog
 
 from procession import faults
 from procession.errors import ConfigError, StorageError
+from procession.gateway import gateway_events as ev
+from procession.gateway import retired_file
 from procession.gateway import snapshot as snapshots
 from procession.gateway.directory_identity import has_identity, identity
 from procession.gateway.event_time_log import Offered, Ordering, check_kept
 from procession.gateway.event_time_state import OrderedState
 from procession.gateway.fences import check_claimed
-from procession.gateway.gateway_events import (
-    Action,
-    Append,
-    Appended,
-    Ask,
-    Close,
-    Committed,
-    Event,
-    FenceRaised,
-    Idled,
-    LeaderFound,
-    LeaderLost,
-    OfOrder,
-    Ordered,
-    Received,
-    Relinquish,
-    Send,
-    SnapshotWritten,
-    Trim,
-    WriteSnapshot,
-)
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
@@ -71,7 +52,7 @@ class Gateway:
         self.is_confirmed = not has_identity(config.directory)
         """Whether producers may open streams: nothing was ever offered from a directory that is made now; of any other
         one a driver must have said, in this life, that it knows its log."""
-        found = snapshots.recover(config.directory)
+        found, retired = retired_file.recover(config.directory)
         check_kept(config, found)
         start = found.end_sequence if config.declared is None else (found.point or Point()).floor
         self.log = IngressLog(config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start)
@@ -85,8 +66,9 @@ class Gateway:
         if config.declared is None:
             tail = self.tally.recovered(start, self.log.read(start, self.log.next_sequence))
             lag_bytes = self.log.lag_bytes(start)
+            end, now = self.log.next_sequence, time.monotonic()
             self.state = GatewayState(
-                config.limits, found, tail, self.log.next_sequence, lag_bytes, is_leading=is_leading
+                config.limits, found, tail, end, lag_bytes, is_leading=is_leading, retired=retired, now=now
             )
         else:
             self.ordering = Ordering(config, config.declared, found, self.log)
@@ -138,15 +120,15 @@ class Gateway:
     def leave(self, session: int) -> None:
         self._peers.pop(session, None)
 
-    def handle(self, event: Event | OfOrder) -> None:
-        if isinstance(event, LeaderFound | LeaderLost):
-            self._has_leader = isinstance(event, LeaderFound)
+    def handle(self, event: ev.Event | ev.OfOrder) -> None:
+        if isinstance(event, ev.LeaderFound | ev.LeaderLost):
+            self._has_leader = isinstance(event, ev.LeaderFound)
             if self._has_leader and not self.is_confirmed:
                 return  # streams are refused until it is
         for action in self._decided(event):
             self._perform(action)
         if self.state.flow.is_over or self._is_holding:
-            self._hold([event.session] if isinstance(event, Received) else None)
+            self._hold([event.session] if isinstance(event, ev.Received) else None)
 
     def _hold(self, only: list[int] | None) -> None:
         """Pauses and resumes reading from sessions: from all, or only from this one."""
@@ -161,33 +143,33 @@ class Gateway:
             if session in self._peers and session in self.state.sessions:
                 self._peers[session].hold(self.state.holds(session))
 
-    def _decided(self, event: Event | OfOrder) -> list[Action]:
+    def _decided(self, event: ev.Event | ev.OfOrder) -> list[ev.Action]:
         now = time.monotonic()
         actions = self.state.handle(event, now)  # type: ignore[arg-type]  # only where there is an order
         self.tally.watch(event, actions, now, self.state.registry)
         return actions
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: ev.Action) -> None:
         match action:
-            case Append(batch=batch, size_bytes=size_bytes):
+            case ev.Append(batch=batch, size_bytes=size_bytes):
                 self._append(batch, size_bytes)
-            case Send(session, frame):
+            case ev.Send(session, frame):
                 if session in self._peers:
                     self._peers[session].send(frame)
-            case Close(session, reason):
+            case ev.Close(session, reason):
                 if session in self._peers:
                     self._peers[session].close(reason)
-            case Trim(before_sequence):
+            case ev.Trim(before_sequence):
                 self.offered.trim(before_sequence)
                 if self.state.snapshot.point is not None:
                     self.log.trim(self.state.snapshot.point.floor)
-            case Ask(stream_id):
+            case ev.Ask(stream_id):
                 assert self.leader is not None
                 self.leader.ask(stream_id)
-            case Relinquish(stream_id, committed, clock):
+            case ev.Relinquish(stream_id, committed, clock):
                 assert self.leader is not None
                 self.leader.relinquish(stream_id, committed, clock)
-            case WriteSnapshot():
+            case ev.WriteSnapshot():
                 raise AssertionError("only a commit writes a snapshot, and it waits for it")
 
     # The log
@@ -218,7 +200,7 @@ class Gateway:
             return
         faults.point("gateway:after-append")
         self.look_at_disk()
-        self.handle(Appended(self.log.next_sequence))
+        self.handle(ev.Appended(self.log.next_sequence))
 
     def look_at_disk(self) -> None:
         """Withholds credits while the disk is low on space."""
@@ -256,7 +238,7 @@ class Gateway:
             self.is_confirmed = True
             log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
             if self._has_leader:
-                self.handle(LeaderFound())
+                self.handle(ev.LeaderFound())
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
         """The end of what the driver may read from `start` on: durable, and within its limits."""
@@ -316,7 +298,7 @@ class Gateway:
         now = time.monotonic()
         if ticks := ordering.ticks(now):
             log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
-            self.handle(Idled(ticks))
+            self.handle(ev.Idled(ticks))
             self.flush()
             await self._durably(self.log.sync)
         with self._ending():
@@ -334,7 +316,7 @@ class Gateway:
         closing = () if self.state.claims is None else self.state.claims.closing
         waiting = ordering.waiting_of(closing, is_alone=is_alone)
         skipped = ordering.skipped
-        self.handle(Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
+        self.handle(ev.Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
             log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 
@@ -356,27 +338,41 @@ class Gateway:
         async with self._commit_lock:
             await self._raise_to(fence)
 
-    async def commit(self, commit: Committed) -> None:
+    async def commit(self, commit: ev.Committed) -> None:
         """Makes the commit durable, acknowledges it, and drops its rows, in this order."""
         check_end(commit.epoch, commit.end_sequence, self._offered_end)
         async with self._commit_lock:
             await self._raise_to(commit.fence)
             await self._write_snapshot(self._decided(commit))
 
+    async def retire(self) -> None:
+        """Move the streams that have been idle for long out of what is written with every commit."""
+        forgotten, before = self.state.retired.forgotten, self.state.snapshot.retired
+        async with self._commit_lock:
+            await self._write_snapshot(self._decided(ev.Retire()))
+        if gone := self.state.retired.forgotten - forgotten:
+            log.warning("gateway.retired_streams_forgotten", streams=gone, retired=len(self.state.retired))
+        if before is not None and (mark := self.state.snapshot.retired) and mark.number != before.number:
+            retired_file.remove_others(self.config.directory, mark)
+
     async def _raise_to(self, fence: int) -> None:
         self.state.snapshot.check_fence(fence)
         if fence > self.state.snapshot.fence:
             check_claimed(fence, self.config.checkpoint)
-            await self._write_snapshot(self._decided(FenceRaised(fence)))
+            await self._write_snapshot(self._decided(ev.FenceRaised(fence)))
 
-    async def _write_snapshot(self, actions: list[Action]) -> None:
+    async def _write_snapshot(self, actions: list[ev.Action]) -> None:
         for action in actions:
-            assert isinstance(action, WriteSnapshot)
+            assert isinstance(action, ev.WriteSnapshot)
+            if action.retiring is not None and action.retiring.mark is not None:
+                faults.point("gateway:before-retired")
+                await self._durably(retired_file.write, self.config.directory, action.retiring)
+                faults.point("gateway:after-retired")
             faults.point("gateway:before-snapshot")
             await self._durably(snapshots.save, self.config.directory, action.snapshot)
             faults.point("gateway:before-ack")
-            for follower in self._decided(SnapshotWritten(action.snapshot)):
-                if isinstance(follower, Trim):
+            for follower in self._decided(ev.SnapshotWritten(action.snapshot, action.retiring)):
+                if isinstance(follower, ev.Trim):
                     faults.point("gateway:after-ack-before-trim")
                 self._perform(follower)
         if self._is_holding:

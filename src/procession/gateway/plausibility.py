@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from procession.errors import StorageError
 from procession.gateway.registry import Registry
 from procession.gateway.stream_leases import Claims
+from procession.wire.messages import NOTHING_COMMITTED
 
 
 def check_start(start: int, next_sequence: int) -> None:
@@ -39,7 +40,7 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: Cl
     for stream_id, message_id in positions.items():
         if not is_alone and (claims is None or not claims.holds(stream_id)):
             continue
-        seen = registry[stream_id].seen if stream_id in registry else None
+        seen = registry[stream_id].seen if stream_id in registry else registry.committed(stream_id)
         if seen is None and not is_alone:
             continue  # it came from another gateway, and since a restart only its end is known here
         if seen is None or message_id > seen:
@@ -49,3 +50,12 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: Cl
                 next_step="Check that driver and gateway belong to the same pipeline, and restore the gateway's"
                 " directory if it was lost.",
             )
+
+
+def news_of(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
+    """The positions of a commit that are to be taken up. Not those of streams that were retired with them; nor, if the
+    commit is told again, those of streams that are not known: they were, and are forgotten since."""
+    told = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}
+    away = {stream_id: registry.committed(stream_id) for stream_id in told if stream_id not in registry}
+    old = {stream_id for stream_id, at in away.items() if (is_late if at is None else told[stream_id] <= at)}
+    return {stream_id: at for stream_id, at in told.items() if stream_id not in old}

@@ -7,11 +7,13 @@ and commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from procession.errors import RemoteProtocolError
+from procession.gateway.gateway_options import Limits
 from procession.gateway.log_rows import Tail
+from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
 
@@ -38,6 +40,11 @@ class Stream:
     @property
     def is_free(self) -> bool:
         return self.session is None and self.eos_sequence is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has it, and all that came of it is committed."""
+        return self.is_free and self.committed is not None and self.committed == self.seen
 
     @property
     def state(self) -> str:
@@ -95,15 +102,27 @@ class Stream:
 
 
 class Registry:
-    def __init__(self, positions: Mapping[int, Position], tail: Tail) -> None:
-        """Restores the registry from the snapshot and the rows of the log behind it."""
+    def __init__(
+        self,
+        positions: Mapping[int, Position],
+        tail: Tail,
+        retired: RetiredStreams | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """Restores the registry from the snapshot and the rows of the log behind it. A stream that is in neither may be
+        `retired`; then it continues from its committed id there."""
+        self._retired = RetiredStreams(Limits()) if retired is None else retired
         self._streams: dict[int, Stream] = {}
+        self._idle: dict[int, float] = {}
+        """Since when streams are idle, the longest first; some of them may not be idle any more."""
         for stream_id, position in positions.items():
             self._streams[stream_id] = Stream(stream_id, position.name, position.committed, position.committed)
         for stream_id, message_id in tail.seen.items():
             self.get_or_add(stream_id).seen = message_id
         for stream_id, sequence in tail.eos_sequences.items():
             self.get_or_add(stream_id).eos_sequence = sequence
+        for stream in self:
+            self._note_idle(stream, now)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -118,13 +137,26 @@ class Registry:
         return self._streams[stream_id]
 
     def get_or_add(self, stream_id: int) -> Stream:
-        return self._streams.setdefault(stream_id, Stream(stream_id))
+        if stream_id not in self._streams:
+            committed = self._retired.returning(stream_id)
+            self._streams[stream_id] = Stream(stream_id, "", committed, committed)
+        return self._streams[stream_id]
 
-    def leave(self, session: int) -> list[int]:
+    def committed(self, stream_id: int) -> int | None:
+        """The last committed id of a stream, also of one that is retired."""
+        return self[stream_id].committed if stream_id in self else self._retired.committed(stream_id)
+
+    def call(self, stream_id: int, name: str) -> None:
+        """Another gateway says what a stream is called; of one that is retired no name is kept."""
+        if stream_id in self or self._retired.committed(stream_id) is None:
+            self.get_or_add(stream_id).call(name)
+
+    def leave(self, session: int, now: float = 0.0) -> list[int]:
         """Releases the streams of a gone session, except those whose end waits for a commit. Returns their ids."""
         left = [stream for stream in self if stream.session == session]
         for stream in left:
             stream.session = None
+            self._note_idle(stream, now)
             self._forget_unused(stream)
         return [stream.stream_id for stream in left]
 
@@ -151,7 +183,9 @@ class Registry:
                 listed.append((stream.stream_id, stream.name, stream.committed))
         return tuple(listed)
 
-    def commit(self, end_sequence: int, positions: Mapping[int, Position]) -> dict[int, list[tuple[int, int]]]:
+    def commit(
+        self, end_sequence: int, positions: Mapping[int, Position], now: float = 0.0
+    ) -> dict[int, list[tuple[int, int]]]:
         """Take what is committed. Returns, per session, the pairs (stream id, committed id) of its streams with news.
 
         A stream whose end is below `end_sequence` is released, and that is news even if its position is not.
@@ -170,8 +204,48 @@ class Registry:
                     pairs.append((stream.stream_id, stream.committed))
             if is_released:
                 stream.eos_sequence = stream.session = None
+            if is_news or is_released or stream.stream_id not in self._idle:
+                self._note_idle(stream, now)
+            if is_released:
                 self._forget_unused(stream)
         return news
+
+    # Retiring
+
+    def idle(self, since: float, count: int, is_held: Callable[[int], bool]) -> dict[int, int]:
+        """The streams that are idle since before this, and the longest idle ones up to this count: each with its
+        committed id. Those that are held elsewhere in the gateway stay."""
+        chosen: dict[int, int] = {}
+        stale = []
+        for stream_id, idle_since in self._idle.items():
+            if idle_since > since and len(chosen) >= count:
+                break
+            stream = self._streams.get(stream_id)
+            if stream is None or not stream.is_idle:
+                stale.append(stream_id)
+            elif not is_held(stream_id):
+                assert stream.committed is not None
+                chosen[stream_id] = stream.committed
+        for stream_id in stale:
+            del self._idle[stream_id]
+        return chosen
+
+    def retire(self, streams: Mapping[int, int]) -> None:
+        """The snapshot has these no more. Whoever came back meanwhile stays."""
+        for stream_id, committed in streams.items():
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
+            if stream.is_idle and stream.committed == committed:
+                del self._streams[stream_id]
+                self._idle.pop(stream_id, None)
+            else:
+                self._retired.returning(stream_id)
+
+    def _note_idle(self, stream: Stream, now: float) -> None:
+        self._idle.pop(stream.stream_id, None)
+        if stream.is_idle:
+            self._idle[stream.stream_id] = now
 
     def _forget_unused(self, stream: Stream) -> None:
         """A stream on which nothing ever came leaves nothing to remember."""

@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,7 @@ from procession.address import (
     parse_address,
 )
 from procession.background_loading import Readiness
+from procession.errors import StorageError
 from procession.gateway.control import ControlServer
 from procession.gateway.gateway_events import Received, SessionClosed, SessionOpened, Ticked
 from procession.gateway.gateway_metrics import figures
@@ -327,6 +329,8 @@ class GatewayServer:
             await asyncio.sleep(self._config.ack_interval_s)
             self.gateway.look_at_disk()
             self.gateway.handle(Ticked())
+            with suppress(StorageError):  # the gateway ends by it
+                await self.gateway.retire()
 
     async def stop(self) -> None:
         """Sends RESTART to the producers, closes the ports, and flushes to disk."""

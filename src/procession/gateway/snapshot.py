@@ -15,14 +15,15 @@ from typing import Any
 from procession.errors import FencedError, StorageError
 from procession.format_number import check_format
 from procession.gateway.request_parsing import is_u64, read_clocks, written_clocks
+from procession.gateway.retired_streams import Mark
 from procession.merge.event_time import Point
 from procession.merge.stream_clocks import Clock
 from procession.merge.waiting_rows import Key
 from procession.storage.durable import storage_error, write_durably
 
 FILE_NAME = "positions.json"
-FORMAT = 2
-"""A snapshot without a format number is of format 1, which says the same."""
+FORMAT = 3
+"""A snapshot without a format number is of format 1, which says the same as format 2: neither knows retired streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Snapshot:
     """In the order of event time: from where arrivals are heard again. `end_sequence` is then of the ordered log."""
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     """How far each stream has come, at whichever gateway: who lets a stream in must know."""
+    retired: Mark | None = None
+    """The file with the streams that are not here, if any were ever retired."""
 
     def check_fence(self, fence: int) -> None:
         """Only the latest driver is heard."""
@@ -62,16 +65,9 @@ def save(directory: Path, snapshot: Snapshot) -> None:
     if snapshot.point is not None:
         document["point"] = _written(snapshot.point)
         document["clocks"] = written_clocks(snapshot.clocks)
+    if snapshot.retired is not None:
+        document["retired"] = snapshot.retired._asdict()
     write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
-
-
-def recover(directory: Path) -> Snapshot:
-    """The last snapshot, as a gateway starts with it. It is written into a new file: whoever wrote it may have failed
-    to sync it, and a second sync of the same file would not tell."""
-    found = load(directory)
-    if (directory / FILE_NAME).exists():
-        save(directory, found)
-    return found
 
 
 def load(directory: Path) -> Snapshot:
@@ -91,6 +87,7 @@ def load(directory: Path) -> Snapshot:
             },
             point=_read(document["point"]) if "point" in document else None,
             clocks=read_clocks(document.get("clocks", {})),
+            retired=_mark(document["retired"]) if "retired" in document else None,
         )
     except FileNotFoundError:
         return Snapshot()
@@ -102,6 +99,10 @@ def load(directory: Path) -> Snapshot:
             next_step="Restore the file from a copy; without it the gateway cannot know what is committed.",
             path=str(path),
         ) from error
+
+
+def _mark(document: dict[str, Any]) -> Mark:
+    return Mark(*(_u64(document[name]) for name in Mark._fields))
 
 
 def _u64(value: object) -> int:

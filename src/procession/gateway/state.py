@@ -13,37 +13,16 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import RemoteProtocolError
+from procession.gateway import gateway_events as ev
 from procession.gateway.credit_flow import Flow, Unappended
 from procession.gateway.dedupe import fresh
 from procession.gateway.draft_groups import Groups
-from procession.gateway.gateway_events import (
-    Action,
-    Append,
-    Appended,
-    Ask,
-    Close,
-    Committed,
-    Event,
-    FenceRaised,
-    Granted,
-    LeaderFound,
-    LeaderLost,
-    Received,
-    Refused,
-    Relinquish,
-    Relinquished,
-    Send,
-    SessionClosed,
-    SessionOpened,
-    SnapshotWritten,
-    Ticked,
-    Trim,
-    WriteSnapshot,
-)
 from procession.gateway.gateway_options import Limits
 from procession.gateway.log_rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
-from procession.gateway.plausibility import check_end, check_positions
+from procession.gateway.plausibility import check_end, check_positions, news_of
 from procession.gateway.registry import Registry
+from procession.gateway.retired_streams import RetiredStreams
+from procession.gateway.retirement import Retirement
 from procession.gateway.sessions import Session, admit
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.stream_leases import Claims, Verdict
@@ -52,7 +31,6 @@ from procession.wire import connection, draft
 from procession.wire.connection import Violation
 from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault
 from procession.wire.messages import (
-    NOTHING_COMMITTED,
     Eos,
     Error,
     Hello,
@@ -76,15 +54,21 @@ class GatewayState:
         lag_bytes: int = 0,
         *,
         is_leading: bool | None = None,
+        retired: bytes = b"",
+        now: float = 0.0,
     ) -> None:
-        """`is_leading`: whether this gateway is the leader of several. None: there is only one."""
+        """`is_leading`: whether this gateway is the leader of several. None: there is only one. `retired` is the file
+        of retired streams that the snapshot names."""
         self.limits = limits
+        self.now = now
         self.snapshot = snapshot or Snapshot()
         found = tail if isinstance(tail, Tail) else read_tail(self.snapshot.end_sequence, tail)
-        self.registry = Registry(self.snapshot.streams, found)
+        self.retired = RetiredStreams(limits, self.snapshot.retired, retired, self.snapshot.streams, now)
+        self.registry = Registry(self.snapshot.streams, found, self.retired, now)
         self.claims: Claims | None = None
         if is_leading is not None:
             self.claims = Claims({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
+        self.retirement = Retirement(limits, self.registry, self.retired, self.claims, now)
         self.clocks: Mapping[int, Clock] = self.snapshot.clocks
         """How far each stream has come in event time, where that is the order."""
         self.next_sequence = next_sequence
@@ -92,42 +76,44 @@ class GatewayState:
         """Beyond it there are no rows of a group, which an epoch must not cut."""
         self.sessions: dict[int, Session] = {}
         self.flow = Flow(limits, self.snapshot.end_sequence, next_sequence, lag_bytes)
-        self.now = 0.0
         self.records_in = 0
         self.ephemeral_in = 0
         """Records that their sources cannot send again; they are not among `records_in`."""
         self.duplicates = 0
 
-    def handle(self, event: Event, now: float = 0.0) -> list[Action]:
-        """The actions that follow from an event. `now` matters only to an adaptive window."""
+    def handle(self, event: ev.Event, now: float = 0.0) -> list[ev.Action]:
+        """The actions that follow from an event. `now` matters to an adaptive window, and to idle streams."""
         self.now = max(now, self.now)
         match event:
-            case Received():
+            case ev.Received():
                 return self._received(event.session, event.what)
-            case Appended():
+            case ev.Appended():
                 return self._appended(event.end_sequence)
-            case SessionOpened(session):
+            case ev.SessionOpened(session):
                 return self._opened(session)
-            case SessionClosed(session):
+            case ev.SessionClosed(session):
                 return self._left(session)
-            case Ticked():
+            case ev.Ticked():
                 return self._ticked()
-            case FenceRaised(fence):
+            case ev.FenceRaised(fence):
                 return self._raise_fence(fence)
-            case Committed():
+            case ev.Committed():
                 return self._committed(event)
-            case SnapshotWritten(snapshot):
+            case ev.SnapshotWritten(snapshot, retiring):
+                self.retirement.written(snapshot, retiring)
                 return self._snapshot_written(snapshot)
-            case Granted(stream_id, committed, clock):
+            case ev.Retire():
+                return self._retire()
+            case ev.Granted(stream_id, committed, clock):
                 return self._granted(stream_id, committed, clock)
-            case Refused(stream_id):
+            case ev.Refused(stream_id):
                 return self._refused(stream_id)
-            case Relinquished() | LeaderFound() | LeaderLost():
+            case ev.Relinquished() | ev.LeaderFound() | ev.LeaderKeeps() | ev.LeaderLost():
                 return self._told_by_leader(event)
 
     # Sessions
 
-    def _opened(self, session: int) -> list[Action]:
+    def _opened(self, session: int) -> list[ev.Action]:
         self.sessions[session] = Session()
         if len(self.sessions) > self.limits.sessions_max:
             # Whoever has not said HELLO yet makes room, the oldest first: silent peers shut nobody out.
@@ -135,15 +121,15 @@ class GatewayState:
             return self._close(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
 
-    def _left(self, session: int) -> list[Action]:
+    def _left(self, session: int) -> list[ev.Action]:
         self.sessions.pop(session, None)
-        left = self.registry.leave(session)
+        left = self.registry.leave(session, self.now)
         if self.claims is not None:
             self.claims.leave(session)
         self._close_claims(left)
         return self._relinquish()
 
-    def _received(self, session: int, what: connection.Event) -> list[Action]:
+    def _received(self, session: int, what: connection.Event) -> list[ev.Action]:
         if session not in self.sessions:
             return []
         try:
@@ -169,23 +155,23 @@ class GatewayState:
         except RemoteProtocolError as error:
             return self._close(session, error.sentence)
 
-    def _close(self, session: int, reason: str | None) -> list[Action]:
+    def _close(self, session: int, reason: str | None) -> list[ev.Action]:
         # From here on the session is nobody: its streams are free at once, and what still comes from it is not heard.
-        return [*self.handle(SessionClosed(session)), Close(session, reason)]
+        return [*self.handle(ev.SessionClosed(session)), ev.Close(session, reason)]
 
-    def _hello(self, session: int, hello: Hello) -> list[Action]:
+    def _hello(self, session: int, hello: Hello) -> list[ev.Action]:
         asked_for = admit(hello, self.limits, speaks_draft=self.claims is None or self.claims.is_leading)
         self.sessions[session].is_streaming = True
         granted = self.flow.first(len(self.sessions))
         self.sessions[session].owed = self.limits.credits_max - granted
         if asked_for is None:
-            return [Send(session, Ok(granted))]
+            return [ev.Send(session, Ok(granted))]
         self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=Extension.COUNTS in asked_for)
-        return [Send(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
+        return [ev.Send(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
 
     # Streams
 
-    def _notify(self, session: int, notify: Notify) -> list[Action]:
+    def _notify(self, session: int, notify: Notify) -> list[ev.Action]:
         is_known, claims = notify.stream_id in self.registry, self.claims
         asking = claims.asking if claims is not None else 0
         if not is_known and len(self.registry) + asking >= self.limits.streams_max:
@@ -197,25 +183,27 @@ class GatewayState:
             return self._refuse(session, notify)
         verdict = claims.notify(session, notify) if claims is not None else Verdict.OURS
         if verdict is Verdict.ASK:
-            return [Ask(notify.stream_id)]
+            return [ev.Ask(notify.stream_id)]
         return self._open(session, notify) if verdict is Verdict.OURS else self._refuse(session, notify)
 
-    def _open(self, session: int, notify: Notify) -> list[Action]:
+    def _open(self, session: int, notify: Notify) -> list[ev.Action]:
         stream = self.registry.get_or_add(notify.stream_id)
         stream.open(session, notify.stream_name)
         groups = self.sessions[session].groups
         if groups is None:
-            return [Send(session, NotifyAck(True, notify.stream_id, stream.reference_for(notify.point_of_reference)))]
+            return [
+                ev.Send(session, NotifyAck(True, notify.stream_id, stream.reference_for(notify.point_of_reference)))
+            ]
         groups.open(notify.stream_id)
         return []
 
-    def _refuse(self, session: int, notify: Notify) -> list[Action]:
+    def _refuse(self, session: int, notify: Notify) -> list[ev.Action]:
         if self.sessions[session].groups is None:
             self.sessions[session].was_acked = False  # it asks again when the next ACK comes
-            return [Send(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
+            return [ev.Send(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
         return self._close(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
-    def _messages(self, session: int, messages: Messages) -> list[Action]:
+    def _messages(self, session: int, messages: Messages) -> list[ev.Action]:
         """The hot path: no step per record. If a record is an error, those before it count."""
         judged = fresh(messages.stream_ids, messages.message_ids, self.registry)
         for stream_id, last_id in judged.last_ids.items():
@@ -230,7 +218,7 @@ class GatewayState:
         actions += self._give_back(session, taken - new, unspent=taken - new) if new < taken else []
         return actions if judged.error is None else [*actions, *self._close(session, judged.error)]
 
-    def _ended(self, session: int, stream_id: int) -> list[Action]:
+    def _ended(self, session: int, stream_id: int) -> list[ev.Action]:
         stream = self.registry[stream_id]
         stream.eos_sequence = self.next_sequence
         actions = self._append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
@@ -252,7 +240,7 @@ class GatewayState:
         """Whether all received records are committed and no stream is held."""
         return not self.claims and self.snapshot.end_sequence == self.next_sequence
 
-    def _drafted(self, session: int, run: DraftMessages) -> list[Action]:
+    def _drafted(self, session: int, run: DraftMessages) -> list[ev.Action]:
         """Messages of the draft protocol, one by one. If one is an error, those before it count."""
         groups = self.sessions[session].groups
         assert groups is not None, "only a session of the draft gets here"
@@ -268,7 +256,7 @@ class GatewayState:
 
     # The leader of several gateways
 
-    def _granted(self, stream_id: int, committed: int | None, clock: Clock | None) -> list[Action]:
+    def _granted(self, stream_id: int, committed: int | None, clock: Clock | None) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=True)
         if asked is None:
@@ -278,45 +266,48 @@ class GatewayState:
             self.registry.get_or_add(stream_id).commit(committed)
         return self._open(session, notify)
 
-    def _refused(self, stream_id: int) -> list[Action]:
+    def _refused(self, stream_id: int) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=False)
         return [*(self._refuse(*asked) if asked is not None else []), *self._relinquish()]
 
-    def _told_by_leader(self, event: LeaderFound | LeaderLost | Relinquished) -> list[Action]:
+    def _told_by_leader(self, event: ev.OfLeader) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader hears of it"
         match event:
-            case Relinquished(stream_id):
+            case ev.Relinquished(stream_id):
                 self.claims.relinquished(stream_id)
                 return []
-            case LeaderFound():
+            case ev.LeaderFound():
                 self.claims.has_leader = True
                 return [*self._relinquish(), *self._ticked()]
-            case LeaderLost():
+            case ev.LeaderLost():
                 return [action for asked in self.claims.lose_leader() for action in self._refuse(*asked)]
+            case ev.LeaderKeeps(epoch):
+                self.retirement.leader_keeps = epoch
+        return []
 
-    def _relinquish(self) -> list[Action]:
+    def _relinquish(self) -> list[ev.Action]:
         """Releases streams without a session, if all their records are committed."""
         if self.claims is None:
             return []
         settled = self.claims.settle(self.snapshot.end_sequence)
         known = {one: self.registry[one].committed for one in settled if one in self.registry}
-        return [Relinquish(one, known.get(one), self.clocks.get(one)) for one in settled]
+        return [ev.Relinquish(one, known.get(one), self.clocks.get(one)) for one in settled]
 
     # The log, and credits
 
-    def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[Action]:
+    def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[ev.Action]:
         first = self.next_sequence
         self.next_sequence += batch.num_rows
         size_bytes = size_of(batch)
         self.flow.receive(self.now, Unappended(self.next_sequence, size_bytes, session, frames))
-        return [Append(first, batch, size_bytes)]
+        return [ev.Append(first, batch, size_bytes)]
 
-    def _appended(self, end_sequence: int) -> list[Action]:
+    def _appended(self, end_sequence: int) -> list[ev.Action]:
         appended = self.flow.append(end_sequence)
         return [action for rows in appended for action in self._give_back(rows.session, rows.frames)]
 
-    def _give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[Action]:
+    def _give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[ev.Action]:
         """Adds the credits that a session has spent to what it is owed, and sends an ACK when it is worth it."""
         if session not in self.sessions:
             return []
@@ -332,22 +323,22 @@ class GatewayState:
         """Whether the session is not read now, because of backpressure. Never before its HELLO."""
         return self.flow.is_over and self.sessions[session].is_streaming
 
-    def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[Action]:
+    def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[ev.Action]:
         payable = self.flow.payable(self.sessions[session].owed, self._allowed(session))
         frames = self.sessions[session].ack(positions, self.registry, payable=payable)
-        return [Send(session, frame) for frame in frames]
+        return [ev.Send(session, frame) for frame in frames]
 
-    def _ticked(self) -> list[Action]:
+    def _ticked(self) -> list[ev.Action]:
         """Sends an ACK to each session that had none: existing clients retry a refused NOTIFY only after an ACK."""
         return [action for number in self.sessions for action in self._tick(number)]
 
-    def _tick(self, number: int) -> list[Action]:
+    def _tick(self, number: int) -> list[ev.Action]:
         session = self.sessions[number]
         actions = self._ack(number) if session.is_streaming and not session.was_acked else []
         session.was_acked = False
         return actions
 
-    def _debug(self, session: int, debug: Debug) -> list[Action]:
+    def _debug(self, session: int, debug: Debug) -> list[ev.Action]:
         """Injects the fault that a session of the draft protocol requests, into this session only."""
         actions = self._give_back(session, 1)
         match debug.fault:
@@ -356,41 +347,50 @@ class GatewayState:
             case Fault.TICK:
                 actions += [action for _ in range(debug.count) for action in self._tick(session)]
             case Fault.RESTART:
-                actions += [Send(session, Restart()), *self._close(session, None)]
+                actions += [ev.Send(session, Restart()), *self._close(session, None)]
             case Fault.CLOSE:
                 actions += self._close(session, None)
             case Fault.ERROR:
                 actions += self._close(session, "an error was asked for")
         return actions
 
+    def _retire(self) -> list[ev.Action]:
+        """Leave out of the snapshot the streams that have been idle for long."""
+        streams = self.retirement.choose(self.snapshot.epoch, self.now)
+        if not streams:
+            return []
+        before = self._snapshot(self.snapshot.fence, self.snapshot.epoch, self.snapshot.end_sequence, {})
+        return [ev.WriteSnapshot(*self.retirement.plan(streams, before, self.now))]
+
     # Commits. One at a time: the rim waits for the snapshot before it brings the next.
 
-    def _raise_fence(self, fence: int) -> list[Action]:
+    def _raise_fence(self, fence: int) -> list[ev.Action]:
         self.snapshot.check_fence(fence)
-        return [WriteSnapshot(self._snapshot(fence, self.snapshot.epoch, self.snapshot.end_sequence, {}))]
+        return [ev.WriteSnapshot(self._snapshot(fence, self.snapshot.epoch, self.snapshot.end_sequence, {}))]
 
-    def _committed(self, commit: Committed) -> list[Action]:
+    def _committed(self, commit: ev.Committed) -> list[ev.Action]:
         self.snapshot.check_fence(commit.fence)
         check_end(commit.epoch, commit.end_sequence, self.next_sequence)
         # A commit that is told again, or late, changes nothing: every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
-        positions = {stream_id: at for stream_id, at in commit.positions.items() if at != NOTHING_COMMITTED}
+        positions = news_of(commit.positions, self.registry, is_late=commit.epoch <= self.snapshot.epoch)
         check_positions(positions, self.registry, self.claims)
-        return [WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
+        return [ev.WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
-        return Snapshot(fence, epoch, end_sequence, self.next_sequence, self.registry.positions(positions))
+        known = self.registry.positions(positions)
+        return Snapshot(fence, epoch, end_sequence, self.next_sequence, known, retired=self.retired.marked(self.now))
 
-    def _snapshot_written(self, snapshot: Snapshot) -> list[Action]:
+    def _snapshot_written(self, snapshot: Snapshot) -> list[ev.Action]:
         """The commit is durable: acknowledges it, drops the rows, and grants withheld credits."""
         withheld = {number for number in self.sessions if not self._allowed(number)}
         self.snapshot = snapshot
         self.flow.commit(self.now, snapshot.end_sequence)
-        news = self.registry.commit(snapshot.end_sequence, snapshot.streams)
+        news = self.registry.commit(snapshot.end_sequence, snapshot.streams, self.now)
         news = {number: [] for number in self.sessions if self._is_owed(number, number in withheld)} | news
         actions = [action for session, positions in news.items() for action in self._ack(session, positions)]
-        return [*actions, Trim(snapshot.end_sequence), *self._relinquish()]
+        return [*actions, ev.Trim(snapshot.end_sequence), *self._relinquish()]
 
     def _is_owed(self, number: int, is_withheld: bool) -> bool:
         """Whether to grant credits now. A session that waited for a commit gets the minimum."""

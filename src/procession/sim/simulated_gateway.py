@@ -27,6 +27,7 @@ from procession.gateway.gateway_events import (
     FenceRaised,
     Received,
     Relinquish,
+    Retire,
     Send,
     SessionClosed,
     SessionOpened,
@@ -39,6 +40,7 @@ from procession.gateway.gateway_options import Limits
 from procession.gateway.leader import Leadership
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
+from procession.sim import simulated_snapshot as snapshots
 from procession.sim.control_requests import Offer, Told
 from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine, Site
@@ -47,7 +49,6 @@ from procession.sim.network import End
 from procession.sim.simulated_leader_link import LEADERS_DOOR, STARTS, LeaderLink, SimMembers, Talk, member_of, name_of
 from procession.sim.simulated_log import InLog, log_folder, read_tail
 from procession.sim.simulated_process import Process
-from procession.sim.simulated_snapshot import SNAPSHOT, dump_snapshot, is_durable_anywhere, load_snapshot, snapshot_path
 from procession.sim.violation import Breach
 from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame
@@ -62,6 +63,7 @@ OPEN = StreamState.OPEN
 
 
 Reply = Callable[[Any], None]
+Request = Committed | FenceRaised | Offer | Retire
 
 
 class Session:
@@ -82,7 +84,7 @@ class Gateway(Process):
         self.has_left = False
         self._peers = peers
         self._is_departing = False
-        self._snapshot_path = snapshot_path(part)
+        self._snapshot_path = snapshots.snapshot_path(part)
         self._limits = limits
         self._segment_rows_max = segment_rows_max
         self._files = Files(self, machine.disk)
@@ -90,7 +92,7 @@ class Gateway(Process):
         self._numbers = 0
         self._waiting: list[pa.RecordBatch] = []
         self._is_flushing = False
-        self._requests: deque[tuple[Committed | FenceRaised | Offer, Reply]] = deque()
+        self._requests: deque[tuple[Request, Reply]] = deque()
         self._is_locked = False
         self._is_dirty = False
         """A session came, went or spoke since the last check."""
@@ -107,15 +109,12 @@ class Gateway(Process):
         folder = log_folder(self.part)
         self._files.make_directory(self.part)
         self._files.sync_directory("")
-        kept = self._files.read(self._snapshot_path)
-        found = load_snapshot(kept)
-        if kept:
-            # Whoever wrote it may have failed to sync it; it is relied on from here on.
-            self._files.write_durably(self.part, SNAPSHOT, kept)
+        found, retired = snapshots.recover_snapshot(self._files, self.part)
         self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max)
         tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
         is_leading = self.part == GATEWAY if self._peers else None
-        self.state = GatewayState(self._limits, found, tail, self._log.next_sequence, is_leading=is_leading)
+        end, now = self._log.next_sequence, self.site.clock.now
+        self.state = GatewayState(self._limits, found, tail, end, is_leading=is_leading, retired=retired, now=now)
         self.site.tell(self.part, "= recovered to %s, %s", self._log.next_sequence, found)
         if self._peers:
             self._lead_or_follow()
@@ -218,14 +217,18 @@ class Gateway(Process):
 
     def _tick(self) -> None:
         self.handle(Ticked())
+        self.asked(Retire(), lambda _: None)
         self.later(TICK_S, self._tick)
 
     # Doing
 
     def handle(self, event: Event) -> None:
         self._is_dirty = True
-        for action in self.state.handle(event):
+        for action in self._decided(event):
             self._perform(action)
+
+    def _decided(self, event: Event) -> list[Action]:
+        return self.state.handle(event, self.site.clock.now)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -275,7 +278,7 @@ class Gateway(Process):
             durable = self._durable_snapshot().streams.get(stream_id)
             is_durable = durable is not None and durable.committed >= point
             if not is_durable and isinstance(frame, NotifyAck):
-                is_durable = is_durable_anywhere(self.site.disks, stream_id, point)
+                is_durable = snapshots.is_durable_anywhere(self.site.disks, stream_id, point)
             self.site.oracle.told(stream_id, point, is_durable)
 
     def _close(self, number: int, reason: str | None) -> None:
@@ -330,7 +333,7 @@ class Gateway(Process):
 
     # What the driver asks for: one at a time, as behind the real gateway's lock
 
-    def asked(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+    def asked(self, request: Request, reply: Reply) -> None:
         self._requests.append((request, reply))
         if not self._is_locked:
             self._next_request()
@@ -342,35 +345,37 @@ class Gateway(Process):
         request, reply = self._requests.popleft()
         try:
             actions: list[Action] = []
-            if isinstance(request, Committed):
-                actions = self.state.handle(request)
+            if isinstance(request, Committed | Retire):
+                actions = self._decided(request)
             else:
                 self.state.snapshot.check_fence(request.fence)
                 if request.fence > self.state.snapshot.fence:
-                    actions = self.state.handle(FenceRaised(request.fence))
+                    actions = self._decided(FenceRaised(request.fence))
         except ProcessionError as error:
             self._answer(reply, error)
             return
         self._begin_snapshot(actions, request, reply)
 
-    def _begin_snapshot(self, actions: list[Action], request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+    def _begin_snapshot(self, actions: list[Action], request: Request, reply: Reply) -> None:
         if not actions:
             self._written(request, reply)
             return
         (action,) = actions
         assert isinstance(action, WriteSnapshot)
-        self.soon(self._save, action.snapshot, request, reply)
+        self.soon(self._save, action, request, reply)
 
-    def _save(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
-        self._files.write_durably(self.part, SNAPSHOT, dump_snapshot(snapshot))
-        self.soon(self._saved, snapshot, request, reply)
+    def _save(self, write: WriteSnapshot, request: Request, reply: Reply) -> None:
+        if write.retiring is not None and write.retiring.mark is not None:
+            snapshots.write_retired(self._files, self.part, write.retiring)
+        self._files.write_durably(self.part, snapshots.SNAPSHOT, snapshots.dump_snapshot(write.snapshot))
+        self.soon(self._saved, write, request, reply)
 
-    def _saved(self, snapshot: Snapshot, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
-        for action in self.state.handle(SnapshotWritten(snapshot)):
+    def _saved(self, write: WriteSnapshot, request: Request, reply: Reply) -> None:
+        for action in self._decided(SnapshotWritten(write.snapshot, write.retiring)):
             self._perform(action)
         self._written(request, reply)
 
-    def _written(self, request: Committed | FenceRaised | Offer, reply: Reply) -> None:
+    def _written(self, request: Request, reply: Reply) -> None:
         if isinstance(request, Offer):
             self._flush()
             self._log.sync()
@@ -388,5 +393,5 @@ class Gateway(Process):
     def _durable_snapshot(self) -> Snapshot:
         disk = self._files.disk
         if self._durable[0] != disk.syncs:
-            self._durable = disk.syncs, load_snapshot(disk.durable_file(self._snapshot_path))
+            self._durable = disk.syncs, snapshots.load_snapshot(disk.durable_file(self._snapshot_path))
         return self._durable[1]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, StorageError
-from procession.gateway.gateway_events import Granted, LeaderFound, LeaderLost, Refused, Relinquished
+from procession.gateway.gateway_events import Granted, LeaderFound, LeaderKeeps, LeaderLost, Refused, Relinquished
 from procession.gateway.global_registry import LEADER
 from procession.gateway.leader import Leadership, greeting
 from procession.gateway.members import Member, Members, members_of
@@ -233,9 +233,11 @@ class LeaderLink:
                 gateway.handle(Refused(request["stream"]))
             case "relinquish":
                 gateway.handle(Relinquished(request["stream"]))
-            case "beat" if reply["is_leaving"]:
-                self._is_leaving = True
-                gateway.depart(reply["others"])
+            case "beat":
+                gateway.handle(LeaderKeeps(reply["epoch"]))
+                if reply["is_leaving"]:
+                    self._is_leaving = True
+                    gateway.depart(reply["others"])
             case "left" if reply["is_left"]:
                 gateway.leave()
 

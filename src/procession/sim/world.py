@@ -33,6 +33,8 @@ AFTERMATH_S = 0.2
 RESTART_S = 0.02
 AWAY_S = 0.3
 """How long a gateway stays away that has left."""
+RETIRE_AFTER_S = 0.05
+"""Low, so that streams are retired while their producers are away for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class World:
             self.site.clock.after(0.1, self._start, part)  # an operator makes room first
             return
         if part in self._gateways:
-            limits = Limits(credits_max=self.plan.credits_max)
+            limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
             peers = tuple(self._gateways) if len(self._gateways) > 1 else ()
             Gateway(self.site, part, machine, limits, self.plan.segment_rows_max, peers).start()
         elif part == DRIVER:

@@ -255,7 +255,10 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--disk-free-bytes-min", str(settings.disk_free_bytes_min)]
     argv += ["--stream-bytes-max", str(settings.stream_bytes_max)]
     argv += ["--reserve-bytes-max", str(settings.reserve_bytes_max)]
-    argv += ["--sessions-max", str(settings.sessions_max)]
+    argv += ["--sessions-max", str(settings.sessions_max), "--streams-max", str(settings.streams_max)]
+    argv += ["--streams-retire-after-s", str(settings.streams_retire_after_s)]
+    argv += ["--streams-retired-max", str(settings.streams_retired_max)]
+    argv += ["--streams-retired-age-s", str(settings.streams_retired_age_s)]
     argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
     argv += ["--open-producers"] * settings.open_producers

@@ -80,6 +80,26 @@ class Settings(BaseSettings):
         description="Bytes that a producer of the draft protocol may send without a stable point of reference.",
     )
     sessions_max: int = Field(4096, ge=1, description="Maximum number of producers connected to a gateway.")
+    streams_max: int = Field(
+        65_536, ge=1, description="Maximum number of streams that a gateway knows, without those that are retired."
+    )
+    streams_retire_after_s: float = Field(
+        3600.0,
+        ge=0,
+        description="A stream that nobody has open and whose records are all committed is retired after this time."
+        " Lower it if there are many short streams.",
+    )
+    streams_retired_max: int = Field(
+        1_000_000,
+        ge=0,
+        description="Maximum number of retired streams whose positions are remembered. Each takes about 200 bytes of"
+        " the first gateway's memory and 24 bytes of its disk.",
+    )
+    streams_retired_age_s: float = Field(
+        2_592_000.0,
+        ge=0,
+        description="Time for which a retired stream is remembered. Only time in which the gateway runs counts.",
+    )
     control: str | None = Field(
         None,
         description="Control address of the first gateway, HOST:PORT. Without it, control is a Unix"

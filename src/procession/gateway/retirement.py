@@ -1,0 +1,70 @@
+"""Retirement: which streams a gateway leaves out of its snapshot, and when. Pure.
+
+The one rule: a stream that nobody has open, and whose records are all committed, is retired when it has been idle for
+`streams_retire_after_s`; when more than three quarters of `streams_max` are known, the longest idle ones go at once
+until half are left. Who leads keeps the retired ones, and looks there before it grants a stream; the other gateways
+drop a stream when the leader has on disk all that they know. Before it: `state`. After it: `retired_streams`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from procession.gateway.gateway_options import Limits
+from procession.gateway.registry import Registry
+from procession.gateway.retired_streams import RetiredStreams, Retiring
+from procession.gateway.snapshot import Snapshot
+from procession.gateway.stream_leases import Claims
+
+
+class Retirement:
+    def __init__(
+        self, limits: Limits, registry: Registry, retired: RetiredStreams, claims: Claims | None, now: float
+    ) -> None:
+        self._limits = limits
+        self._registry = registry
+        self._retired = retired
+        self._claims = claims
+        self._due_at = now
+        self.leader_keeps = -1
+        """Up to this epoch the leader has on disk what is committed."""
+
+    @property
+    def _is_keeping(self) -> bool:
+        return self._claims is None or self._claims.is_leading
+
+    def choose(self, epoch: int, now: float) -> dict[int, int]:
+        """The streams to retire now, with their committed ids, if this gateway's snapshot is of this epoch."""
+        after_s, streams_max, known = self._limits.streams_retire_after_s, self._limits.streams_max, len(self._registry)
+        excess = known - streams_max // 2 if known > streams_max * 3 // 4 else 0
+        if not excess and now < self._due_at:
+            return {}
+        if not self._is_keeping and self.leader_keeps < epoch:
+            return {}
+        self._due_at = now + after_s / 60
+        chosen = self._registry.idle(now - after_s, excess, self._is_held)
+        if not self._is_keeping:
+            return chosen
+        # Other gateways may know a stream about as long. If it were forgotten here before, it could begin anew here,
+        # and not there.
+        is_alone = self._claims is None or self._claims.is_alone
+        room = self._retired.forget(now, len(chosen), 0.0 if is_alone else 2 * after_s)
+        return dict(itertools.islice(chosen.items(), room))
+
+    def _is_held(self, stream_id: int) -> bool:
+        return self._claims is not None and self._claims[stream_id] is not None
+
+    def plan(self, streams: dict[int, int], before: Snapshot, now: float) -> tuple[Snapshot, Retiring]:
+        """The snapshot without these streams, and what must be on disk before it."""
+        kept = {stream_id: at for stream_id, at in before.streams.items() if stream_id not in streams}
+        retiring = self._retired.retiring(streams, now) if self._is_keeping else Retiring(streams)
+        return replace(before, streams=kept, retired=retiring.mark or before.retired), retiring
+
+    def written(self, snapshot: Snapshot, retiring: Retiring | None) -> None:
+        """This snapshot is on disk."""
+        self._retired.returned(snapshot.streams)
+        if retiring is not None:
+            if retiring.mark is not None:
+                self._retired.retired(retiring)
+            self._registry.retire(retiring.streams)
