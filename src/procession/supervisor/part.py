@@ -44,7 +44,7 @@ class Part:
     stop_rank: int = 0
     stop_timeout_s: float = 10.0
     spare: tuple[str, ...] = ()
-    """Further arguments that make it wait for `TURN` on standard input before it takes over. None: no spare."""
+    """Further arguments that make it wait for `TURN` on standard input before it takes over. Empty: no spare."""
 
 
 @dataclass(frozen=True, slots=True)
