@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,11 @@ def test_explain_names_the_stage_that_caps_the_parallelism_of_a_chain(tmp_path: 
     (tmp_path / "numbers").write_text("1\n")
     told = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
     assert line in told.output
+
+
+def test_explain_names_it_for_programs_too(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SORTED)
+    (tmp_path / "numbers").write_text("1\n")
+    words = ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers"), "--json"]
+    told = json.loads(CliRunner().invoke(app, words).output)
+    assert [chain["capped_by"] for chain in told["chains"]] == ["slow", "by-size"]
