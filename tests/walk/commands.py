@@ -12,7 +12,8 @@ from pathlib import Path
 
 from procession.supervisor import cleanup
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
+"""It ends a hang, below the limit of pytest, and measures nothing: a run in which a driver is killed starts Spark twice."""
 MARK = "PROCESSION_TEST_MARK"
 
 
