@@ -13,7 +13,7 @@ from pathlib import Path
 from procession.supervisor import cleanup
 
 TIMEOUT_S = 240.0
-"""It ends a hang, below the limit of pytest, and measures nothing: a run in which a driver is killed starts Spark twice."""
+"""It ends a hang, below the limit of pytest, and measures nothing: who kills a driver has Spark started twice."""
 MARK = "PROCESSION_TEST_MARK"
 
 
