@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from procession.commit.checkpoint import Checkpoint
 from procession.errors import ConfigError, FencedError, StorageError
 from procession.gateway.confirmation import check_offered
 from procession.gateway.control_client import ControlClient
 from procession.gateway.log_rows import batch_of, eos_row
+from procession.merge.event_time import Declared
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import Offset
-from procession.wire.messages import Ack
+from procession.wire.messages import Ack, Message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateways import Gateways
 from tests.gateway.producer import Producer
@@ -184,3 +186,113 @@ def test_an_offset_of_a_version_without_incarnations_means_a_log_of_that_version
                 check_offered(log, Offset(15), "gateway-0")
         else:
             check_offered(other, Offset(sequence), "gateway-0")
+
+
+def test_a_directory_that_was_deleted_admits_nobody_if_a_driver_was_ever_there(
+    gateway_process: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    """A producer that keeps its records in memory takes its ids from the gateway: from an empty one it would take those
+    of records that are committed, and be told later that its own are."""
+    checkpoint = tmp_path / "checkpoint"
+    gateway = gateway_process(checkpoint=checkpoint).start()
+    assert is_admitted(gateway), "no driver has claimed the pipeline: nothing was ever offered"
+    Checkpoint.claim(checkpoint, name="p", fingerprint="")
+    known = taken(gateway, Offset(), 10)
+    gateway.kill()
+    gateway.directory.rename(tmp_path / "newest")
+    gateway.start(is_confirmed=False)
+    assert not is_admitted(gateway)
+    with gateway.client() as driver, pytest.raises(StorageError, match="it ends at record 0, but 10 were offered"):
+        driver.fence(1, known)
+    assert not is_admitted(gateway)
+    gateway.kill()
+    shutil.rmtree(gateway.directory)
+    (tmp_path / "newest").rename(gateway.directory)
+    gateway.start(is_confirmed=False)
+    with gateway.client() as driver:
+        driver.fence(1, known)
+    assert taken(gateway, known, 20).sequence == 20
+
+
+def test_a_gateway_that_is_new_in_a_claimed_pipeline_admits_producers_when_the_driver_has_asked(
+    gateway_process: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    Checkpoint.claim(tmp_path / "checkpoint", name="p", fingerprint="")
+    gateway = gateway_process(checkpoint=tmp_path / "checkpoint").start()
+    assert not is_admitted(gateway)
+    with gateway.client() as driver:
+        driver.offer(1, Offset(), ALL, ALL)
+    assert is_admitted(gateway)
+
+
+def in_order(gateway: GatewayProcess, times: range) -> Offset:
+    """Send records in event-time order to both streams, and take what is in order."""
+    with Producer(gateway.listen) as producer, gateway.client() as driver:
+        producer.hello()
+        for stream_id in (1, 2):
+            assert producer.notify(stream_id).success
+            producer.send(*(Message(stream_id, time, 10**9 * time, b"", b"%d" % time) for time in times))
+        return offered(driver, Offset(), 2 * times.stop - 1)
+
+
+def test_an_older_copy_is_refused_with_the_order_of_event_time_too(
+    gateway_process: Callable[..., GatewayProcess], tmp_path: Path
+) -> None:
+    gateway = gateway_process(declared=Declared(frozenset({1, 2}))).start()
+    in_order(gateway, range(5))
+    gateway.kill()
+    shutil.copytree(gateway.directory, tmp_path / "copy")
+    gateway.start()
+    known = in_order(gateway, range(5, 10))
+    gateway.kill()
+    gateway.directory.rename(tmp_path / "newest")
+    (tmp_path / "copy").rename(gateway.directory)
+    gateway.start(is_confirmed=False)
+    with Producer(gateway.listen) as producer, gateway.client() as driver:
+        producer.hello()
+        assert not producer.notify(1).success
+        for ask in (
+            lambda: driver.fence(2, known),
+            lambda: driver.offer(1, known, ALL, ALL),
+            lambda: driver.offer_among(1, known, (ALL, ALL), {}),
+        ):
+            with pytest.raises(StorageError, match="not the one that records were offered from"):
+                ask()
+        assert not producer.notify(1).success, "nobody has confirmed it"
+    gateway.kill()
+    shutil.rmtree(gateway.directory)
+    (tmp_path / "newest").rename(gateway.directory)
+    gateway.start(is_confirmed=False)
+    with gateway.client() as driver:
+        assert driver.fence(2, known).next_sequence >= known.sequence
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_no_stream_is_granted_on_the_word_of_a_gateway_that_was_set_back(tmp_path: Path, holder: int) -> None:
+    """Its newest directory holds the stream, with records that are not committed; the older copy does not."""
+    other = 1 - holder
+    with Gateways(tmp_path, 2, link_interval_s=0.05) as gateways:
+        gateways[holder].kill()
+        shutil.copytree(gateways[holder].directory, tmp_path / "copy")
+        gateways[holder].start()
+        gateways.until(lambda: len(gateways.connected()) == 2, "both")
+        with Producer(gateways[holder].listen) as producer, gateways[holder].client() as driver:
+            producer.hello()
+            while not producer.notify(STREAM).success:
+                pass
+            producer.messages(STREAM, range(3))
+            known = offered(driver, Offset(), 3)
+        gateways[holder].kill()
+        gateways[holder].directory.rename(tmp_path / "newest")
+        (tmp_path / "copy").rename(gateways[holder].directory)
+        gateways[holder].start(is_confirmed=False)
+        gateways.until(lambda: "gateway-1" in gateways.connected(), "the link")
+        assert not is_admitted(gateways[other])
+        gateways[holder].kill()
+        shutil.rmtree(gateways[holder].directory)
+        (tmp_path / "newest").rename(gateways[holder].directory)
+        gateways[holder].start(is_confirmed=False)
+        with gateways[holder].client() as driver:
+            driver.fence(1, known)
+            driver.commit(1, 0, 3, {STREAM: 2})
+        gateways.until(lambda: is_admitted(gateways[other]), "the stream to be free")

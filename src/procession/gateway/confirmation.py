@@ -2,8 +2,9 @@
 
 The one rule: a directory that was set back to an older copy, or begun anew, is refused before any producer is admitted.
 The driver names how far it was offered records, and of which log: its incarnation and its running checksum there. A
-gateway that was started on a directory of an earlier life refuses every NOTIFY until a driver has done so. Before it:
-`control`, which hears the driver. After it: `performer`, which then lets the leader's word through.
+gateway that was started on a directory of an earlier life, or on a new one in a pipeline that a driver has claimed,
+refuses every NOTIFY until a driver has done so; a leader grants no stream until then, and takes nobody's word about
+streams whose log is not confirmed. Before it: `control`, which hears the driver. After it: `performer`.
 """
 
 from __future__ import annotations

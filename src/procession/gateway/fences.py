@@ -12,6 +12,12 @@ from procession.errors import ConfigError
 from procession.storage.driver_claim import read_claim
 
 
+def is_claimed(checkpoint: Path | None) -> bool:
+    """Whether a driver has ever claimed the checkpoint, and so may have been offered records. None: the checkpoint is
+    elsewhere, and nothing is known of it here."""
+    return checkpoint is not None and read_claim(checkpoint) > 0
+
+
 def check_claimed(fence: int, checkpoint: Path | None) -> None:
     """Raises ConfigError if no driver has claimed this fence. `checkpoint` is None if it is on another machine."""
     if checkpoint is None:

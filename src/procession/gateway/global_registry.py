@@ -102,6 +102,11 @@ class GlobalRegistry:
         self._links[name] = link
         self._unheard.discard(name)
 
+    def meet(self, name: str, link: int) -> None:
+        """A gateway is here whose log no driver has confirmed: what it held it still holds, and one that has not said
+        what it holds has not said it yet."""
+        self._links[name] = link
+
     def lost(self, link: int) -> None:
         """A connection is lost. Its gateway keeps its streams: it may have records that are not committed."""
         for name, its_link in self._links.items():

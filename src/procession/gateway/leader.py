@@ -55,9 +55,15 @@ class Leadership:
         assert state.claims is not None
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
-    def begin(self, own: Member) -> None:
-        """The leader joins its own pipeline."""
+    def begin(self, own: Member, *, is_confirmed: bool = True) -> None:
+        """The first of all gateways joins itself. Until its log is confirmed it grants nothing, to anybody: what it
+        knows of streams may be that of an older copy."""
         self._members.join(own)
+        if is_confirmed:
+            self.lead()
+
+    def lead(self) -> None:
+        """What this gateway holds counts, and it grants streams."""
         assert self._state.claims is not None
         self._own_link = next(self._numbers)
         self.registry.join(LEADER, self._own_link, self._state.claims.held, {})
@@ -95,9 +101,12 @@ class Leadership:
         committed_end: int,
         turn: tuple[int, int] = (0, 0),
         order: Order = NO_ORDER,
+        *,
+        is_confirmed: bool = True,
     ) -> tuple[int, str]:
         """A gateway is here. Gives its link and its name. Words that it gave up waiting for, and that come only now
-        because this process stood still, are known by their `turn`: what they say may be long untrue."""
+        because this process stood still, are known by their `turn`: what they say may be long untrue. Unless its log
+        `is_confirmed`, only where it is counts: what it says of streams may be that of an older copy."""
         if turn < self._turns.get(told.identity, turn):
             raise RemoteProtocolError("this gateway has begun a later link")
         if committed_end and not self._members.knows(told.identity):
@@ -111,7 +120,10 @@ class Leadership:
         assert self._state.claims is not None
         self._state.claims.is_alone = False
         link = next(self._numbers)
-        self.registry.join(member.name, link, held, committed, order.clocks)
+        if is_confirmed:
+            self.registry.join(member.name, link, held, committed, order.clocks)
+        else:
+            self.registry.meet(member.name, link)
         self._links[link] = member.name
         self._turns[told.identity] = turn
         return link, member.name
@@ -197,7 +209,9 @@ class Leadership:
         ]
 
 
-def greeting(state: GatewayState, own: Member, starts: int, turn: int, order: str = "") -> dict[str, Any]:
+def greeting(
+    state: GatewayState, own: Member, starts: int, turn: int, order: str = "", *, is_confirmed: bool = True
+) -> dict[str, Any]:
     """The first message on a new link: the gateway's identity and the streams that it holds."""
     assert state.claims is not None
     return {
@@ -210,7 +224,7 @@ def greeting(state: GatewayState, own: Member, starts: int, turn: int, order: st
         "committed_end": state.snapshot.end_sequence,
         "order": order,
         "clocks": written_clocks(state.clocks),
-    }
+    } | ({} if is_confirmed else {"is_confirmed": False})
 
 
 def committed_of(state: GatewayState) -> dict[int, int]:

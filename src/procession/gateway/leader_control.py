@@ -92,7 +92,13 @@ class Doorway:
         committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
         member, order = Member.from_dict(told), Order(str(request.get("order", "")), clocks(request))
         self._links[talk], name = leadership.join(
-            member, held, positions(request), committed_end, (starts, turn), order
+            member,
+            held,
+            positions(request),
+            committed_end,
+            (starts, turn),
+            order,
+            is_confirmed=request.get("is_confirmed") is not False,
         )
         waits_for = leadership.registry.unheard
         log.info("gateway.member_joined", gateway=name, control=member.control, holds=len(held), waits_for=waits_for)

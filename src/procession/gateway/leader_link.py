@@ -141,7 +141,13 @@ class LeaderLink:
     def _greeting(self) -> Request:
         self._turn += 1
         own = replace(self._own, name=self.name)
-        return greeting(self._gateway.state, own, self._starts, self._turn, self._gateway.order)
+        gateway = self._gateway
+        return greeting(gateway.state, own, self._starts, self._turn, gateway.order, is_confirmed=gateway.is_confirmed)
+
+    def greet_again(self) -> None:
+        """End this link: the next one begins with what this gateway holds now."""
+        if self._writer is not None:
+            self._writer.close()
 
     async def _reply(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         async with asyncio.timeout(self._config.link_timeout_s):

@@ -25,7 +25,7 @@ from procession.gateway import snapshot as snapshots
 from procession.gateway.directory_identity import has_identity, identity
 from procession.gateway.event_time_log import Offered, Ordering, check_kept
 from procession.gateway.event_time_state import OrderedState
-from procession.gateway.fences import check_claimed
+from procession.gateway.fences import check_claimed, is_claimed
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
@@ -49,9 +49,10 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.is_confirmed = not has_identity(config.directory)
-        """Whether producers may open streams: nothing was ever offered from a directory that is made now; of any other
-        one a driver must have said, in this life, that it knows its log."""
+        self.is_confirmed = not has_identity(config.directory) and not is_claimed(config.checkpoint)
+        """Whether producers may open streams: of a pipeline that no driver has claimed yet nothing was ever offered; of
+        any other one a driver must have said, in this life, that it knows this log, even if the directory is new."""
+        self.on_confirmed: Callable[[], None] = lambda: None
         found, retired = retired_file.recover(config.directory)
         check_kept(config, found)
         start = found.end_sequence if config.declared is None else (found.point or Point()).floor
@@ -86,7 +87,6 @@ class Gateway:
         """The log that the driver reads."""
         self.leader: Leader | None = None
         """Set before anybody can connect; nobody is asked before it is found."""
-        self._has_leader = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the gateway cannot go on: a disk that is full, or broken."""
         # Whoever closes the gateway meanwhile raises the same, and nobody asks again.
@@ -121,10 +121,8 @@ class Gateway:
         self._peers.pop(session, None)
 
     def handle(self, event: ev.Event | ev.OfOrder) -> None:
-        if isinstance(event, ev.LeaderFound | ev.LeaderLost):
-            self._has_leader = isinstance(event, ev.LeaderFound)
-            if self._has_leader and not self.is_confirmed:
-                return  # streams are refused until it is
+        if isinstance(event, ev.LeaderFound) and not self.is_confirmed:
+            return  # streams are refused until it is
         for action in self._decided(event):
             self._perform(action)
         if self.state.flow.is_over or self._is_holding:
@@ -237,8 +235,7 @@ class Gateway:
         if not self.is_confirmed:
             self.is_confirmed = True
             log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
-            if self._has_leader:
-                self.handle(ev.LeaderFound())
+            self.on_confirmed()
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
         """The end of what the driver may read from `start` on: durable, and within its limits."""

@@ -289,10 +289,12 @@ class GatewayServer:
             gateway.leader = leadership = Leadership(
                 Members(config.directory), gateway.state, gateway.handle, config.declared
             )
-            leadership.begin(own)
+            leadership.begin(own, is_confirmed=gateway.is_confirmed)
+            gateway.on_confirmed = leadership.lead
             self._control = ControlServer(gateway, Doorway(leadership))
         else:
             gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart, starts(config.directory))
+            gateway.on_confirmed = self.link.greet_again
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
             self._control = ControlServer(gateway, Doorway(None, str(config.join)))
         await self._control.start(controlling)
