@@ -7,10 +7,14 @@ only uses the SDK and has not configured structlog itself gets warnings and erro
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
+import textwrap
+from datetime import UTC, datetime
 from types import TracebackType
+from typing import Any
 
 import structlog
 
@@ -21,12 +25,82 @@ FORMAT_VARIABLE = "PROCESSION_LOG_FORMAT"
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+NOTE_PREFIX = "note: "
+"""So begins a line that a part means for people, while it goes on."""
+ERROR_PREFIX = "error: "
+NOTED = "command.noted"
+"""The same as a log event, for logs in JSON."""
+FAILED = "command.failed"
+
+
+def note(sentence: str) -> None:
+    """Tell people something, while the command goes on."""
+    _tell(NOTE_PREFIX + sentence, NOTED, "info", {"sentence": sentence})
+
+
+def tell_error(error: ProcessionError) -> None:
+    """What ended the command: the sentence, the next step, then the trace, indented."""
+    trace = str(error.fields.get("trace", "")).rstrip()
+    told = {"sentence": error.sentence, "next_step": error.next_step, "trace": trace}
+    fields = {name: text for name, text in told.items() if text}
+    _tell(f"{ERROR_PREFIX}{error.explain()}{_below(trace)}", FAILED, "error", fields)
+
+
+def tell_crash(trace: str) -> None:
+    """What ended the command, if it is a mistake of ours: the whole trace, for whoever looks after it."""
+    last = (trace.strip().splitlines() or [""])[-1]
+    _tell(trace.rstrip(), FAILED, "error", {"sentence": last, "trace": trace.rstrip()})
+
+
+def noted_in(line: str) -> str | None:
+    """What a line of a log notes for people, if it does."""
+    if line.startswith(NOTE_PREFIX):
+        return line.removeprefix(NOTE_PREFIX)
+    event = _event_in(line, NOTED)
+    return None if event is None else str(event.get("sentence", ""))
+
+
+def failure_in(line: str) -> str | None:
+    """What a line of a log says ended the command, if it does; the lines below it in text."""
+    if line.startswith(ERROR_PREFIX):
+        return line.removeprefix(ERROR_PREFIX)
+    event = _event_in(line, FAILED)
+    if event is None:
+        return None
+    error = ProcessionError(str(event.get("sentence", "")), next_step=str(event.get("next_step", "")))
+    return error.explain() + _below(str(event.get("trace", "")))
+
+
+def _event_in(line: str, name: str) -> dict[str, Any] | None:
+    if not line.startswith("{") or name not in line:
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:  # cut off, or somebody else's
+        return None
+    return event if isinstance(event, dict) and event.get("event") == name else None
+
+
+def _below(trace: str) -> str:
+    return "\n" + textwrap.indent(trace, "  ") if trace else ""
+
+
+def _is_json() -> bool:
+    return os.environ.get(FORMAT_VARIABLE, "").lower() == "json"
+
+
+def _tell(text: str, event: str, level: str, fields: dict[str, str]) -> None:
+    if _is_json():
+        text = json.dumps({**fields, "event": event, "level": level, "timestamp": datetime.now(UTC).isoformat()})
+    print(text, file=sys.stderr, flush=True)
+
+
 def configure(default_level: str, *, is_ours: bool = True) -> None:
     """Write events of this level and above, unless the environment asks for another one. In a program that is not ours
     the stream is looked up at each event: it may be replaced meanwhile."""
     level = LEVELS.get(os.environ.get(LEVEL_VARIABLE, "").lower(), LEVELS[default_level])
     renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
-    if os.environ.get(FORMAT_VARIABLE, "").lower() == "json":
+    if _is_json():
         renderer = structlog.processors.JSONRenderer(default=str)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -56,6 +130,6 @@ def tell_uncaught_as_sentences() -> None:
 
 def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, ProcessionError) and os.environ.get(LEVEL_VARIABLE, "").lower() != "debug":
-        print(f"error: {error.explain()}", file=sys.stderr)
+        tell_error(error)
     else:
         sys.__excepthook__(kind, error, trace)

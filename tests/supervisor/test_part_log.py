@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import pytest
+
+from procession.errors import ConfigError, RecordError
+from procession.log_format import FAILED, FORMAT_VARIABLE, NOTED, note, tell_crash, tell_error
 from procession.supervisor.part_log import TAIL_LINES_MAX, PartLog, last_words
 
 
@@ -45,3 +50,39 @@ def test_a_log_over_its_limit_is_set_aside_while_the_part_goes_on_writing(tmp_pa
     assert log.path.read_bytes() == b"last words\n"
     assert (tmp_path / "part.old.log").read_bytes() == b"0123456789\n"
     assert log.last_words() == "last words"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_notes_and_errors_are_read_from_either_format(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FORMAT_VARIABLE, form)
+    log = PartLog(tmp_path / "part.log")
+    note("the gateway is away; waiting for it")
+    tell_error(ConfigError("the port is in use", next_step="choose another"))
+    write(log, "")
+    with log.path.open("a") as file:
+        file.write(capsys.readouterr().err)
+    assert log.notes() == ["the gateway is away; waiting for it"]
+    assert log.last_words() == "The port is in use.\n  Next: Choose another."
+    tell_error(RecordError("a function raised", trace="Traceback:\n  in line 7"))
+    assert last_words(capsys.readouterr().err) == "A function raised.\n  Traceback:\n    in line 7"
+
+
+def test_in_json_every_word_to_people_is_one_line_of_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FORMAT_VARIABLE, "json")
+    note("a\nb")
+    tell_error(ConfigError("no", next_step="yes", trace="one\ntwo"))
+    tell_crash("Traceback\nZeroDivisionError: division by zero\n")
+    noted, failed, crashed = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (noted["event"], noted["level"], noted["sentence"]) == (NOTED, "info", "a\nb")
+    assert (failed["event"], failed["sentence"], failed["next_step"], failed["trace"]) == (
+        FAILED,
+        "no",
+        "yes",
+        "one\ntwo",
+    )
+    assert (crashed["level"], crashed["sentence"]) == ("error", "ZeroDivisionError: division by zero")
+    assert all("timestamp" in event for event in (noted, failed, crashed))

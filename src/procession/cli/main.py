@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 import traceback
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -34,9 +33,9 @@ from procession.cli.tls_options import ClientTlsOptions
 from procession.cli.verify_command import cat, verify
 from procession.errors import ProcessionError
 from procession.exit_status import Status, status_of
+from procession.log_format import note, tell_crash, tell_error
 from procession.log_setup import keep_logs
 from procession.storage.secret import PRIVATE_UMASK
-from procession.supervisor.part_log import NOTE_PREFIX
 from procession.supervisor.supervisor import PartFailed
 
 app = typer.Typer(
@@ -94,7 +93,7 @@ def demo(
         figures = Demo(records, settings, chosen, crash, place, display).run()
     print(json.dumps(figures) if as_json else sentence(figures))
     if figures["outcome"] != "clean":
-        if not as_json:
+        if not as_json and figures["outcome"] != "stopped":
             print(f"verdict: {figures['outcome']}")
         raise typer.Exit(Status.UNCLEAN)
 
@@ -202,8 +201,7 @@ def driver(
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
     )
-    say = lambda sentence: print(f"{NOTE_PREFIX}{sentence}", file=sys.stderr, flush=True)  # noqa: E731
-    run_driver(config, say=say, turn=sys.stdin if spare else None)
+    run_driver(config, say=note, turn=sys.stdin if spare else None)
 
 
 @app.command()
@@ -250,18 +248,11 @@ def main() -> NoReturn:
         find_place()
         app()
     except ProcessionError as error:
-        _tell(error)
+        tell_error(error)
         sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
     except BrokenPipeError:
         sys.exit(Status.UNCLEAN)
     except Exception:  # ours or a library's: the whole trace, for whoever looks after it
-        traceback.print_exc()
+        tell_crash(traceback.format_exc())
         sys.exit(Status.UNCLEAN)
     sys.exit(Status.DONE)
-
-
-def _tell(error: ProcessionError) -> None:
-    """The sentence, the next step, then the trace, indented: the supervisor shows a part's last words as they are."""
-    print(f"error: {error.explain()}", file=sys.stderr)
-    if "trace" in error.fields:
-        print(textwrap.indent(str(error.fields["trace"]).rstrip(), "  "), file=sys.stderr)

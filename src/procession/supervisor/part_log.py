@@ -10,12 +10,11 @@ import os
 import shutil
 from pathlib import Path
 
+from procession.log_format import failure_in, noted_in
+
 LOG_BYTES_MAX = 16 * 1024 * 1024
 TAIL_BYTES_MAX = 64 * 1024
 TAIL_LINES_MAX = 20
-ERROR_PREFIX = "error: "
-NOTE_PREFIX = "note: "
-"""Prefix of lines for people that a running part writes."""
 
 
 class PartLog:
@@ -45,7 +44,7 @@ class PartLog:
             text, _, rest = file.read(size - file.tell()).rpartition(b"\n")
         self._noted = size - len(rest)
         lines = text.decode(errors="replace").splitlines()
-        return [line.removeprefix(NOTE_PREFIX) for line in lines if line.startswith(NOTE_PREFIX)]
+        return [note for line in lines if (note := noted_in(line)) is not None]
 
     def trim(self) -> None:
         """Copies the file aside and empties it if it is over its limit. The part keeps appending to the same file."""
@@ -67,11 +66,11 @@ class PartLog:
 
 
 def last_words(text: str) -> str:
-    """The last `error: ` line with the indented lines below it, or else the last lines."""
+    """The last line that tells an error, with the indented lines below it, or else the last lines."""
     lines = text.rstrip().splitlines()
-    errors = [number for number, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
+    errors = [(number, told) for number, line in enumerate(lines) if (told := failure_in(line)) is not None]
     if not errors:
         return "\n".join(lines[-TAIL_LINES_MAX:])
-    first = errors[-1]
+    first, told = errors[-1]
     end = next((n for n in range(first + 1, len(lines)) if lines[n] and not lines[n][0].isspace()), len(lines))
-    return "\n".join(lines[first:end]).rstrip().removeprefix(ERROR_PREFIX)
+    return "\n".join([told, *lines[first + 1 : end]]).rstrip()
