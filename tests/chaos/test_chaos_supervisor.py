@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.cluster_view import Death
 from procession.supervisor import part as parts
 from tests.supervisor.test_spare import WAIT
-from tests.supervisor.test_supervisor import FOREVER, part, telling, wait_for_end, watch_until
+from tests.supervisor.test_supervisor import FOREVER, PATIENCE_S, part, telling, wait_for_end, watch_until
 
 ENDS = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(STATUS))\n"
 RAISES = "import signal\ndef end(*_): raise ValueError\nsignal.signal(signal.SIGTERM, end)\n"
@@ -121,3 +122,15 @@ def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_ta
     watch_until(stage, lambda: len(stage.deaths) > 5)
     assert {one.is_late for one in stage.deaths} == {True}
     assert stage.deaths[0].words == "was not ready within 0.01 s"
+
+
+def test_who_is_asked_to_stop_waits_for_nobody(stage: Stage, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(told) + FOREVER
+    stage.start(part("deaf", deaf, told, stop_timeout_s=PATIENCE_S))
+    assert stage.wait_ready()
+    stage.ask_to_stop(signal.SIGINT)
+    began = time.monotonic()
+    stage.stop()
+    assert time.monotonic() - began < PATIENCE_S / 2
+    assert stage.pid("deaf") is None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.exit_status import Status
 from procession.gateway.listen_address import ADDRESS_FILE
 
 APP = """
@@ -94,6 +95,22 @@ def test_an_interrupt_while_modules_are_read_ends_a_command_without_a_word(comma
     assert stopped.si_code == os.CLD_STOPPED
     assert interrupted(process) == ""
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(("command", "status"), [("demo", Status.UNCLEAN), ("chaos", Status.INTERRUPTED)])
+def test_an_interrupt_while_its_parts_start_ends_a_command_with_a_sentence(
+    command: str, status: int, tmp_path: Path
+) -> None:
+    process = start(tmp_path, *COMMANDS[command], TMPDIR=str(tmp_path))
+    assert process.stdout is not None
+    assert any(line.startswith("starting ") for line in process.stdout)
+    # How long its parts take to end is a matter of the machine.
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == status, said
+    assert "stopped" in said
+    for word in ("Traceback", "error:", "verdict", "nothing to compare"):
+        assert word not in said
 
 
 def test_a_driver_that_waits_for_spark_ends_at_once(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class ChaosCluster:
     # Starting
 
     def start(self) -> None:
-        """Gateways, sinks, driver; returns when each has said that it is ready."""
+        """Gateways, sinks, driver; returns when each has said that it is ready, or when asked to stop."""
         place = self.directory
         for name in GATEWAYS:
             self.start_gateway(name)
@@ -125,9 +125,9 @@ class ChaosCluster:
         self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE, *shown])
         wayward = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
         self._start(RIGHT, [*wayward, *shown, "--behaviour", str(self.behaviour)])
-        self.stage.wait_ready()
-        self.stage.start(self._driver(""))
-        self.stage.wait_ready()
+        if self.stage.wait_ready():
+            self.stage.start(self._driver(""))
+            self.stage.wait_ready()
 
     def _cookie(self, secret: Secret) -> list[str]:
         return ["--cookie-file", str(path_of(self.directory, secret))]

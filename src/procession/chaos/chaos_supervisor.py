@@ -66,6 +66,13 @@ class ChaosSupervisor(Supervisor):
             self.deaths.append(Death(child.part.name, status, time.monotonic(), False, words, is_spare=True))
         super()._look_after(child)
 
+    def stop(self) -> None:
+        """In order, unless somebody asked us to stop: nothing is judged any more then, and nobody need wait for it."""
+        if self.is_asked_to_stop:
+            for child in self._children.values():
+                child.clear()
+        super().stop()
+
     def hold(self, name: str) -> None:
         """Kill it, and do not start it again."""
         self.held.add(name)

@@ -96,7 +96,10 @@ class Demo:
             was_stopped = supervisor.is_asked_to_stop
         # Of several gateways nobody can say who is first; each source's own order holds.
         order = Order.TOTAL if len(sources) == 1 else Order.STREAM
-        report = judge(Question(list(sources.values()), work / "output", order=order))
+        question = Question(list(sources.values()), work / "output", order=order)
+        # Stopped before the sink has begun its output: there is none to judge.
+        is_judged = not was_stopped or bool(question.outputs())
+        report = judge(question) if is_judged else Report(())
         return self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
 
     def _crash_settings(self) -> Settings:
