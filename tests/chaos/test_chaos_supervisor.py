@@ -124,7 +124,7 @@ def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_ta
     assert stage.deaths[0].words == "was not ready within 0.01 s"
 
 
-def test_who_is_asked_to_stop_waits_for_nobody(stage: Stage, tmp_path: Path) -> None:
+def test_who_is_asked_to_stop_waits_for_nobody(stage: ChaosSupervisor, tmp_path: Path) -> None:
     told = tmp_path / "told"
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(told) + FOREVER
     stage.start(part("deaf", deaf, told, stop_timeout_s=PATIENCE_S))
