@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
-from procession.driver.spark_process import Beat
+from procession.driver.spark_process import Beat, descendants, processor_ns
 
 
 def test_silence_is_noticed_once() -> None:
@@ -26,3 +29,15 @@ def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
         time.sleep(0.05)
     assert not silent.is_set()
     beat.stop()
+
+
+def test_processor_time_is_that_of_all_processes_that_we_started() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
+        while not (below := descendants(process.pid)):
+            assert process.poll() is None
+        assert {process.pid, *below} <= set(descendants(os.getpid()))
+        assert processor_ns(process.pid) > 0
+        process.communicate("\n")
+    assert descendants(process.pid) == []
+    assert processor_ns(process.pid) == 0

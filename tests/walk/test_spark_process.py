@@ -77,6 +77,28 @@ def silent_java(place: Path) -> str:
     return str(java.parents[1])
 
 
+def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) -> None:
+    java = Path(silent_java(place)) / "bin" / "java"
+    words = java.read_text()
+    real = shutil.which("java")
+    # The first one stops; those behind it work.
+    java.write_text(words.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
+    done = run(*WORDS, "--jvm-timeout-s", "3", cwd=place, JAVA_HOME=str(java.parents[1]))
+    assert done.returncode == Status.DONE, done.stderr
+    assert "driver ended with status 1; starting it again" in done.stderr
+    log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
+    assert "error: Spark's JVM did not answer for 3 s and was killed" in log
+    assert "Traceback" not in log
+    assert output(place, "hang-output-0") == LINES
+
+
+def test_what_executors_of_a_local_cluster_said_is_cleared_with_the_rest(place: Path) -> None:
+    done = run(*WORDS, "--master", "local-cluster[1,2,1024]", cwd=place)
+    assert done.returncode == Status.DONE, done.stderr
+    assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
+    assert not (place / ".procession" / "hang" / "executors").exists()
+
+
 def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
     home = silent_java(place)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:

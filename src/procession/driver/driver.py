@@ -100,6 +100,9 @@ class DriverConfig:
         """The log that tasks read: in the order of arrival, or of event time."""
         return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
+    def start_spark(self, app: App, say: Any) -> SparkProcess:
+        return SparkProcess(self.directory, self.app, app.plan, self.master, say, timeout_s=self.jvm_timeout_s)
+
 
 class Stopping(Exception):
     """Raised in Spark when an epoch begins after the driver was asked to stop."""
@@ -116,7 +119,7 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
     if turn is not None:
         from procession.spark.class_archive import rehearse
 
-        spark = SparkProcess(config.directory, config.app, app.plan, config.master, say)
+        spark = config.start_spark(app, say)
         rehearse(spark.session)
         _announce_spare(config.directory / SPARE_READY)
         if not turn.readline():
@@ -255,9 +258,9 @@ class Driver:
 
         config = self._config
         self._heed_signals(lambda: os._exit(0))  # no epoch has begun, and the JVM ends with us: nobody need wait for it
-        spark = self._spark or SparkProcess(config.directory, config.app, self._app.plan, config.master, self._say)
+        spark = self._spark or config.start_spark(self._app, self._say)
         spark.scratch.clear_others(self._checkpoint.check_fence)
-        spark.watch(config.jvm_timeout_s, self._failed)
+        spark.watch(self._failed)
         self._heed_signals()  # Spark has just taken SIGINT for itself
         ship_by_value(self._app.module)
 

@@ -1,7 +1,8 @@
 """Spark's process: how the driver starts the JVM, and how it notices that the JVM hangs or gets no executors.
 
 The one rule: a JVM that does not answer for `jvm_timeout_s` is killed, and the driver ends as if it had crashed; the
-next driver looks up what was decided. Used by `driver/driver`; uses `spark/session`.
+next driver looks up what was decided. While it starts nobody can ask it: its processes must use processor time
+instead. Used by `driver/driver`; uses `spark/session`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def ends(query: Query) -> bool:
 class SparkProcess:
     """Spark, started for the pipeline in this directory; `close` it at the end."""
 
-    def __init__(self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say) -> None:
+    def __init__(
+        self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say, *, timeout_s: float
+    ) -> None:
         # Imported late, so that the sinks are settled while Python still reads Spark's modules.
         from procession.spark.session import open_session
 
@@ -71,8 +74,11 @@ class SparkProcess:
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
         self.scratch = Scratch(directory / SCRATCH)
-        home = directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
+        home = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._told_while_waiting()
+        self._timeout_s = timeout_s
+        starting = StartWatch(timeout_s)
+        starting.start()
         try:
             self.session: Session = open_session(
                 plan.graph.name,
@@ -86,12 +92,15 @@ class SparkProcess:
         except ProcessionError:
             raise
         except Exception as error:
+            if starting.is_hung:
+                raise hung(timeout_s) from None
             if not self._has_executors:
                 raise
             raise ProcessionError(
                 f"Spark could not be started at its master {self._master}: {_first(error)}"
             ) from error
         finally:
+            starting.stop()
             waiting.set()
 
     def _told_while_waiting(self) -> threading.Event:
@@ -111,13 +120,19 @@ class SparkProcess:
             self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
         return is_over
 
-    def watch(self, timeout_s: float, fail: Callable[[ProcessionError], None]) -> None:
+    def watch(self, fail: Callable[[ProcessionError], None]) -> None:
         """From now on see that the JVM answers and, on a cluster, that there are executors."""
+        timeout_s = self._timeout_s
         context = self.session.sparkContext
         java = context._jsc.sc()
         clock = self.session._jvm.java.lang.System  # type: ignore[union-attr]
         pid = context._gateway.proc.pid  # type: ignore[union-attr]
-        beat = Beat(timeout_s, lambda: fail(self._hung(pid, timeout_s)))
+
+        def kill() -> None:
+            _kill(pid)
+            fail(hung(timeout_s))
+
+        beat = Beat(timeout_s, kill)
         notice = ExecutorNotice(self._master, self._notice_due, time.monotonic())
 
         def ask() -> None:
@@ -137,11 +152,6 @@ class SparkProcess:
 
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
         beat.start()
-
-    def _hung(self, pid: int, timeout_s: float) -> ProcessionError:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return ProcessionError(f"Spark's JVM did not answer for {timeout_s:g} s and was killed")
 
     def close(self) -> None:
         with suppress(Exception):  # the JVM goes with us in any case
@@ -177,6 +187,66 @@ class Beat:
             if now - self._last > self._timeout_s:
                 self._silent()
                 return
+
+
+class StartWatch:
+    """Kills the processes that we started, which are Spark's, if none of them uses any processor time for `timeout_s`:
+    one that works uses some all the time, and one that waits for a cluster does so for its timers."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._beat = Beat(timeout_s, self._kill)
+        self._is_over = threading.Event()
+        self.is_hung = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._look, name="start of Spark", daemon=True).start()
+        self._beat.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._beat.stop()
+
+    def _look(self) -> None:
+        used: dict[int, int] = {}
+        while not self._is_over.wait(min(BEAT_S, self._timeout_s / 4)):
+            before, used = used, {pid: processor_ns(pid) for pid in descendants(os.getpid())}
+            if used != before or not used:
+                self._beat.heard()
+
+    def _kill(self) -> None:
+        if not self._is_over.is_set():
+            self.is_hung = True
+            for pid in descendants(os.getpid()):
+                _kill(pid)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that this one started, and those that they did."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            for child in map(int, path.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def processor_ns(pid: int) -> int:
+    """The processor time that the threads of a process have used, in nanoseconds."""
+    used = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):
+            used += int(path.read_text().split()[0])
+    return used
+
+
+def hung(timeout_s: float) -> ProcessionError:
+    return ProcessionError(f"Spark's JVM did not answer for {timeout_s:g} s and was killed")
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _first(error: Exception) -> str:

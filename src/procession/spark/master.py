@@ -78,7 +78,7 @@ class ExecutorNotice:
         self._master = master
         self._step = "start a worker, or see whether the workers have cores and memory to spare"
         if master.startswith(LOCAL_CLUSTER):
-            self._step = "executors/work in the pipeline's directory tells why they do not start"
+            self._step = "scratch/*/executors/work in the pipeline's directory tells why they do not start"
         self._due = max(due, now + GRACE_S)
         self._is_told = False
 
