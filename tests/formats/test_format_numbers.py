@@ -119,7 +119,8 @@ def test_a_file_of_a_later_or_unknown_format_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("write", "read"), [(write, read) for write, read, is_same in FILES.values() if is_same], ids=str
+    ("write", "read"),
+    [pytest.param(write, read, id=name) for name, (write, read, is_same) in FILES.items() if is_same],
 )
 def test_a_file_without_a_number_is_read_as_before(write: Write, read: Read, tmp_path: Path) -> None:
     path = write(tmp_path)
