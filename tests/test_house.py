@@ -87,6 +87,8 @@ VALUES = frozenset(
     | {"storage.journal.Entry", "storage.journal.Journal", "storage.journal.encode"}
     | {"storage.segment.batch_at", "storage.segment.encode_entry", "storage.segment.entry_at"}
     | {"storage.segment.is_intact", "storage.state_file.StateFile", "storage.state_file.write_pieces"}
+    | {"storage.segment.FILE_MAGIC", "storage.segment.Header", "storage.segment.SegmentIndex"}
+    | {"storage.segment.encode_header", "storage.segment.read_header"}
     | {
         "storage.state_store.Codec",
         "storage.state_store.Files",

@@ -13,6 +13,7 @@ import pytest
 
 from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator
+from procession.gateway.confirmation import Known, check_offered
 from procession.gateway.gateway_events import SnapshotWritten, Trim, WriteSnapshot
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
 from procession.gateway.registry import Stream
@@ -20,6 +21,7 @@ from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.stream_leases import Claims
 from procession.sim.oracle import STATES
 from procession.sim.simulated_checkpoint import Checkpoint
+from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_driver import Driver
 from procession.sim.simulated_gateway import Gateway
 from procession.sim.simulated_leader_link import SimMembers
@@ -29,6 +31,7 @@ from procession.sim.simulated_snapshot import dump_snapshot
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_states import SimKeeping, SimStates, drop_states
 from procession.storage.journal import Entry, encode
+from procession.storage.log_ranges import Offset
 from procession.storage.state_store import States, Version
 from procession.wire.messages import NOTHING_COMMITTED
 
@@ -365,6 +368,32 @@ def an_output_is_trusted_because_it_has_a_name(patch: Patch) -> None:
     patch.setattr(FileOutput, "__init__", made)
 
 
+def producers_are_admitted_before_the_directory_is_confirmed(patch: Patch) -> None:
+    """It may be an older copy, and then tells them that less is committed than was."""
+    before = Confirmation.__init__
+
+    def begin(self: Confirmation, *told: Any, **more: Any) -> None:
+        before(self, *told, **more)
+        self.is_confirmed = True
+
+    patch.setattr(Confirmation, "__init__", begin)
+
+
+def any_directory_is_taken_for_the_last_one(patch: Patch) -> None:
+    patch.setattr("procession.sim.simulated_confirmation.check_offered", lambda log, offered, name: None)
+
+
+def of_a_log_only_the_length_is_compared(patch: Patch) -> None:
+    """Ours once: an older copy that producers have filled up again before the driver asks is accepted."""
+
+    def check(log: Known, offered: Offset, name: str) -> None:
+        if offered.sequence > log.next_sequence:
+            check_offered(log, offered, name)
+
+    producers_are_admitted_before_the_directory_is_confirmed(patch)
+    patch.setattr("procession.sim.simulated_confirmation.check_offered", check)
+
+
 @dataclass(frozen=True)
 class Bug:
     """`seed` is where a test begins to look, so that it is short; `runs` is how many it took from seed 0 on, when this
@@ -416,4 +445,7 @@ BUGS = (
     Bug(states_are_dropped_before_the_next_are_committed, seed=19, runs=20, blind_seed=19),
     Bug(states_stay_with_their_task_when_there_is_another_number_of_tasks, seed=20, runs=21, blind_seed=20),
     Bug(the_merger_gives_out_a_path_before_the_others_have_reached_it, seed=20, runs=21, blind_seed=20),
+    Bug(producers_are_admitted_before_the_directory_is_confirmed, seed=120, runs=121, blind_seed=71),
+    Bug(any_directory_is_taken_for_the_last_one, seed=12, runs=13, blind_seed=71),
+    Bug(of_a_log_only_the_length_is_compared, seed=120, runs=121, blind_seed=71),
 )

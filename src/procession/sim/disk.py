@@ -145,6 +145,11 @@ class Disk:
         if type(node) is Directory:
             self._found.clear()
 
+    def renamed(self) -> None:
+        """Directories below the root have other names now, and these are durable."""
+        self._found.clear()
+        self.syncs += 1
+
     def file(self, path: str) -> File | None:
         folder, _, name = path.rpartition("/")
         directory = self._found.get(folder) or self._find(folder)

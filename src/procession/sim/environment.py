@@ -85,6 +85,12 @@ class Site:
         """The last incarnation of each."""
         self.disks: dict[str, Disk] = {}
         """Of each gateway."""
+        self.set_back: set[str] = set()
+        """The gateways whose directories are older copies at the moment, or new ones."""
+        self.refused: Callable[[str], None]
+        """Told of every gateway that refuses a driver because of its log."""
+        self.is_claimed: Callable[[], bool]
+        """Whether a driver has ever claimed the checkpoint."""
         self.everyone: list[Process] = []
         """All processes that ever were."""
         self.struck: list[Fault] = []

@@ -67,6 +67,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
 
+SET_BACKS = ("set-back", "lost")
+"""A gateway's directory is replaced by a copy that is taken at the fault's step, when that is older than what is
+committed; or by nothing. It is put back when the gateway has refused the driver."""
+SET_BACK_SHARE = 0.04
+"""So many of the worlds with one gateway have that. In these the gateway waits until its directory is confirmed."""
+SET_BACK_REACH = 0.6
+"""The copy is taken early, so that something is committed behind it."""
+
 STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 130, "sink": 60, "producer": 20}
 """About how many steps a part takes in a quiet run of five records, or a little more."""
 EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 32, "sink": 20}
@@ -173,6 +181,11 @@ class Plan:
     """How many tasks count by key: of the first driver, the second and so on, and round again."""
 
     @property
+    def sets_back(self) -> bool:
+        """Whether the directory of a gateway may not be the one that it had last."""
+        return any(fault.kind in SET_BACKS for fault in self.faults)
+
+    @property
     def gateway_parts(self) -> tuple[str, ...]:
         return (GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.gateways)))
 
@@ -223,7 +236,9 @@ class Plan:
         for fault in self.faults:
             if fault.part not in parts:
                 yield f"a fault strikes {fault.part!r}, and there is no such part"
-            elif fault.kind not in (*KINDS[_role(fault.part)], "blackout"):
+            elif fault.kind in SET_BACKS and (fault.part != GATEWAY or self.gateways > 1):
+                yield f"{fault.kind!r} is done to the only gateway, if at all"
+            elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, "blackout"):
                 yield f"{fault.kind!r} is nothing that can be done to {fault.part!r}"
 
     def with_faults(self, faults: tuple[Fault, ...]) -> Plan:
@@ -259,7 +274,13 @@ def make_plan(seed: int, chance: Chance) -> Plan:
     )
     if chance.random() < SEVERAL_SHARE:
         plan = _with_several(plan, chance, size)
-    return replace(plan, tasks=chance.choice(TASKS))
+    plan = replace(plan, tasks=chance.choice(TASKS))
+    # Drawn last: the other plans stay as they were.
+    if chance.random() < SET_BACK_SHARE and plan.gateways == 1:
+        step = 1 + int(STEPS[GATEWAY] * SET_BACK_REACH * chance.random())
+        fault = Fault(GATEWAY, step, chance.choice(SET_BACKS), round(0.3 * chance.random(), 3))
+        plan = plan.with_faults((*plan.faults, fault))
+    return plan
 
 
 def _with_several(plan: Plan, chance: Chance, size: Size) -> Plan:

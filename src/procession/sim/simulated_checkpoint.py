@@ -19,6 +19,7 @@ from procession.errors import StorageError
 from procession.sim.disk_calls import Files, gone
 from procession.sim.oracle import CHECKPOINT, read_round
 from procession.sim.simulated_process import Steps
+from procession.storage.log_ranges import Offset, read_offsets
 
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
@@ -147,11 +148,11 @@ class Checkpoint:
                 next_step="restore the checkpoint directory from a copy",
             )
 
-    def offset(self, epoch: int) -> dict[str, int]:
+    def offset(self, epoch: int) -> dict[str, Offset]:
         """Where the epoch ends at each gateway. A file that is there but cannot be read stops Spark, and us."""
         text = self._files.read(f"{self.directory}/offsets/{epoch}") or b""
         try:
-            return {name: int(end) for name, end in json.loads(text.splitlines()[-1]).items()}
+            return read_offsets(json.loads(text.splitlines()[-1]))
         except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise StorageError(f"offsets/{epoch} is damaged: {error!r}", next_step="restore the checkpoint") from error
 
@@ -164,9 +165,10 @@ class Checkpoint:
     def is_committed(self, epoch: int) -> bool:
         return self.committed >= epoch
 
-    def write_offset(self, epoch: int, ends: Mapping[str, int]) -> Steps:
+    def write_offset(self, epoch: int, ends: Mapping[str, Offset]) -> Steps:
         """Spark's way: a draft that is renamed, and nothing is synced."""
-        yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(ends).encode())
+        told = {name: end.as_json() for name, end in ends.items()}
+        yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(told).encode())
 
     def write_commit(self, epoch: int) -> Steps:
         yield from self._write_spark("commits", epoch, b'v1\n{"nextBatchWatermarkMs":0}')

@@ -25,6 +25,7 @@ from procession.errors import (
 )
 from procession.gateway.gateway_events import Committed, FenceRaised
 from procession.gateway.global_registry import LEADER
+from procession.sim.control_requests import Confirm
 from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine, Site
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
@@ -35,6 +36,7 @@ from procession.sim.simulated_process import Process, Steps
 from procession.sim.simulated_sink_link import Link
 from procession.sim.simulated_states import drop_states, make_and_sweep
 from procession.sim.violation import Breach
+from procession.storage.log_ranges import Offset
 from procession.storage.state_store import Version
 
 if TYPE_CHECKING:
@@ -171,15 +173,19 @@ class Driver(Process):
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
-        self._fences.ask(dict.fromkeys(self._fences.names, FenceRaised(self.checkpoint.fence)), self._raised)
+        ends, fence = self._offered_ends(), self.checkpoint.fence
+        self._fences.ask({name: Confirm(fence, ends.get(name, Offset())) for name in self._fences.names}, self._raised)
+
+    def _offered_ends(self) -> dict[str, Offset]:
+        offered = self.checkpoint.offered
+        return self.checkpoint.offset(offered) if offered >= 0 else {}
 
     def _raised(self, answers: Answers) -> None:
-        offered = self.checkpoint.offered
-        ends = self.checkpoint.offset(offered) if offered >= 0 else {}
+        ends = self._offered_ends()
         for name, (_, told) in answers.items():
-            if told.end < ends.get(name, 0):
+            if told.end.sequence < (end := ends.get(name, Offset()).sequence):
                 raise StorageError(
-                    f"the log of {name} ends at {told.end}, but {ends[name]} were offered", next_step="restore it"
+                    f"the log of {name} ends at {told.end.sequence}, but {end} were offered", next_step="restore it"
                 )
         known = len(self._fences.names)
         if LEADER in answers:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.errors import ConfigError, ProcessionError
+from procession.errors import ConfigError, ProcessionError, StorageError
 from procession.gateway.gateway_events import (
     Action,
     Append,
@@ -41,19 +41,21 @@ from procession.gateway.leader import Leadership
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.sim import simulated_snapshot as snapshots
-from procession.sim.control_requests import Offer, Told
+from procession.sim.control_requests import Confirm, Offer, Told
 from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine, Site
 from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import End
+from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_leader_link import LEADERS_DOOR, STARTS, LeaderLink, SimMembers, Talk, member_of, name_of
 from procession.sim.simulated_log import InLog, log_folder, read_tail
 from procession.sim.simulated_process import Process
+from procession.sim.simulated_session import Session, check_told
 from procession.sim.violation import Breach
-from procession.wire.connection import Connection
+from procession.storage.log_ranges import Offset
 from procession.wire.draft_messages import AnyFrame
-from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck, Restart
+from procession.wire.lifecycle import State
+from procession.wire.messages import Restart
 from procession.wire.stream_lifecycle import StreamState
 
 TICK_S = 0.2
@@ -63,23 +65,23 @@ OPEN = StreamState.OPEN
 
 
 Reply = Callable[[Any], None]
-Request = Committed | FenceRaised | Offer | Retire
-
-
-class Session:
-    __slots__ = ("connection", "end", "number")
-
-    def __init__(self, end: End, number: int) -> None:
-        self.end = end
-        self.number = number
-        self.connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+Request = Committed | FenceRaised | Confirm | Offer | Retire
 
 
 class Gateway(Process):
     def __init__(
-        self, site: Site, part: str, machine: Machine, limits: Limits, segment_rows_max: int, peers: Sequence[str] = ()
+        self,
+        site: Site,
+        part: str,
+        machine: Machine,
+        limits: Limits,
+        segment_rows_max: int,
+        peers: Sequence[str] = (),
+        *,
+        is_confirmed: bool = True,
     ) -> None:
-        """`peers` are the parts that are gateways, this one among them, if there are several."""
+        """`peers` are the parts that are gateways, this one among them, if there are several. Unless it `is_confirmed`,
+        a driver must say that it knows the directory."""
         super().__init__(site, part, machine)
         self.has_left = False
         self._peers = peers
@@ -99,6 +101,8 @@ class Gateway(Process):
         self._durable: tuple[int, Snapshot] = -1, Snapshot()
         self.state: GatewayState
         self._log: InLog
+        self._confirmation: Confirmation
+        self._is_awaited = not is_confirmed
         self._leadership: Leadership | None = None
         self._link: LeaderLink | None = None
 
@@ -110,7 +114,11 @@ class Gateway(Process):
         self._files.make_directory(self.part)
         self._files.sync_directory("")
         found, retired = snapshots.recover_snapshot(self._files, self.part)
-        self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max)
+        has_directory = self._files.exists(folder)
+        told = self._confirmation = Confirmation(
+            self.site, self.part, has_directory=has_directory, is_awaited=self._is_awaited
+        )
+        self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max, told.incarnation())
         tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
         is_leading = self.part == GATEWAY if self._peers else None
         end, now = self._log.next_sequence, self.site.clock.now
@@ -125,7 +133,7 @@ class Gateway(Process):
     def _lead_or_follow(self) -> None:
         if self.part == GATEWAY:
             self._leadership = Leadership(SimMembers(self._files, self.part), self.state, self.handle)
-            self._leadership.begin(member_of(self.part))
+            self._leadership.begin(member_of(self.part), is_confirmed=self._confirmation.is_confirmed)
             self.site.network.listeners[LEADERS_DOOR] = self
             return
         starts = int(self._files.read(f"{self.part}/{STARTS}") or b"0")
@@ -261,25 +269,8 @@ class Gateway(Process):
         session = self._sessions.get(number)
         if session is None or session.connection.is_over or not session.end.is_open:
             return
-        self._check_told(frame)
+        check_told(self.site, self._durable_snapshot, frame)
         session.end.write(session.connection.send(frame))
-
-    def _check_told(self, frame: AnyFrame) -> None:
-        if isinstance(frame, NotifyAck) and frame.success:
-            self.site.oracle.opened(frame.stream_id, frame.point_of_reference)
-        match frame:
-            case Ack():
-                told = frame.positions
-            case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
-                told = ((frame.stream_id, frame.point_of_reference),)
-            case _:
-                return
-        for stream_id, point in told:
-            durable = self._durable_snapshot().streams.get(stream_id)
-            is_durable = durable is not None and durable.committed >= point
-            if not is_durable and isinstance(frame, NotifyAck):
-                is_durable = snapshots.is_durable_anywhere(self.site.disks, stream_id, point)
-            self.site.oracle.told(stream_id, point, is_durable)
 
     def _close(self, number: int, reason: str | None) -> None:
         session = self._sessions.pop(number, None)
@@ -348,9 +339,14 @@ class Gateway(Process):
             if isinstance(request, Committed | Retire):
                 actions = self._decided(request)
             else:
+                if isinstance(request, Confirm | Offer):
+                    self._confirmation.check(self._log, request.offered)
                 self.state.snapshot.check_fence(request.fence)
                 if request.fence > self.state.snapshot.fence:
                     actions = self._decided(FenceRaised(request.fence))
+        except StorageError as error:
+            self._answer(reply, self._confirmation.excused(error))
+            return
         except ProcessionError as error:
             self._answer(reply, error)
             return
@@ -376,12 +372,15 @@ class Gateway(Process):
         self._written(request, reply)
 
     def _written(self, request: Request, reply: Reply) -> None:
+        end = self.state.next_sequence
         if isinstance(request, Offer):
             self._flush()
             self._log.sync()
-            self._answer(reply, Told(self._log.end_for(request.start, request.records_max), self._gateways()))
-        else:
-            self._answer(reply, Told(self.state.next_sequence, self._gateways()))
+            end = self._log.end_for(request.offered.sequence, request.records_max)
+        if isinstance(request, Confirm | Offer) and self._confirmation.confirm() and self._leadership is not None:
+            self._leadership.lead()
+        offset = self._log.offset(end) if isinstance(request, Offer) else Offset(end)
+        self._answer(reply, Told(offset, self._gateways()))
 
     def _gateways(self) -> tuple[str, ...]:
         return tuple(self._leadership.gateways) if self._leadership is not None else ()

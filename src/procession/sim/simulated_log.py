@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import pyarrow as pa
 
 from procession.errors import StorageError
+from procession.sim.disk import Directory, File
 from procession.sim.disk_calls import Files
-from procession.storage.segment import batch_at, encode_entry, entry_at, is_intact
+from procession.storage.log_ranges import Offset
+from procession.storage.segment import (
+    FILE_MAGIC,
+    INGRESS,
+    Header,
+    SegmentIndex,
+    batch_at,
+    encode_entry,
+    encode_header,
+    entry_at,
+    is_intact,
+    read_header,
+)
 
 MEMORY = 8_192
 """So many entries are remembered, over all runs: runs are small, and much alike."""
@@ -29,7 +43,10 @@ def log_folder(part: str) -> str:
 
 
 class InLog:
-    def __init__(self, files: Files, folder: str, committed_end: int, segment_rows_max: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, committed_end: int, segment_rows_max: int, incarnation: int = 0
+    ) -> None:
+        """`incarnation` is that of a log which is begun now; 0: it has none, and its files have no headers."""
         self._files = files
         self._folder = folder
         self._rows_max = segment_rows_max
@@ -42,7 +59,7 @@ class InLog:
             files.sync_directory(folder)
             self._ends = {committed_end: committed_end}
             self._base = committed_end
-            files.write_durably(folder, str(committed_end), b"")
+            self._create(Header(committed_end, incarnation, incarnation))
         self._rewrite_tail()
         files.sync_directory(folder)
         files.sync(self._path)
@@ -64,7 +81,7 @@ class InLog:
         first = self.next_sequence
         if first - self._base >= self._rows_max:
             self.sync()
-            self._files.write_durably(self._folder, str(first), b"")
+            self._create(self._following(first))
             self._ends[first] = self._base = first
         length = len(self._files.read(self._path) or b"")
         try:
@@ -81,6 +98,31 @@ class InLog:
     def end_for(self, start: int, records_max: int) -> int:
         return max(start, min(self.durable_end, start + records_max))
 
+    def offset(self, sequence: int) -> Offset:
+        """As `IngressLog.offset`; of a log that has no incarnation, only the sequence. A request that comes late may be
+        about what is trimmed; nobody waits for the answer."""
+        base = max((base for base in self._ends if base <= sequence), default=-1)
+        if base < 0 or not _header(self._files.read(f"{self._folder}/{base}") or b"", base).incarnation:
+            return Offset(sequence)
+        index = self._index(base)
+        return Offset(sequence, f"{index.header.incarnation:016x}", f"{index.checksum_at(sequence):016x}")
+
+    def _index(self, base: int) -> SegmentIndex:
+        data = self._files.read(f"{self._folder}/{base}") or b""
+        index = SegmentIndex(_header(data, base))
+        buffer = pa.py_buffer(data)
+        while index.end < self._ends[base] and (entry := entry_at(buffer, index.position_end, index.end)):
+            index.add(entry)
+        return index
+
+    def _following(self, first: int) -> Header:
+        last = self._index(self._base)
+        return Header(first, last.header.incarnation, last.checksum)
+
+    def _create(self, header: Header, entries: bytes = b"") -> None:
+        head = encode_header(header) if header.incarnation else b""
+        self._files.write_durably(self._folder, str(header.base), head + entries)
+
     def trim(self, before_sequence: int) -> None:
         gone = [base for base, end in self._ends.items() if base != self._base and end <= before_sequence]
         for base in gone:
@@ -95,7 +137,7 @@ class InLog:
         bases = sorted(int(name) for name in self._files.names(self._folder) if name.isdigit())
         for base, upper in zip(bases, [*bases[1:], None], strict=False):
             data = self._files.read(f"{self._folder}/{base}") or b""
-            end, position_end = base, 0
+            end, position_end = base, _header(data, base).size_bytes
             for _, entry_end, entry in _entries(data, base):
                 if end == upper or _batch(entry) is None:
                     break
@@ -112,16 +154,32 @@ class InLog:
         data = self._files.read(self._path) or b""
         entries = list(_entries(data, self._base))
         if not entries:
-            self._files.write_durably(self._folder, str(self._base), b"")
+            self._create(_header(data, self._base))
             return
         durable_end = max([self._base, *(_durable_end(entry) for _, _, entry in entries)])
         tail = [(first, entry) for first, end, entry in entries if end > durable_end]
         if tail:
             first, end = tail[0][0], self.next_sequence
-            self._files.write_durably(self._folder, str(first), b"".join(entry for _, entry in tail))
+            self._create(self._index(self._base).first_from(first), b"".join(entry for _, entry in tail))
             self._ends[self._base] = first
             self._ends[first] = end
             self._base = first
+
+
+def log_end(directory: Directory) -> int:
+    """Where the log in a gateway's directory ends."""
+    folder, end = directory.names.get("log"), 0
+    for name, node in folder.names.items() if isinstance(folder, Directory) else ():
+        if name.isdigit() and isinstance(node, File):
+            end = max([end, int(name), *(entry_end for _, entry_end, _ in _entries(node.data, int(name)))])
+    return end
+
+
+def _header(data: bytes, base: int) -> Header:
+    """What a file says of itself; one without a header says nothing."""
+    if not data.startswith(FILE_MAGIC):
+        return Header(base, size_bytes=0)
+    return read_header(pa.py_buffer(data), base, Path(str(base)), INGRESS)
 
 
 def _durable_end(data: bytes) -> int:
@@ -131,7 +189,7 @@ def _durable_end(data: bytes) -> int:
 
 def _entries(data: bytes, base: int) -> Iterator[tuple[int, int, bytes]]:
     """The whole entries of a segment, checked or not: the first sequence of each, its end, and its bytes."""
-    buffer, position, sequence = pa.py_buffer(data), 0, base
+    buffer, position, sequence = pa.py_buffer(data), _header(data, base).size_bytes, base
     while (entry := entry_at(buffer, position, sequence)) is not None:
         yield entry.first, entry.end, data[position : entry.position_end]
         position, sequence = entry.position_end, entry.end

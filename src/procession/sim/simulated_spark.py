@@ -12,21 +12,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from procession.errors import ProcessionError
+from procession.errors import ProcessionError, StorageError
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import Offer
 from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine, Site
 from procession.sim.fault_plan import SPARK
+from procession.sim.set_back import blamed
 from procession.sim.simulated_checkpoint import Checkpoint
 from procession.sim.simulated_clients import Answers, Desks
 from procession.sim.simulated_driver import Epoch
 from procession.sim.simulated_leader_link import name_of, part_of
+from procession.sim.simulated_log import Row as LogRow
 from procession.sim.simulated_log import log_folder, read_rows
 from procession.sim.simulated_process import Process, Steps
 from procession.sim.simulated_states import KIND, STAGE, SimKeeping
 from procession.sim.simulated_tasks import Route, Row, dealt, payloads, run_task
-from procession.storage.log_ranges import numbered_from
+from procession.storage.log_ranges import Offset, numbered_from
 from procession.storage.segment import KIND_RECORD
 from procession.storage.state_store import Version
 
@@ -61,8 +63,8 @@ class Spark(Process):
         self._routes = routes
         self._epoch_records_max = epoch_records_max
         self._number = 0
-        self._starts: dict[str, int] = {}
-        self._ends = {LEADER: 0}
+        self._starts: dict[str, Offset] = {}
+        self._ends = {LEADER: Offset()}
         self._is_waiting = False
         self._wait_s = TRIGGER_S
         self._has_ended = False
@@ -99,7 +101,7 @@ class Spark(Process):
         self._number = offered
         yield
         if offered > committed:
-            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: 0}
+            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: Offset()}
             yield from self._run_tasks()
         else:
             yield from self._trigger()
@@ -118,14 +120,14 @@ class Spark(Process):
         fence, names = self._checkpoint.fence, self._desks.names
         records_max = max(1, self._epoch_records_max // len(names))
         self._desks.ask(
-            {name: Offer(fence, self._ends.get(name, 0), records_max) for name in names},
+            {name: Offer(fence, self._ends.get(name, Offset()), records_max) for name in names},
             self._offered,
         )
 
     def _offered(self, answers: Answers) -> Steps | None:
         ends = dict(self._ends)
         for name, (_, told) in sorted(answers.items()):
-            if told.end > ends.get(name, 0):
+            if told.end.sequence > ends.get(name, Offset()).sequence:
                 ends[name] = told.end
         if LEADER in answers:
             self._desks.meet(answers[LEADER][1].gateways)
@@ -136,7 +138,7 @@ class Spark(Process):
         self._wait_s = TRIGGER_S
         return self._construct(ends)
 
-    def _construct(self, ends: dict[str, int]) -> Steps:
+    def _construct(self, ends: dict[str, Offset]) -> Steps:
         self._number += 1
         self._starts, self._ends = self._ends, ends
         yield from self._checkpoint.write_offset(self._number, ends)
@@ -145,14 +147,16 @@ class Spark(Process):
     # Tasks, `foreachBatch`, `commits/N`
 
     def _run_tasks(self) -> Steps:
-        ranges = [(name, self._starts.get(name, 0), end) for name, end in sorted(self._ends.items())]
+        starts = {name: start.sequence for name, start in self._starts.items()}
+        ends = {name: end.sequence for name, end in self._ends.items()}
+        ranges = [(name, starts.get(name, 0), end) for name, end in sorted(ends.items())]
         if not all(self._machines[name].is_up for name, start, end in ranges if start < end or name == LEADER):
             self.later(TRIGGER_S, self._run_tasks)  # Spark tries a failed task again
             return
         self.site.runs += 1
         attempt = self.site.runs
-        first, last = numbered_from(self._starts), numbered_from(self._ends)
-        logs = [read_rows(self._logs[name], log_folder(part_of(name)), start, end) for name, start, end in ranges]
+        first, last = numbered_from(starts), numbered_from(ends)
+        logs = [self._read(name, start, end) for name, start, end in ranges]
         rows: list[Row] = []
         positions: dict[int, int] = {}
         number = first
@@ -170,12 +174,19 @@ class Spark(Process):
             yield
         lines = payloads([path for path, _ in made], self._routes)
         states = {STAGE: Version(tuple(files for _, files in made), KIND)}
-        epoch = Epoch(self._number, first, last, lines, positions, self._ends, states)
+        epoch = Epoch(self._number, first, last, lines, positions, ends, states)
         self._is_waiting = True
         if self.driver.is_alive:
             self.driver.soon(self.driver.run_epoch, epoch)
         else:
             self.kill()
+
+    def _read(self, name: str, start: int, end: int) -> list[LogRow]:
+        part = part_of(name)
+        try:
+            return read_rows(self._logs[name], log_folder(part), start, end)
+        except StorageError as error:
+            raise blamed(error, is_done_to_us=part in self.site.set_back) from error
 
     def orphaned(self) -> None:
         """Our Python half is dead: whatever waits for it fails."""

@@ -13,8 +13,10 @@ from procession.errors import FencedError
 from procession.gateway.gateway_options import Limits
 from procession.sim.environment import Machine, Site
 from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, Fault, Plan
-from procession.sim.oracle import Oracle
+from procession.sim.oracle import CHECKPOINT, Oracle
 from procession.sim.randomness import Chance
+from procession.sim.set_back import Operator
+from procession.sim.simulated_checkpoint import CURRENT
 from procession.sim.simulated_driver import Driver
 from procession.sim.simulated_gateway import Gateway
 from procession.sim.simulated_process import Process
@@ -66,6 +68,8 @@ class World:
         site.oracle = Oracle(self._machines[DRIVER].disk, expected, is_blind=is_blind)
         self._drivers: list[Driver] = []
         self._producers: dict[str, Producer] = {}
+        self._operator = Operator(site, self._machines, self._kill)
+        site.refused, site.is_claimed = self._operator.refused, self._is_claimed
         self._absence_s: dict[str, float] = {}
         """How long a part that was struck stays away."""
 
@@ -152,8 +156,11 @@ class World:
             return
         if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
-            peers = tuple(self._gateways) if len(self._gateways) > 1 else ()
-            Gateway(self.site, part, machine, limits, self.plan.segment_rows_max, peers).start()
+            is_confirmed = not self.plan.sets_back
+            peers = tuple(self._gateways) if len(self._gateways) > 1 or not is_confirmed else ()
+            Gateway(
+                self.site, part, machine, limits, self.plan.segment_rows_max, peers, is_confirmed=is_confirmed
+            ).start()
         elif part == DRIVER:
             self._start_driver()
         elif part in self._sinks:
@@ -196,6 +203,13 @@ class World:
             self.site.clock.after(delay_s, self._start, DRIVER)
         elif process.machine.is_up:
             self.site.clock.after(delay_s, self._start, process.part)
+
+    def _kill(self, part: str) -> None:
+        for process in [process for process in self._machines[part].processes if process.part == part]:
+            process.kill()
+
+    def _is_claimed(self) -> bool:
+        return self._machines[DRIVER].disk.file(f"{CHECKPOINT}/{CURRENT}") is not None
 
     def _cut_power(self, machine: Machine, seconds: float) -> None:
         if not machine.is_up:
@@ -247,6 +261,8 @@ class World:
                 self.site.clock.after(fault.seconds, self._mend, process.machine)
             case "stop":
                 process.later(0.0, process.stop)
+            case "set-back" | "lost":
+                self._operator.begin(process.part, fault.kind, fault.seconds)
             case _:
                 self._strike_lightly(fault, process)
 

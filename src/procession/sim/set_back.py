@@ -1,0 +1,106 @@
+"""A gateway's directory is set back to an older copy, or lost; and the operator who does it and mends it.
+
+The one rule: the copy lacks records of an epoch that is decided, so it must be refused, before any producer is
+admitted. When it was refused, the operator does as `docs/how-to/backup.md` says, and puts back the directory that the
+gateway had last. Before it: `world`, at a fault. After it: `simulated_gateway`, which is started on what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from procession.errors import StorageError
+from procession.sim.disk import Directory, File
+from procession.sim.environment import Machine, Site
+from procession.sim.simulated_leader_link import name_of
+from procession.sim.simulated_log import log_end
+from procession.sim.simulated_snapshot import load_snapshot, snapshot_path
+
+SET_BACK, LOST = "set-back", "lost"
+LOOK_S = 0.05
+"""So often the operator looks whether the copy is old by now, and whether the machine is up."""
+MEND_S = 0.1
+"""From the refusal until the newest directory is put back."""
+
+
+class Operator:
+    def __init__(self, site: Site, machines: dict[str, Machine], kill: Callable[[str], None]) -> None:
+        """`kill` kills a part, if it lives; it is started again."""
+        self._site = site
+        self._machines = machines
+        self._kill = kill
+        self._is_mending: set[str] = set()
+
+    def begin(self, part: str, kind: str, seconds: float) -> None:
+        """Take the copy now, if there is to be one, and put it in the directory's place when it is old."""
+        found = self._machines[part].disk.directory(part)
+        copy = copied(found) if found is not None and kind == SET_BACK else None
+        end = 0 if copy is None else log_end(copy)
+        self._when(seconds, lambda: self._is_old(part, end), lambda: self._set_back(part, copy))
+
+    def refused(self, part: str) -> None:
+        """A gateway has refused a driver. If that is our doing, it is mended."""
+        if part in self._site.set_back and part not in self._is_mending:
+            self._is_mending.add(part)
+            self._when(MEND_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
+
+    def _when(self, delay_s: float, is_time: Callable[[], bool], do: Callable[[], None]) -> None:
+        def look() -> None:
+            if is_time():
+                do()
+            else:
+                self._site.clock.after(LOOK_S, look)
+
+        self._site.clock.after(delay_s, look)
+
+    def _is_old(self, part: str, end: int) -> bool:
+        machine, decided = self._machines[part], self._site.oracle.decided
+        known = load_snapshot(machine.disk.durable_file(snapshot_path(part))).end_sequence
+        committed = decided[max(decided)].offsets.get(name_of(part), 0) if decided else 0
+        return machine.is_up and part not in self._site.set_back and end < max(known, committed)
+
+    def _set_back(self, part: str, copy: Directory | None) -> None:
+        self._kill(part)
+        self._site.tell(part, "! the directory is %s", "lost" if copy is None else "an older copy from here on")
+        self._site.set_back.add(part)
+        newest = self._machines[part].disk.directory(part)
+        self._change(part, {part: copy, _aside(part): newest})
+
+    def _put_back(self, part: str) -> None:
+        self._kill(part)
+        self._site.tell(part, "= the newest directory is put back")
+        self._is_mending.discard(part)
+        self._site.set_back.discard(part)
+        newest = self._machines[part].disk.directory(_aside(part))
+        self._change(part, {part: newest, _aside(part): None})
+
+    def _change(self, part: str, names: dict[str, File | Directory | None]) -> None:
+        """What a power cut may do to the files themselves it still may."""
+        disk = self._machines[part].disk
+        disk.root.change(names)
+        disk.root.sync()
+        disk.renamed()
+
+
+def copied(directory: Directory) -> Directory:
+    """All of it as it is read, on disk."""
+    copy = Directory()
+    for name, node in directory.names.items():
+        if isinstance(node, Directory):
+            copy.names[name] = copied(node)
+        else:
+            copy.names[name] = file = File(node.data)
+            file.sync()
+    copy.durable = dict(copy.names)
+    return copy
+
+
+def _aside(part: str) -> str:
+    return f"{part}.newest"
+
+
+def blamed(error: StorageError, *, is_done_to_us: bool) -> StorageError:
+    """The same error; `is_done_to_us` says that the simulation did it, and that an operator mends it."""
+    if not is_done_to_us:
+        return error
+    return StorageError(error.sentence, next_step=error.next_step, is_done_to_us=True)

@@ -1,0 +1,46 @@
+"""A producer's session at a simulated gateway, and what the oracle must know of all that is said to producers.
+
+The one rule: a number is never used again, so that what is said to a session that is gone reaches nobody. Before it:
+`network`. After it: `simulated_gateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from procession.gateway.snapshot import Snapshot
+from procession.sim.environment import Site
+from procession.sim.network import End
+from procession.sim.simulated_snapshot import is_durable_anywhere
+from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame
+from procession.wire.lifecycle import Role, Side
+from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck
+
+
+class Session:
+    __slots__ = ("connection", "end", "number")
+
+    def __init__(self, end: End, number: int) -> None:
+        self.end = end
+        self.number = number
+        self.connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+
+
+def check_told(site: Site, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
+    """A gateway sends this frame, and has this snapshot on disk."""
+    if isinstance(frame, NotifyAck) and frame.success:
+        site.oracle.opened(frame.stream_id, frame.point_of_reference)
+    match frame:
+        case Ack():
+            told = frame.positions
+        case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
+            told = ((frame.stream_id, frame.point_of_reference),)
+        case _:
+            return
+    for stream_id, point in told:
+        position = durable().streams.get(stream_id)
+        is_durable = position is not None and position.committed >= point
+        if not is_durable and isinstance(frame, NotifyAck):
+            is_durable = is_durable_anywhere(site.disks, stream_id, point)
+        site.oracle.told(stream_id, point, is_durable)

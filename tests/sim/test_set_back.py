@@ -1,0 +1,132 @@
+"""A gateway's directory is set back or lost in a simulation: it is refused before producers are admitted, and the run
+goes on with the directory that is put back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from procession.errors import ConfigError, StorageError
+from procession.gateway.confirmation import check_offered
+from procession.sim.disk_calls import Files
+from procession.sim.environment import Machine
+from procession.sim.fault_plan import Fault, Plan, SinkPlan, StreamPlan
+from procession.sim.runner import SCHEDULE, plan_of
+from procession.sim.set_back import copied
+from procession.sim.simulated_log import InLog
+from procession.sim.simulated_process import Process
+from procession.sim.world import World
+from procession.storage.segment import INGRESS_SCHEMA
+
+FIRST, OTHER = 0x1234, 0x5678
+
+
+def rows(*message_ids: int) -> pa.RecordBatch:
+    told = [{"kind": 0, "stream_id": 1, "message_id": one, "payload": b"x"} for one in message_ids]
+    return pa.RecordBatch.from_pylist(told, INGRESS_SCHEMA)
+
+
+@pytest.fixture
+def files() -> Files:
+    machine = Machine("m")
+    return Files(Process(World(plan_of(0), random.Random(0)).site, "p", machine), machine.disk)
+
+
+def opened(files: Files, incarnation: int, segment_rows_max: int = 1, committed_end: int = 0) -> InLog:
+    return InLog(files, "log", committed_end, segment_rows_max, incarnation)
+
+
+@pytest.mark.parametrize("segment_rows_max", [1, 2, 1000])
+def test_a_log_is_known_again_when_it_is_rolled_opened_and_trimmed(files: Files, segment_rows_max: int) -> None:
+    log = opened(files, FIRST, segment_rows_max)
+    told = []
+    for number in range(5):
+        log.append(rows(2 * number, 2 * number + 1))
+        log.sync()
+        told += [log.offset(2 * number + 1), log.offset(2 * number + 2)]
+    log = opened(files, OTHER, segment_rows_max)
+    assert [log.offset(sequence) for sequence in range(1, 11)] == told
+    assert {offset.incarnation for offset in told} == {f"{FIRST:016x}"}
+    log.trim(6)
+    for offset in told[6:]:
+        check_offered(log, offset, "g")
+    if log.start_sequence > 1:
+        assert log.offset(1) == (1, "", ""), "a request that comes late is answered"
+
+
+def test_an_older_copy_is_another_log_also_when_it_is_filled_up_again(files: Files) -> None:
+    log = opened(files, FIRST)
+    log.append(rows(0))
+    found = files.disk.directory("log")
+    assert found is not None
+    copy = copied(found)
+    log.append(rows(1))
+    log.sync()
+    offered = log.offset(2)
+    files.disk.root.change({"log": copy})
+    files.disk.renamed()
+    log = opened(files, OTHER)
+    with pytest.raises(StorageError, match="it ends at record 1"):
+        check_offered(log, offered, "g")
+    log.append(rows(2))
+    with pytest.raises(StorageError, match="the records before 2 are others"):
+        check_offered(log, offered, "g")
+
+
+def test_a_new_directory_is_another_log_also_when_the_same_records_are_in_it(files: Files) -> None:
+    log = opened(files, FIRST)
+    log.append(rows(0))
+    offered = log.offset(1)
+    files.disk.root.change({"log": None})
+    files.disk.renamed()
+    log = opened(files, OTHER)
+    log.append(rows(0))
+    with pytest.raises(StorageError, match="begun anew"):
+        check_offered(log, offered, "g")
+
+
+def test_a_directory_that_is_set_back_or_lost_is_refused_before_producers_are_admitted_and_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mended = {"set-back": 0, "lost": 0}
+    for plan in [plan for seed in range(1_000) if (plan := plan_of(seed)).sets_back]:
+        world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=True)
+        site = world.site
+        before = site.oracle.opened
+
+        def opens(stream: int, point: int, site: Any = site, before: Any = before) -> None:
+            assert not site.set_back
+            before(stream, point)
+
+        monkeypatch.setattr(site.oracle, "opened", opens)
+        outcome = world.run()
+        assert outcome.breach is None
+        story = "\n".join(outcome.story)
+        if "put back" in story:
+            *_, fault = (fault for fault in outcome.struck if fault.kind in mended)
+            mended[fault.kind] += 1
+            wrong, _, rest = story.partition("! the directory is ")[2].partition("= the newest directory is put back")
+            assert "! refuses: " in wrong
+            assert "= recovered" in rest
+    assert min(mended.values()) >= 5
+
+
+def test_only_plans_with_such_a_fault_are_other_than_they_were() -> None:
+    plans = [plan_of(seed) for seed in range(500)]
+    assert 5 < sum(plan.sets_back for plan in plans) < 30
+    assert all(plan.gateways == 1 for plan in plans if plan.sets_back)
+
+
+def test_it_is_done_to_the_only_gateway() -> None:
+    fault = Fault("gateway", 1, "lost", 0.1)
+    plan = Plan(1, (StreamPlan(1, True),), (SinkPlan(),), (fault,))
+    assert Plan.from_json(plan.to_json()) == plan
+    for wrong in (
+        Plan(1, plan.streams, plan.sinks, (fault,), gateways=2),
+        plan.with_faults((Fault("driver", 1, "lost", 0.1),)),
+    ):
+        with pytest.raises(ConfigError, match="the only gateway"):
+            Plan.from_json(wrong.to_json())
