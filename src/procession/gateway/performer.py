@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from procession.gateway.stream_leases import Leader
 from procession.merge.event_time import Point
 from procession.merge.stream_clocks import Clock
 from procession.merge.waiting_rows import Key
-from procession.storage.durable import disk_free_bytes
+from procession.storage.durable import disk_free_bytes, lock_directory
 from procession.storage.log import IngressLog
 
 log = structlog.get_logger("gateway")
@@ -53,10 +54,17 @@ class Gateway:
         """Whether producers may open streams: of a pipeline that no driver has claimed yet nothing was ever offered; of
         any other one a driver must have said, in this life, that it knows this log, even if the directory is new."""
         self.on_confirmed: Callable[[], None] = lambda: None
-        found, retired = retired_file.recover(config.directory)
-        check_kept(config, found)
+        lock = lock_directory(config.log_directory)  # nothing is written before it is held
+        try:
+            found, retired = retired_file.recover(config.directory)
+            check_kept(config, found)
+        except BaseException:
+            os.close(lock)
+            raise
         start = found.end_sequence if config.declared is None else (found.point or Point()).floor
-        self.log = IngressLog(config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start)
+        self.log = IngressLog(
+            config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start, lock=lock
+        )
         self.identity = identity(config.directory)
         self.name = LEADER if config.join is None else config.name
         """Among the gateways of the pipeline; one that joins may get it from the leader."""
@@ -234,8 +242,12 @@ class Gateway:
         """A driver with the current fence has confirmed the log: producers may open streams."""
         if not self.is_confirmed:
             self.is_confirmed = True
+            try:
+                self.on_confirmed()
+            except BaseException:
+                self.is_confirmed = False
+                raise
             log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
-            self.on_confirmed()
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
         """The end of what the driver may read from `start` on: durable, and within its limits."""

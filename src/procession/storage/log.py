@@ -117,12 +117,14 @@ class IngressLog:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         committed_end: int = 0,
         use: Use = INGRESS,
+        lock: int | None = None,
     ) -> None:
-        """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there."""
+        """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there.
+        `lock` is the lock of its directory, if the caller has taken it already; the log closes it."""
         self.directory = directory
         self.segment_bytes_max = segment_bytes_max
         self._use = use
-        self._lock = lock_directory(directory)
+        self._lock = lock_directory(directory) if lock is None else lock
         self._sync_lock = threading.Lock()
         self._failure: StorageError | None = None
         self._reader = LogReader(directory, use)
