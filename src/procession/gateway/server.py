@@ -223,6 +223,7 @@ class GatewayServer:
         self._linking: asyncio.Task[None] | None = None
         self._control: ControlServer | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._retiring: asyncio.Task[None] | None = None
         self._door: asyncio.Server | Door | None = None
         self._metrics: MetricsDoor | None = None
 
@@ -331,13 +332,20 @@ class GatewayServer:
             await asyncio.sleep(self._config.ack_interval_s)
             self.gateway.look_at_disk()
             self.gateway.handle(Ticked())
-            with suppress(StorageError):  # the gateway ends by it
-                await self.gateway.retire()
+            if self._retiring is None or self._retiring.done():
+                self._retiring = asyncio.get_running_loop().create_task(self._retire())
+
+    async def _retire(self) -> None:
+        """A task of its own: ticks do not wait for it, and a stop does not cut it off while it writes."""
+        with suppress(StorageError):  # the gateway ends by it
+            await self.gateway.retire()
 
     async def stop(self) -> None:
         """Sends RESTART to the producers, closes the ports, and flushes to disk."""
         if self._ticker is not None:
             self._ticker.cancel()
+        if self._retiring is not None:
+            await asyncio.wait([self._retiring])
         if self._metrics is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
         if self._door is not None:
