@@ -65,6 +65,9 @@ class RetiredStreams:
         """Stream id to its committed id and when it was retired; the oldest first."""
         self._returning: set[int] = set()
         """Those that are in the registry again, and maybe not in the snapshot yet."""
+        self.forgetting: set[int] = set()
+        """Those that the next file leaves out. Until it is on disk they are known: who came back before, and began
+        anew, would meet the old entry after a crash."""
         self.forgotten = 0
         """How many were forgotten since the start, for the limit or for their age."""
         for stream_id, committed, at_s in entries(data):
@@ -100,18 +103,19 @@ class RetiredStreams:
         return None if self.mark is None else self.mark._replace(clock_s=self.clock_s(now))
 
     def forget(self, now: float, count: int, age_s_min: float) -> int:
-        """Make room for so many more: forget who is older than the age, and the oldest above the limit, if they are at
-        least this old. Gives how many there is room for."""
+        """Make room for so many more: choose who is older than the age, and the oldest above the limit, if they are at
+        least this old. They are forgotten with the next file. Gives how many there is room for then."""
         clock_s, limits = self.clock_s(now), self._limits
-        for stream_id, (_, at_s) in list(self._oldest(count, clock_s)):
+        left, self.forgetting = len(self), set()
+        for stream_id, (_, at_s) in self._oldest(count, clock_s):
             is_old = clock_s - at_s >= limits.streams_retired_age_s
-            is_over = len(self) + count > limits.streams_retired_max and clock_s - at_s >= age_s_min
+            is_over = left + count > limits.streams_retired_max and clock_s - at_s >= age_s_min
             if not is_old and not is_over:
                 break
-            del self._streams[stream_id]
-            self._returning.discard(stream_id)
-            self.forgotten += 1
-        return max(0, limits.streams_retired_max - len(self))
+            if stream_id not in self._returning:
+                self.forgetting.add(stream_id)
+                left -= 1
+        return max(0, limits.streams_retired_max - left)
 
     def _oldest(self, count: int, clock_s: int) -> Iterable[tuple[int, tuple[int, int]]]:
         """Those that may have to go; the first one tells most often that nobody has."""
@@ -125,7 +129,8 @@ class RetiredStreams:
         """What to write for these streams: behind what is in the file, or a new file."""
         clock_s, mark = self.clock_s(now), self.mark
         added = b"".join(ENTRY.pack(stream_id, committed, clock_s) for stream_id, committed in streams.items())
-        if mark is None or mark.length > len(HEADER) + ENTRY.size * (2 * len(self) + DEAD_ENTRIES_MAX):
+        is_long = mark is not None and mark.length > len(HEADER) + ENTRY.size * (2 * len(self) + DEAD_ENTRIES_MAX)
+        if mark is None or is_long or self.forgetting:
             data = HEADER + self._packed() + added
             number = 0 if mark is None else mark.number + 1
             return Retiring(streams, Mark(number, len(data), zlib.crc32(data), clock_s), 0, data)
@@ -133,12 +138,18 @@ class RetiredStreams:
         return Retiring(streams, Mark(mark.number, mark.length + len(added), checksum, clock_s), mark.length, added)
 
     def _packed(self) -> bytes:
-        return b"".join(ENTRY.pack(stream_id, *entry) for stream_id, entry in self._streams.items())
+        kept = (one for one in self._streams.items() if one[0] not in self.forgetting)
+        return b"".join(ENTRY.pack(stream_id, *entry) for stream_id, entry in kept)
 
     def retired(self, retiring: Retiring) -> None:
         """They are on disk, and the snapshot has them no more."""
         assert retiring.mark is not None
         self.mark = retiring.mark
+        for stream_id in self.forgetting:
+            self._streams.pop(stream_id, None)
+            self._returning.discard(stream_id)
+        self.forgotten += len(self.forgetting)
+        self.forgetting = set()
         for stream_id, committed in retiring.streams.items():
             self._add(stream_id, committed, retiring.mark.clock_s)
 

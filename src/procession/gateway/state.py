@@ -357,7 +357,7 @@ class GatewayState:
     def _retire(self) -> list[ev.Action]:
         """Leave out of the snapshot the streams that have been idle for long."""
         streams = self.retirement.choose(self.snapshot.epoch, self.now)
-        if not streams:
+        if not streams and not self.retired.forgetting:
             return []
         before = self._snapshot(self.snapshot.fence, self.snapshot.epoch, self.snapshot.end_sequence, {})
         return [ev.WriteSnapshot(*self.retirement.plan(streams, before, self.now))]
