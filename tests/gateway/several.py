@@ -220,6 +220,7 @@ class Several:
         """A leader begins anew: it knows who there is, and its own checkpoint."""
         known = self.nodes[0].state.registry.committed
         self.registry = GlobalRegistry([node.name for node in self.nodes], known=known)
+        self.nodes[0].state.retirement.is_granted = self.registry.may_be_held
 
     def join(self, node: Node) -> None:
         """A gateway finds the leader, and says what it holds."""

@@ -60,6 +60,31 @@ def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) 
     assert state.registry.positions({7: 41})[7].name == "orders", "so a snapshot has it, too"
 
 
+def test_the_leader_retires_no_stream_that_a_gateway_holds_or_may_hold(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    members.join(member("gateway-0"))
+    members.join(member("gateway-1"))
+    state = GatewayState(Limits(), is_leading=True)
+    leads = Leadership(members, state, lambda event: None)
+    leads.begin(member("gateway-0"))
+    assert state.retirement.is_granted(7), "gateway-1 has not said what it holds"
+    link, _ = leads.join(member("gateway-1"), [7], {}, 0)
+    assert state.retirement.is_granted(7)
+    leads.given_up(link, 7, 41)
+    assert not state.retirement.is_granted(7)
+
+
+def test_a_gateway_whose_log_is_not_confirmed_may_not_leave(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    members.join(member("gateway-0"))
+    members.join(member("gateway-1"))
+    leads = Leadership(members, GatewayState(Limits(), is_leading=True), lambda event: None)
+    leads.begin(member("gateway-0"))
+    link, _ = leads.join(member("gateway-1"), [7], {}, 0, is_confirmed=False)
+    leads.leave("gateway-1")
+    assert not leads.left(link, 0), "what it holds is not known"
+
+
 def test_a_gateway_goes_only_when_it_holds_nothing_and_the_leader_knows_its_epochs(leadership: Leadership) -> None:
     link, _ = leadership.join(member("gateway-1"), [7], {}, 0)
     leadership.leave("gateway-1")

@@ -193,6 +193,21 @@ def test_a_gateway_keeps_what_the_leader_has_not_on_disk() -> None:
     assert other.answers == [NotifyAck(True, S, 0)]
 
 
+def test_the_leader_keeps_a_stream_that_another_gateway_holds() -> None:
+    several = Several(2)
+    producer = several[1].open(S)
+    several.settle()
+    producer.send()
+    several.take()
+    several.settle()
+    several[0].retire()
+    assert S in several[0].state.registry
+    producer.close()
+    several.settle()
+    several[0].retire()
+    assert S not in several[0].state.registry
+
+
 def test_a_gateway_that_does_not_lead_writes_no_file() -> None:
     several = Several(2)
     producer = several[1].open(S)
@@ -231,10 +246,41 @@ def test_a_stream_is_remembered_for_its_age_by_the_time_that_the_gateway_ran() -
     assert mark.clock_s == 40
     again = RetiredStreams(limits, mark, write.data, now=7.0)  # another clock; and the time between does not count
     again.forget(76.0, 0, 0.0)
-    assert again.committed(S) == 1
+    assert again.forgetting == set()
     again.forget(77.0, 0, 0.0)
+    again.retired(again.retiring({}, 77.0))
     assert again.committed(S) is None
     assert again.forgotten == 1
+
+
+def test_a_stream_is_forgotten_only_with_a_file_on_disk_that_leaves_it_out() -> None:
+    limits = Limits(streams_retired_max=1)
+    retired = RetiredStreams(limits)
+    retired.retired(retired.retiring({S: 100}, 0.0))
+    retired.forget(1.0, 1, 0.0)
+    write = retired.retiring({8: 1}, 1.0)
+    assert retired.committed(S) == 100, "a crash now would bring it back"
+    retired.retired(write)
+    assert retired.committed(S) is None
+    assert write.position == 0
+    assert RetiredStreams(limits, write.mark, write.data).committed(S) is None
+
+
+def test_a_stream_that_comes_back_is_not_forgotten_before_the_snapshot_has_it() -> None:
+    limits = Limits(streams_retired_max=1)
+    retired = RetiredStreams(limits)
+    retired.retired(retired.retiring({S: 100}, 0.0))
+    assert retired.returning(S) == 100
+    assert retired.forget(1.0, 1, 0.0) == 0
+    assert retired.forgetting == set()
+
+
+def test_what_is_too_old_is_forgotten_although_nobody_is_retired() -> None:
+    bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=50))
+    (write,) = bench.state.handle(Retire(), 1000.0)
+    assert isinstance(write, WriteSnapshot)
+    assert write.retiring is not None
+    assert write.retiring.data == HEADER
 
 
 @given(
@@ -324,6 +370,23 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
     snapshot.save(base, replace(before, streams={}, retired=second.mark))
     assert kept(base) == {7: 70, 8: 80}
     assert len(list(base.glob(retired_file.NAMES))) == 1
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@on_a_loop
+async def test_a_second_gateway_on_the_same_directory_changes_nothing(tmp_path: Path) -> None:
+    write = RetiredStreams(Limits()).retiring({7: 70}, 0.0)
+    retired_file.write(tmp_path, write)
+    snapshot.save(tmp_path, Snapshot(1, 3, 10, 10, {}, retired=write.mark))
+    first = Gateway(GatewayConfig(tmp_path))
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match="Another process holds"):
+        Gateway(GatewayConfig(tmp_path))
+    assert contents(tmp_path) == before
+    await first.close()
 
 
 def test_a_file_that_is_damaged_or_gone_is_refused_with_a_sentence(tmp_path: Path) -> None:

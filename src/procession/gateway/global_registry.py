@@ -125,6 +125,10 @@ class GlobalRegistry:
         self.active[stream_id] = name
         return Grant(stream_id, self._last(stream_id), self.clocks.get(stream_id))
 
+    def may_be_held(self, stream_id: int) -> bool:
+        """Whether a gateway holds the stream, or may: as long as one has not said what it holds, nobody knows."""
+        return bool(self._unheard) or stream_id in self.active
+
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
         """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
         name = self._speaker(link)

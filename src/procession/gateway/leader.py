@@ -53,6 +53,7 @@ class Leadership:
         known = state.registry.committed
         self.registry = GlobalRegistry({LEADER, *self._members.present}, {}, state.clocks, known)
         assert state.claims is not None
+        state.retirement.is_granted = self.registry.may_be_held
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
     def begin(self, own: Member, *, is_confirmed: bool = True) -> None:
@@ -196,6 +197,8 @@ class Leadership:
         are_kept = all(clock.later(kept.get(one)) == kept.get(one) for one, clock in self.registry.clocks.items())
         if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
             return False
+        if name in self.registry.unheard:
+            return False  # its log is not confirmed: what it holds is not known
         self.registry.leave(name)
         self._members.stand(name, Standing.LEFT)
         return True

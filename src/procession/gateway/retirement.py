@@ -9,6 +9,7 @@ drop a stream when the leader has on disk all that they know. Before it: `state`
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 from procession.gateway.gateway_options import Limits
@@ -27,6 +28,8 @@ class Retirement:
         self._retired = retired
         self._claims = claims
         self._due_at = now
+        self.is_granted: Callable[[int], bool] = lambda _: False
+        """Whether some gateway holds the stream, as far as the leader knows."""
         self.leader_keeps = -1
         """Up to this epoch the leader has on disk what is committed."""
 
@@ -53,7 +56,7 @@ class Retirement:
         return dict(itertools.islice(chosen.items(), room))
 
     def _is_held(self, stream_id: int) -> bool:
-        return self._claims is not None and self._claims[stream_id] is not None
+        return self.is_granted(stream_id) or (self._claims is not None and self._claims[stream_id] is not None)
 
     def plan(self, streams: dict[int, int], before: Snapshot, now: float) -> tuple[Snapshot, Retiring]:
         """The snapshot without these streams, and what must be on disk before it."""
