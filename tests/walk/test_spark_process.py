@@ -83,11 +83,11 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
     real = shutil.which("java")
     # The first one stops; those behind it work.
     java.write_text(words.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
-    done = run(*WORDS, "--jvm-timeout-s", "3", cwd=place, JAVA_HOME=str(java.parents[1]))
+    done = run(*WORDS, "--jvm-timeout-s", "10", cwd=place, JAVA_HOME=str(java.parents[1]))
     assert done.returncode == Status.DONE, done.stderr
     assert "driver ended with status 1; starting it again" in done.stderr
     log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
-    assert "error: Spark's JVM did not answer for 3 s and was killed" in log
+    assert "error: Spark's JVM did not answer for 10 s and was killed" in log
     assert "Traceback" not in log
     assert output(place, "hang-output-0") == LINES
 

@@ -66,7 +66,7 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
-SPARK_EXCEPTION = "org.apache.spark.SparkException"
+MEMORY_REFUSED = "Asked to launch cluster with"
 
 TASK_FAILURES_MAX = 4
 """A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
@@ -117,7 +117,7 @@ def _refused(error: Py4JJavaError, master: str | None) -> ConfigError | None:
     """Why Spark does not take this master, if that is what its error says. Trying again would not help."""
     thrown = error.java_exception
     told = str(thrown.getMessage())
-    if not (master or "").startswith(LOCAL_CLUSTER) or thrown.getClass().getName() != SPARK_EXCEPTION:
+    if not (master or "").startswith(LOCAL_CLUSTER) or MEMORY_REFUSED not in told:
         return None
     return ConfigError(
         f"Spark does not start with the master {master}: {told.splitlines()[0]}",
