@@ -173,7 +173,8 @@ class Local:
         return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
     def _sink(self, directory: Path) -> list[str]:
-        served = [one for one in self.graph.participants if self.sink_directories.get(one.sink.name) == directory]
+        at = self.sink_directories
+        served = [one for one in self.graph.participants if at.get(one.name, at.get(one.sink.name)) == directory]
         argv = ["sink", served[0].sink.scheme.command, str(directory), "--listen", HERE]
         for one in served:
             if one.sink.is_idempotent:
