@@ -83,14 +83,8 @@ class Gateway:
             self.ordering = Ordering(config, config.declared, found, self.log)
             for stream_ids, message_ids in self.ordering.recovered.uncommitted:
                 self.tally.found(stream_ids, message_ids)
-            self.state = OrderedState(
-                config.limits,
-                config.declared,
-                found,
-                self.log.next_sequence,
-                self.ordering.recovered,
-                is_leading=is_leading,
-            )
+            end, recovered = self.log.next_sequence, self.ordering.recovered
+            self.state = OrderedState(config.limits, config.declared, found, end, recovered, is_leading=is_leading)
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""
         self.leader: Leader | None = None

@@ -210,13 +210,10 @@ class GatewayServer:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.gateway = Gateway(config)
-        self.listen = ""
-        self.control = ""
-        self.metrics = ""
+        self.listen = self.control = self.metrics = ""
         self._config = config
         self._sessions: set[Session] = set()
-        self.flight = ""
-        self._scheme = ""
+        self.flight = self._scheme = ""
         self._service: LogService | None = None
         self._is_departing = False
         self.link: LeaderLink | None = None
@@ -344,8 +341,7 @@ class GatewayServer:
         """Sends RESTART to the producers, closes the ports, and flushes to disk."""
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._retiring is not None:
-            await asyncio.wait([self._retiring])
+        await (self._retiring or asyncio.sleep(0))
         if self._metrics is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
         if self._door is not None:
