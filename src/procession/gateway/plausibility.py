@@ -35,10 +35,11 @@ def check_end(epoch: int, end: int, offered_end: int) -> None:
 
 def check_positions(positions: Mapping[int, int], registry: Registry, claims: Claims | None) -> None:
     """Raise StorageError if a message id was never seen. What came to another gateway is not known here: it is judged
-    there. While this gateway holds a stream, nothing of it comes to another one."""
+    there. While this gateway holds a stream, nothing of it comes to another one; of a stream that it only found in its
+    log after a restart, that is not sure."""
     is_alone = claims is None or claims.is_alone
     for stream_id, message_id in positions.items():
-        if not is_alone and (claims is None or not claims.holds(stream_id)):
+        if not is_alone and (claims is None or not claims.has_opened(stream_id)):
             continue
         seen = registry[stream_id].seen if stream_id in registry else registry.committed(stream_id)
         if seen is None and not is_alone:

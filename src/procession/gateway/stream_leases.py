@@ -117,6 +117,11 @@ class Claims:
     def holds(self, stream_id: int) -> bool:
         return self._claims.get(stream_id) in HELD
 
+    def has_opened(self, stream_id: int) -> bool:
+        """Whether it is held, and a session has opened it since the start: what a restart only finds in the log
+        may have been released before."""
+        return self.holds(stream_id) and stream_id not in self._restored
+
     @property
     def asking(self) -> int:
         return len(self._asking)
