@@ -18,12 +18,17 @@ from procession.gateway.registry import Registry
 from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
 from procession.gateway.stream_leases import Claims
+from procession.wire.messages import Notify
 
 REGISTRY = Registry({7: Position("seven", 41)}, Tail())
 
 
-def claims(*held: int, is_alone: bool = False) -> Claims:
-    made = Claims(held)
+def claims(*found: int, opened: int | None = None, is_alone: bool = False) -> Claims:
+    made = Claims(found)
+    if opened is not None:
+        made.has_leader = True
+        made.notify(1, Notify(opened, "", 0))
+        made.answered(opened, is_granted=True)
     made.is_alone = is_alone
     return made
 
@@ -34,11 +39,17 @@ def test_a_commit_ends_where_something_was_offered() -> None:
         check_end(0, 6, 5)
 
 
-@pytest.mark.parametrize("among", [None, claims(7), claims(is_alone=True)], ids=["no others", "held here", "alone"])
+@pytest.mark.parametrize(
+    "among", [None, claims(opened=7), claims(is_alone=True)], ids=["no others", "held here", "alone"]
+)
 def test_a_message_id_that_never_came_is_not_committed(among: Claims | None) -> None:
     check_positions({7: 41}, REGISTRY, among)
     with pytest.raises(StorageError, match=r"Message 42 of stream 7 .* the last that came is 41"):
         check_positions({7: 42}, REGISTRY, among)
+
+
+def test_a_stream_that_a_restart_found_in_the_log_may_have_moved_before() -> None:
+    check_positions({7: 42}, REGISTRY, claims(7))
 
 
 def test_a_stream_of_which_only_the_end_is_left_after_a_restart_is_committed() -> None:
