@@ -255,8 +255,7 @@ class GatewayServer:
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
         document["starts"] = starts(self._config.directory) + 1
-        if self.metrics:
-            document["metrics"] = self.metrics
+        document |= {"metrics": self.metrics} if self.metrics else {}
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info(
             "gateway.started", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence
@@ -341,7 +340,8 @@ class GatewayServer:
         """Sends RESTART to the producers, closes the ports, and flushes to disk."""
         if self._ticker is not None:
             self._ticker.cancel()
-        await (self._retiring or asyncio.sleep(0))
+        if self._retiring is not None:
+            await self._retiring
         if self._metrics is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
         if self._door is not None:
