@@ -502,7 +502,7 @@ async def test_many_short_streams_leave_small_files_and_keep_their_positions(tmp
 # In a process of its own
 
 
-def leave_one_stream(gateway: GatewayProcess) -> None:
+def leave_one_stream(gateway: GatewayProcess, before_it_goes: Callable[[], object] = lambda: None) -> None:
     """A producer sends on a stream, hears of the commit, and goes."""
     with Producer(gateway.listen) as producer, gateway.client() as control:
         producer.hello()
@@ -512,6 +512,7 @@ def leave_one_stream(gateway: GatewayProcess) -> None:
             pass
         control.commit(1, 0, end, {S: 9})
         producer.wait_committed(S, 9)
+        before_it_goes()
 
 
 def point_of_reference(gateway: GatewayProcess) -> int:
@@ -558,15 +559,8 @@ def test_a_sync_that_fails_while_a_stream_is_retired_ends_the_gateway(
     fault = tmp_path / "fault"
     monkeypatch.setenv("PROCESSION_FAULT_FILE", str(fault))
     gateway = gateway_process(limits={"streams_retire_after_s": 60, "streams_max": 1}, ack_interval_s=0.05).start()
-    with Producer(gateway.listen) as producer, gateway.client() as control:
-        producer.hello()
-        assert producer.notify(S).success
-        producer.messages(S, range(10))
-        while (end := control.offer(1, 0, ALL, ALL).end) < 10:
-            pass
-        control.commit(1, 0, end, {S: 9})
-        producer.wait_committed(S, 9)
-        fault.write_text("disk:sync")  # the next sync is that of the retired streams, when the producer is gone
+    # The next sync is that of the retired streams, when the producer is gone.
+    leave_one_stream(gateway, lambda: fault.write_text("disk:sync"))
     status, said = gateway.wait()
     assert status == 1
     assert "retired-0000000000.streams" in said
