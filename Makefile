@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup run test test-all check format docs bench chaos simulate fuzz clean
+.PHONY: help setup systems run test test-all check format docs bench chaos simulate fuzz clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,10 +15,16 @@ setup: ## install what is missing and leave the command at .venv/bin/procession
 run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --crash")
 	@$(BIN)/procession demo $(ARGS)
 
-test: setup ## all tests, file by file on two workers (ARGS="tests/wire -x")
+# What the tests of connectors connect to. Where one cannot be had, its tests fail and say so, unless PROCESSION_WITHOUT
+# names it (a comma list, such as kafka,postgres).
+systems: setup
+	@scripts/kafka || true
+	@scripts/postgres >/dev/null || true
+
+test: setup systems ## all tests, file by file on two workers (ARGS="tests/wire -x")
 	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
-test-all: setup ## all tests, and those that take long
+test-all: setup systems ## all tests, and those that take long
 	@$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 check: setup ## format, lint, types, house rules

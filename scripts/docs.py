@@ -18,6 +18,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from procession.cli.connector_group import ConnectorCommand
 from procession.cli.main import app
 from procession.planner import guarantee, strategies
 from procession.spark import session
@@ -41,35 +42,35 @@ FRAME_NAMES = {
 LIMITS: tuple[tuple[str, str, str], ...] = (
     ("wire.frame_codec", "FRAME_BYTES_MAX", "one frame on the wire, and so one record"),
     ("wire.connection", "HELLO_BYTES_MAX", "what a peer may send before it has said who it is"),
-    ("gateway.gateway_options", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),
+    ("gateway.gateway_limits", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),
     (
-        "gateway.gateway_options",
+        "gateway.gateway_limits",
         "Limits.backlog_max",
         "records that an adaptive window lets wait for a commit (a setting)",
     ),
-    ("gateway.gateway_options", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
-    ("gateway.gateway_options", "Limits.sessions_max", "connections of producers (a setting)"),
+    ("gateway.gateway_limits", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
+    ("gateway.gateway_limits", "Limits.sessions_max", "connections of producers (a setting)"),
     ("gateway.gateway_options", "GatewayConfig.lingering_max", "refused connections that may still read why"),
-    ("gateway.gateway_options", "Limits.streams_max", "streams that the gateway knows (a setting)"),
-    ("gateway.gateway_options", "Limits.streams_retired_max", "retired streams that are remembered (a setting)"),
+    ("gateway.gateway_limits", "Limits.streams_max", "streams that the gateway knows (a setting)"),
+    ("gateway.gateway_limits", "Limits.streams_retired_max", "retired streams that are remembered (a setting)"),
     (
         "gateway.retired_streams",
         "DEAD_ENTRIES_MAX",
         "entries of the retired streams' file that count no more, and as many more as count",
     ),
     (
-        "gateway.gateway_options",
+        "gateway.gateway_limits",
         "Limits.reserve_bytes_max",
         "more, by event time, for a stream that is waited for (a setting)",
     ),
     ("gateway.event_time_log", "HEAR_RECORDS_MAX", "records that are put in the order of event time in one step"),
     ("gateway.event_time_log", "ENTRY_BYTES_MAX", "bytes of records that are gathered for the ordered log"),
     (
-        "gateway.gateway_options",
+        "gateway.gateway_limits",
         "Limits.held_bytes_max",
         "what a session of the draft sends without a reference (a setting)",
     ),
-    ("gateway.gateway_options", "Limits.listed_bytes_max", "known streams in an OK of the draft"),
+    ("gateway.gateway_limits", "Limits.listed_bytes_max", "known streams in an OK of the draft"),
     ("gateway.draft_groups", "MARKS_MAX", "places of a stream that are remembered to count by, in ACKs with counts"),
     ("wire.draft_messages", "DEBUG_COUNT_MAX", "how often a DEBUG frame may ask for the same"),
     ("gateway.gateway_options", "GatewayConfig.append_bytes_max", "received records that wait to be appended"),
@@ -144,7 +145,8 @@ def connection(moves: Mapping[Any, Mapping[Any, Mapping[Any, Any]]]) -> str:
             for after in dict.fromkeys(steps.values()):
                 frames = ", ".join(frame_name(kind) for kind, following in steps.items() if following is after)
                 arrows += f"    {state.name} --> {after.name}: {side.value} sends {frames}\n"
-    return f"{table(['state', 'sent by the', 'may be sent'], rows)}\n{_diagram(lifecycle.State.CONNECTED, arrows)}"
+    diagram = _diagram(lifecycle.ConnectionState.CONNECTED, arrows)
+    return f"{table(['state', 'sent by the', 'may be sent'], rows)}\n{diagram}"
 
 
 def _diagram(start: enum.Enum, arrows: str) -> str:
@@ -181,11 +183,12 @@ def commands() -> str:
 
 def every_command(group: Any, words: tuple[str, ...] = ("procession",)) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command that does something, with the words that reach it."""
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from every_command(command, (*words, name))
         else:
-            yield (*words, name), command
+            yield (*words, name), command.load() if isinstance(command, ConnectorCommand) else command
 
 
 def _command(words: Sequence[str], command: Any) -> str:
@@ -254,7 +257,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "connection-draft": lambda _: connection(draft_lifecycle.DRAFT_CONNECTION),
     "stream": lambda _: machine(stream.STREAM, stream.StreamState.START),
     "stream-draft": lambda _: machine(draft_lifecycle.DRAFT_STREAM, stream.StreamState.START),
-    "participant": lambda _: machine(two_phase_commit.ROUND, two_phase_commit.Round.OPEN),
+    "participant": lambda _: machine(two_phase_commit.ROUND, two_phase_commit.ParticipantState.OPEN),
     "commands": lambda _: commands(),
     "settings": lambda _: settings(),
     "limits": lambda _: limits(),

@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from procession.sdk.conformance import CASES, Conformance, Outcome
-from procession.sdk.sink_process import Trial
+from procession.sdk.conformance import CASES, CaseOutcome, Conformance
+from procession.sdk.sink_process import SinkProcess
 from procession.sdk.source_records import Stream
 from tests.sdk.gateways import LivingGateway, living_gateway
 
@@ -101,7 +101,7 @@ def test_the_sink_of_the_page_has_30_lines_and_keeps_every_promise_of_a_sink(tmp
     assert len([line for line in text.splitlines() if line.strip()]) <= LINES_MAX
     program = tmp_path / "table_sink.py"
     program.write_text(text)
-    with Trial([sys.executable, str(program), "{dir}", "{listen}"], tmp_path, rows_of) as trial:
+    with SinkProcess([sys.executable, str(program), "{dir}", "{listen}"], tmp_path, rows_of) as trial:
         conformance = Conformance(trial)
         findings = {case.name: asyncio.run(conformance.run(case)) for case in CASES}
-    assert {name: found.why for name, found in findings.items() if found.outcome is not Outcome.KEPT} == {}
+    assert {name: found.why for name, found in findings.items() if found.outcome is not CaseOutcome.KEPT} == {}

@@ -1,6 +1,6 @@
 """The documentation, held to the code: what is made is up to date, what is shown runs, what is named exists.
 
-The one rule: a page that says something of the code which a program can check is checked here.
+Invariant: a page that says something of the code which a program can check is checked here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from procession.wire import draft, two_phase_commit, v3
 from procession.wire.draft_messages import (
     AckCounts,
     Debug,
+    DebugFault,
     DraftFrame,
     DraftMessage,
     DraftOk,
-    Fault,
     Flag,
 )
 from procession.wire.messages import (
@@ -123,8 +123,9 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     command = get_command(app)
     while hasattr(command, "commands"):
         assert words, "a group of commands does nothing alone"
-        assert words[0] in command.commands, f"there is no command {words[0]!r}"
-        command, words = command.commands[words[0]], words[1:]
+        found = command.get_command(None, words[0])
+        assert found is not None, f"there is no command {words[0]!r}"
+        command, words = found, words[1:]
     return command, words
 
 
@@ -314,7 +315,7 @@ DRAFT_FRAMES: dict[str, tuple[DraftFrame, list[Any]]] = {
     "ACK": (Ack(9, ((1, 2), (3, 4))), [9, 2, [(1, 2), (3, 4)]]),
     "RESTART": (Restart(), []),
     "ACK_COUNTS": (AckCounts(9, ((1, 2, 3),)), [9, 1, [(1, 2, 3)]]),
-    "DEBUG": (Debug(Fault.TICK, 5), [2, 5]),
+    "DEBUG": (Debug(DebugFault.TICK, 5), [2, 5]),
 }
 TWO_PHASE: dict[str, tuple[TwoPhase, list[Any]]] = {
     "LIST_UNCOMMITTED": (ListUncommitted(1), [1]),
@@ -371,5 +372,5 @@ def test_the_flags_and_faults_of_the_draft_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| ([A-Z_]+) \| (\d+) \| .* \|$", TEXTS["docs/reference/protocol.md"], re.MULTILINE)
     assert {name: int(bit) for name, bit in rows} == {flag.name: flag.value for flag in Flag}
     faults = re.findall(r"^\| `([A-Z]+)` \| (\d+) \| .* \|$", TEXTS["docs/reference/protocol.md"], re.MULTILINE)
-    assert {name: int(number) for name, number in faults} == {fault.name: fault.value for fault in Fault}
+    assert {name: int(number) for name, number in faults} == {fault.name: fault.value for fault in DebugFault}
     assert draft.IN_USE in TEXTS["docs/reference/protocol.md"]

@@ -1,7 +1,7 @@
 """The examples, compared with a plain sequential Python program: each in this process, cut and dealt out in several
 ways; and run for real (gateway, Spark, file sink), some of them in every run of the tests and all in `make test-all`.
 
-The one rule: of a real run, what is compared is what the sink's transaction log says is committed, and nothing else.
+Invariant: of a real run, what is compared is what the sink's transaction log says is committed, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from procession.testing import run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 LINES_MAX = 60
+WITH_SERVERS = {
+    "kafka_trade_surveillance": "tests/walk/test_kafka_example.py",
+    "postgres_changes_to_delta": "tests/walk/test_postgres_example.py",
+}
+"""Examples that need other systems, and their tests."""
 RUN_TIMEOUT_S = 240
 
 NUMBERS = [str(number) for number in range(-50, 450)]
@@ -242,7 +247,8 @@ def committed(path: Path) -> bytes:
 
 
 def test_there_is_a_case_for_every_example() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(CASES)
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*CASES, *WITH_SERVERS])
+    assert all((EXAMPLES.parent / test).is_file() for test in WITH_SERVERS.values())
 
 
 @pytest.mark.parametrize("name", CASES)

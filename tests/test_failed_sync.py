@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import Part, Round
+from procession.commit.round_record import RoundRecord, SinkShare
 from procession.connectors.epochs_sink import EpochsOutput, epoch_files
 from procession.connectors.file_sink import FileOutput
 from procession.errors import StorageError
 from procession.sdk.output import Output
-from procession.sdk.participant import Outlet
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.transaction_log import TransactionLog
 from procession.storage.durable import make_directory
-from procession.storage.log_ranges import Place
+from procession.storage.log_ranges import LogLocation
 from tests.storage.linux_disk import LinuxDisk
 
 ROUNDS = (b"one", b"two!", b"three")
@@ -53,44 +53,44 @@ class Sink:
         self._attempts = 0
         self.voted: str | None = None
 
-    def life(self) -> Outlet:
-        self._txnlog = TxnLog(self.directory / "out.txnlog")
+    def life(self) -> SinkParticipant:
+        self._txnlog = TransactionLog(self.directory / "out.txnlog")
         output = self._open_output(self.directory)
         self._txnlog.open()
-        outlet = Outlet(output, self._txnlog)
-        outlet.begin()
-        return outlet
+        participant = SinkParticipant(output, self._txnlog)
+        participant.begin()
+        return participant
 
     def live(self) -> bool:
         """Until all is committed, or a sync fails."""
         try:
-            outlet = self.life()
-            if self.voted is not None and self.voted in outlet.uncommitted:
-                self._commit(outlet, self.voted)
-            for txn in outlet.uncommitted:
-                outlet.phase2(txn, False)
-            while self._done(outlet.committed_end) < len(ROUNDS):
-                self._round(outlet, ROUNDS[self._done(outlet.committed_end)])
+            participant = self.life()
+            if self.voted is not None and self.voted in participant.uncommitted:
+                self._commit(participant, self.voted)
+            for txn in participant.uncommitted:
+                participant.phase2(txn, False)
+            while self._done(participant.committed_end) < len(ROUNDS):
+                self._round(participant, ROUNDS[self._done(participant.committed_end)])
         except StorageError:
             return False
         finally:
             self._txnlog.close()
-        outlet.close()
+        participant.close()
         return True
 
     def _done(self, end: int) -> int:
         return next(n for n in range(len(ROUNDS) + 1) if len(b"".join(ROUNDS[:n])) == end)
 
-    def _round(self, outlet: Outlet, data: bytes) -> None:
+    def _round(self, participant: SinkParticipant, data: bytes) -> None:
         self._attempts += 1
-        start, txn = outlet.committed_end, f"t{self._attempts}:c_id={self._attempts}"
-        outlet.append([start], [data])
-        assert outlet.phase1(txn, [(1, start, start + len(data))])
+        start, txn = participant.committed_end, f"t{self._attempts}:c_id={self._attempts}"
+        participant.append([start], [data])
+        assert participant.phase1(txn, [(1, start, start + len(data))])
         self.voted = txn
-        self._commit(outlet, txn)
+        self._commit(participant, txn)
 
-    def _commit(self, outlet: Outlet, txn: str) -> None:
-        outlet.phase2(txn, True)
+    def _commit(self, participant: SinkParticipant, txn: str) -> None:
+        participant.phase2(txn, True)
         self.voted = None
 
 
@@ -128,12 +128,12 @@ def write_as_spark(path: Path, text: str) -> None:
 def drive(root: Path) -> int:
     """A driver takes over and brings one epoch through; gives the epoch for which phase 2 may go out."""
     checkpoint = Checkpoint.claim(root, name="p", fingerprint="f")
-    checkpoint.places.keep("gateway-0", Place("somewhere", "g0"))
+    checkpoint.places.keep("gateway-0", LogLocation("somewhere", "g0"))
     epoch = checkpoint.log.committed + 1
     if checkpoint.log.offered < epoch:
         write_as_spark(checkpoint.directory / "offsets" / str(epoch), 'v1\n{}\n{"gateway-0": 1}')
     checkpoint.log.sync_offsets(epoch)
-    checkpoint.rounds.write(Round(epoch, checkpoint.fence, "f", 0, 1, {"a": Part(f"t{epoch}", 0, 1)}))
+    checkpoint.rounds.write(RoundRecord(epoch, checkpoint.fence, "f", 0, 1, {"a": SinkShare(f"t{epoch}", 0, 1)}))
     write_as_spark(checkpoint.directory / "commits" / str(epoch), "v1\n{}")
     checkpoint.log.sync_commit(epoch)
     return epoch
@@ -157,7 +157,7 @@ def test_what_a_driver_decided_is_decided_for_every_successor_whichever_sync_fai
             left = disk.crash(tmp_path / f"{fails_at}-after")
         successor = Checkpoint.claim(left / "checkpoint", name="p", fingerprint="f")
         assert successor.id == identity
-        assert successor.places.all() == {"gateway-0": Place("somewhere", "g0")}
+        assert successor.places.all() == {"gateway-0": LogLocation("somewhere", "g0")}
         assert all(successor.log.is_committed(epoch) and successor.rounds.read(epoch) for epoch in decided)
         if is_over:
             break
@@ -173,7 +173,7 @@ def test_a_commit_that_somebody_else_failed_to_sync_is_decided_only_by_a_new_fil
         checkpoint = Checkpoint.claim(place / "checkpoint", name="p", fingerprint="f")
         write_as_spark(checkpoint.directory / "offsets" / "0", 'v1\n{}\n{"gateway-0": 1}')
         checkpoint.log.sync_offsets(0)
-        checkpoint.rounds.write(Round(0, checkpoint.fence, "f", 0, 1, {"a": Part("t0", 0, 1)}))
+        checkpoint.rounds.write(RoundRecord(0, checkpoint.fence, "f", 0, 1, {"a": SinkShare("t0", 0, 1)}))
         commit = checkpoint.directory / "commits" / "0"
         write_as_spark(commit, "v1\n{}")
         disk.fails_at = disk.syncs + 1

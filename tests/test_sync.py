@@ -14,14 +14,16 @@ from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.spark_log import SparkLog
 from procession.connectors.file_sink import FileOutput
-from procession.connectors.pending_file import Pending
+from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError
 from procession.sdk.output import Transaction
 from procession.storage.durable import write_durably
 from procession.storage.journal import Journal
-from procession.storage.log import INGRESS_SCHEMA, IngressLog
-from procession.storage.state_file import SCHEMA, write_file
-from procession.storage.table_copies import Copies
+from procession.storage.log import IngressLog
+from procession.storage.segment import INGRESS_SCHEMA
+from procession.storage.state_file import SCHEMA
+from procession.storage.state_store import write_file
+from procession.storage.table_copies import TableCopies
 
 WORDS = os.strerror(errno.EIO)
 SYNCS_MAX = 60
@@ -50,7 +52,7 @@ def row(number: int) -> dict[str, object]:
 
 def copies(place: Path) -> None:
     (place / "table").write_bytes(b"table")
-    assert Copies(place / "copies").take(place / "table")
+    assert TableCopies(place / "copies").take(place / "table")
 
 
 def statefile(place: Path) -> None:
@@ -83,7 +85,7 @@ def file_sink(place: Path) -> None:
 
 
 def pending(place: Path) -> None:
-    one = Pending(place / "pending")
+    one = PendingFile(place / "pending")
     one.append(0, [b"bytes"])
     one.sync()
     one.close()

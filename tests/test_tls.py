@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from procession.address import Address, address_of, listening_socket
 from procession.errors import ConfigError
-from procession.tls import ClientTls, Door, ServerTls, client_tls, complaint, server_tls
+from procession.tls import ClientTls, ServerTls, TlsListener, client_tls, complaint, server_tls
 from tests.certificates import Authority
 
 TIMEOUT_S = 20.0
@@ -56,7 +56,7 @@ class Echo(asyncio.Protocol):
 async def echoing(tls: ServerTls, handshake_timeout_s: float = TIMEOUT_S) -> AsyncIterator[Address]:
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
-    door = Door(listening, tls, Echo, handshake_timeout_s=handshake_timeout_s, handshakes_max=HANDSHAKES_MAX)
+    door = TlsListener(listening, tls, Echo, handshake_timeout_s=handshake_timeout_s, handshakes_max=HANDSHAKES_MAX)
     try:
         yield address
     finally:
@@ -95,8 +95,8 @@ def test_who_is_not_to_be_trusted_is_not_spoken_to(authority: Authority, run: Ru
     async def test() -> None:
         async with echoing(authority.server()) as address:
             stranger = ClientTls(Authority(tmp_path / "another").ca)
-            assert "not to be trusted" in str(await refused(address, stranger))
-            assert "not to be trusted" in str(await refused(address, ClientTls(authority.ca), "example.org"))
+            assert "not trusted" in str(await refused(address, stranger))
+            assert "not trusted" in str(await refused(address, ClientTls(authority.ca), "example.org"))
 
     run(test())
 

@@ -1,7 +1,7 @@
 """Procession: every record, once, in order. A stream processor for Python people that runs on Spark."""
 
-# Imported when they are asked for: a command, or a connector, does not wait for what only an app needs.
-# Ctrl-C has no handler of ours yet while this module is read, so it reads no other one itself.
+# Names are imported on first use, so that commands and connectors do not load what only an app needs.
+# Our Ctrl-C handler is not installed yet while this module is imported, so it imports nothing else.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from procession.api.pipeline import Pipeline
@@ -24,7 +24,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_ROOMS = {
     "Aggregate": "operators.aggregates",
     "Context": "operators.context",
     "Pipeline": "api.pipeline",
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> object:
 
     if name in _MODULES:
         return importlib.import_module(f"procession.operators.{name}")
-    if name not in _HOMES:
+    if name not in _ROOMS:
         raise AttributeError(f"module 'procession' has no attribute {name!r}")
-    found: object = getattr(importlib.import_module(f"procession.{_HOMES[name]}"), name)
+    found: object = getattr(importlib.import_module(f"procession.{_ROOMS[name]}"), name)
     return found

@@ -1,8 +1,7 @@
 """The command `procession`, also as `python -m procession`.
 
-The one rule: Ctrl-C ends it without a trace from its first line on: at once while modules are imported, which must not
-be interrupted half-way; then as an ordinary exit; then as the command itself wants it, once it has its own handlers.
-After it `cli/main`.
+Invariant: Ctrl-C ends it without a traceback: at once while modules are imported, which must not be interrupted
+half-way; then as an ordinary exit; then as the command's own handlers do. Calls `cli/main`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where it is ignored, by nohup
-    if is_heard:
+    is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # unless it is ignored, as under nohup
+    if is_handled:
         signal.signal(signal.SIGINT, _leave_at_once)
     from procession.cli.main import main as command
 
-    if is_heard:
+    if is_handled:
         signal.signal(signal.SIGINT, _leave)
     command()
 
@@ -38,6 +37,6 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     sys.exit(INTERRUPTED)
 
 
-# A process that a benchmark starts loads this module, too, under another name.
+# A process that a benchmark starts also loads this module, under another name.
 if __name__ == "__main__":
     main()

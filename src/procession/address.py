@@ -1,8 +1,7 @@
 """Addresses: HOST:PORT as people write it, or a socket file, and the socket that listens there.
 
-The one rule: an address that cannot be used is a ConfigError, one sentence. A server that may choose its port takes
-its last one again where it is free, because its peers remember it. Before it on the walk: the programs' options.
-After it: the gateway, the sinks and whoever connects to them. Imports nothing of ours but errors.
+Invariant: an unusable address is a ConfigError with one sentence. A server with a free choice of port prefers its last
+port, because its peers remember it. Used by the gateway, the sinks and their clients. Imports only `errors`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from procession.errors import ConfigError, UsageError
 
 SILENCE_S = 30
 PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
-"""Below those that the system gives to outgoing connections: nobody takes our port while we are started again."""
+"""Below the system's range for outgoing connections, so that no other program takes the port during a restart."""
 PORT_TRIES = 32
 BACKLOG = 128
 SOCKET_FILE = "unix:"
-"""How the address of a socket file begins."""
+"""Prefix of the address of a Unix socket."""
 SOCKET_PATH_BYTES_MAX = 100
-"""The kernel takes 107; a longer path is reached through its directory."""
+"""Maximum length of a socket path. The kernel allows 107 bytes; a longer path is reached through its directory."""
 
 
 class Address(NamedTuple):
@@ -38,7 +37,7 @@ class Address(NamedTuple):
 
 
 class SocketFile(NamedTuple):
-    """A Unix socket: only who may enter its directory can reach it, and no other machine can."""
+    """A Unix socket. Only users with access to its directory can reach it, and no other machine can."""
 
     path: Path
 
@@ -50,14 +49,14 @@ Endpoint = Address | SocketFile
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """HOST:PORT, or unix:PATH."""
+    """Parse HOST:PORT or unix:PATH."""
     if text.startswith(SOCKET_FILE):
         return SocketFile(Path(text.removeprefix(SOCKET_FILE)))
     return parse_address(text)
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT, or [HOST]:PORT where the host has colons."""
+    """Parse HOST:PORT, or [HOST]:PORT for a host with colons."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -66,12 +65,12 @@ def parse_address(text: str) -> Address:
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """One or several of them, parted by commas."""
-    return [parse_address(one.strip()) for one in text.split(",")]
+    """Parse one or more addresses, separated by commas."""
+    return [parse_address(part.strip()) for part in text.split(",")]
 
 
 def listening_socket(address: Address, previous: Address | None = None) -> socket.socket:
-    """A socket bound to the address. Port 0 takes that of last time if it is free, so that peers find us again."""
+    """Return a socket that listens at the address. Port 0 takes the previous port if it is free."""
     if address.port == 0 and previous is not None and previous.host == address.host:
         with suppress(OSError):
             return _bound(previous)
@@ -95,7 +94,7 @@ def listening_socket(address: Address, previous: Address | None = None) -> socke
 
 @contextmanager
 def _reachable(path: Path) -> Iterator[str]:
-    """A name for this path that is short enough for a socket, while it is needed."""
+    """Yield a name for this path that is short enough for a socket."""
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         yield str(path)
         return
@@ -107,7 +106,7 @@ def _reachable(path: Path) -> Iterator[str]:
 
 
 def listening_file(path: Path) -> socket.socket:
-    """A Unix socket that listens at this path. Whoever calls holds the directory: a file of an earlier life goes."""
+    """Return a Unix socket that listens at this path. The caller owns the directory, so an old socket is removed."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
@@ -125,7 +124,7 @@ def listening_file(path: Path) -> socket.socket:
 
 
 def connected_file(path: Path, timeout_s: float | None) -> socket.socket:
-    """A connection to the Unix socket at this path; raises the plain OSError."""
+    """Connect to the Unix socket at this path. Raises the plain OSError."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.settimeout(timeout_s)
@@ -138,7 +137,7 @@ def connected_file(path: Path, timeout_s: float | None) -> socket.socket:
 
 
 def check_free(address: Address) -> None:
-    """Raise ConfigError if nobody could listen there now. Any port (0) is free."""
+    """Raise ConfigError if the address cannot be listened on now. Port 0 is always free."""
     if address.port:
         listening_socket(address).close()
 
@@ -149,7 +148,7 @@ def address_of(listener: socket.socket) -> Address:
 
 
 def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> None:
-    """Let the kernel end a connection whose other machine is gone: else one side waits for it for ever."""
+    """Enable TCP keep-alive, so that the kernel ends a connection whose peer machine is gone."""
     if connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -164,8 +163,8 @@ def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> No
 
 
 def kept(address: Address) -> socket.socket:
-    """A socket that keeps the port for a server that is started there, again and again: nobody connects to it, and
-    `listening_socket` does not choose it for anybody else."""
+    """Return a socket that reserves the port for a server that is restarted there. It accepts no connections, and
+    `listening_socket` does not choose the port for another server."""
     keeper = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -181,13 +180,13 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _chosen(address: Address) -> socket.socket:
-    """As `_bound`, but not a port that somebody keeps, or has just left and will want again."""
+    """Like `_bound`, but not a port that is reserved or was just released."""
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for who takes it over
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the next process that uses it
         listener.listen(BACKLOG)
     except OSError:
         listener.close()

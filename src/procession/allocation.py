@@ -1,8 +1,8 @@
-"""Allocation: the C library is asked to keep memory that was freed, instead of giving it back at once.
+"""Allocation: makes the C library keep freed memory instead of returning it to the system at once.
 
-The one rule: what is asked for changes speed, never results, and is bounded. Whoever works through a stream in blocks
-frees as much as it takes again a moment later; glibc unmaps large blocks when they are freed, and fresh pages cost more
-than what is written into them. The programs of `sdk` (sources and sinks) ask for it when they begin.
+Invariant: it changes speed, never results, and is bounded. A program that processes a stream in blocks frees and
+allocates the same amount again and again. glibc unmaps large blocks when they are freed, and new pages cost more than
+writing to them. Sources and sinks of `sdk` call it at startup.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ctypes
 from contextlib import suppress
 
 KEPT_BYTES_MAX = 32 * 1024 * 1024
-"""So much may stay with a process after it was freed, and blocks of up to this size are used again."""
+"""Maximum freed memory that a process keeps, and maximum size of a block that is reused."""
 
-# What glibc's mallopt calls them.
+# Parameters of glibc's mallopt.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def keep_memory() -> None:
-    """For this process, from now on. Where the C library knows no such thing, nothing happens."""
+    """Apply to this process. Does nothing with other C libraries."""
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, KEPT_BYTES_MAX)

@@ -1,8 +1,7 @@
 """Compiles expensive kernels in the background, once there is enough work to pay for it.
 
-The one rule: a process that has little to do never pays, one with much to do pays once, and nobody waits meanwhile. The
-rooms that decode and encode many frames (`gateway`, `sdk`) count their work here, and go on as they are until it is
-done.
+Invariant: a process with little work never pays, one with much work pays once, and nothing waits meanwhile. `gateway`
+and `sdk`, which decode and encode many frames, count their work here and continue without kernels until they are ready.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ log = structlog.get_logger("readiness")
 
 
 class Readiness:
-    """Counts work, and calls `make_ready` in a thread, once, when there was so much of it."""
+    """Counts work, and calls `make_ready` once, in a thread, after this amount of it."""
 
     def __init__(self, make_ready: Callable[[], None], *, after: int) -> None:
         self._make_ready = make_ready
@@ -31,5 +30,5 @@ class Readiness:
     def _try(self) -> None:
         try:
             self._make_ready()
-        except Exception as error:  # whatever a compiler dislikes about this machine: we only go on more slowly
+        except Exception as error:  # without compiled kernels everything works, only slower
             log.warning("kernels.not_compiled", reason=str(error))

@@ -1,8 +1,8 @@
-"""The cache: where what is derived from the installation is kept, Spark's links, its class archive and compiled loops.
+"""The cache: the directory for data derived from the installation: Spark's links, class archive and compiled kernels.
 
-The one rule: it can be lost at any time, and is made again. It is the directory that `PROCESSION_CACHE_DIR` names; or
-in the environment itself, so that it goes with it; or in the user's cache, where the environment is read-only. Where
-there is no such place either, a pipeline keeps its cache in its own directory. Imports nothing of ours.
+Invariant: it can be deleted at any time and is created again. It is the directory in `PROCESSION_CACHE_DIR`, or in the
+Python environment, or in the user's cache if the environment is read-only. If none is writable, a pipeline keeps its
+cache in its own directory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ VARIABLE = "PROCESSION_CACHE_DIR"
 NUMBA_VARIABLE = "NUMBA_CACHE_DIR"
 
 INSTALLED = Path(sys.prefix) / "var" / "procession"
-"""Made by `procession warm`, which set-up calls; it may be read-only later."""
+"""Created by `procession warm`, which the setup calls. It may be read-only later."""
 
 
 def cache_directory() -> Path | None:
-    """The first of these places that can be written to; None if none can."""
+    """Return the first writable candidate, or None."""
     return next((place for place in _places() if _is_writable(place)), None)
 
 
@@ -35,15 +35,16 @@ def _places() -> list[Path]:
 
 
 def _is_writable(place: Path) -> bool:
-    """Whether it is a directory that can be written to, or can be made."""
+    """Whether it is a writable directory, or can be created."""
     while not place.exists() and place != place.parent:
         place = place.parent
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
 
 
 def find_place(fallback: Path | None = None) -> None:
-    """Let this process and those that it starts keep their caches where that is possible: in `fallback`, if nowhere
-    else. numba would look beside its modules and in the user's home only."""
+    """Set the cache directories of this process and its children; `fallback` is used if no other is writable.
+
+    Without it numba would only look next to its modules and in the user's home."""
     if cache_directory() is None and fallback is not None and not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = str(fallback)
     is_named = bool(os.environ.get(VARIABLE))

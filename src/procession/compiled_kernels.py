@@ -1,7 +1,7 @@
 """Compiled kernels: a loop over numbers or bytes, compiled by numba for given types.
 
-The one rule: the result is kept where numba may keep it (see `cache`); where there is no such place, it is compiled for
-this process alone. Importing this module imports numba, which takes half a second. Imports nothing of ours.
+Invariant: the result is cached where numba can write (see `cache`); otherwise it is compiled for this process only.
+Importing this module imports numba, which takes half a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     def compile_it(function: Kernel) -> Kernel:
         try:
             return cast(Kernel, numba.njit(signature, nogil=True, cache=True)(function))
-        except (RuntimeError, OSError):  # there is nowhere to keep it, or the disk does not take it
+        except (RuntimeError, OSError):  # the cache is not writable
             return cast(Kernel, numba.njit(signature, nogil=True)(function))
 
     return compile_it

@@ -1,7 +1,7 @@
 """Errors: each class says who must act.
 
-The one rule: an error has fields, a sentence for its reader and, if possible, a next step. It can be pickled, because
-it crosses process boundaries (Spark's workers, the driver, the supervisor). Imports nothing of ours.
+Invariant: an error has fields, a sentence for its reader and, if possible, a next step. It can be pickled, because it
+crosses process boundaries (Spark's workers, the driver, the supervisor). Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ProcessionError(Exception):
 
     def explain(self) -> str:
         """The sentence and the next step as one text for a terminal."""
-        told = _as_sentence(self.sentence)
-        return f"{told}\n  Next: {_as_sentence(self.next_step)}" if self.next_step else told
+        sentence = _as_sentence(self.sentence)
+        return f"{sentence}\n  Next: {_as_sentence(self.next_step)}" if self.next_step else sentence
 
     def as_dict(self) -> dict[str, Any]:
         """The error as a JSON object."""
@@ -47,11 +47,11 @@ class ProcessionError(Exception):
         return {"kind": kind, "sentence": self.sentence, "next_step": self.next_step, "fields": self.fields}
 
     @staticmethod
-    def from_dict(told: Mapping[str, Any]) -> ProcessionError:
+    def from_dict(document: Mapping[str, Any]) -> ProcessionError:
         """The error from a JSON object. An unknown kind becomes a `ProcessionError`."""
         kinds: dict[str, type[ProcessionError]] = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
-        kind = (kinds | {"UsageError": UsageError, "DiskError": DiskError}).get(told["kind"], ProcessionError)
-        return kind(told["sentence"], next_step=told["next_step"], **told["fields"])
+        kind = (kinds | {"UsageError": UsageError, "DiskError": DiskError}).get(document["kind"], ProcessionError)
+        return kind(document["sentence"], next_step=document["next_step"], **document["fields"])
 
 
 def _as_sentence(text: str) -> str:
@@ -70,7 +70,7 @@ def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields:
 
 
 class LocalProtocolError(ProcessionError):
-    """Our code tried what the protocol forbids: a bug in Procession."""
+    """Our code did something that the protocol forbids: a bug in Procession."""
 
 
 class RemoteProtocolError(ProcessionError):
@@ -121,5 +121,5 @@ def told_in(text: str) -> ProcessionError | None:
     if not found:
         return None
     kind, sentence = found[-1]
-    next_step = "Mend that, and start again: nothing is lost. logs/spark.log has the trace."
+    next_step = "Fix that, and start again: nothing is lost. logs/spark.log has the trace."
     return ProcessionError.from_dict({"kind": kind, "sentence": sentence, "next_step": next_step, "fields": {}})

@@ -1,7 +1,7 @@
-"""Exit statuses: how every command ends.
+"""Exit statuses of all commands.
 
-The one rule: one table, here and in docs/reference/commands.md, for all commands. Scripts and supervisors decide by the
-status what to do next. Before it `cli/main`, which ends the process; after it nothing.
+Invariant: there is one table for all commands, here and in docs/reference/commands.md. Scripts and supervisors decide
+by the status what to do next.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from procession.errors import DiskError, ProcessionError, UsageError
 
 class Status(enum.IntEnum):
     DONE = 0
-    """All that was asked for was done, and what was judged is clean."""
+    """Everything was done, and verified output is clean."""
     UNCLEAN = 1
-    """It was begun and not done, or what was judged is not clean; starting it again may help."""
+    """The work is incomplete, or verified output is not clean. A restart may help."""
     USAGE = 2
-    """The command was not understood; nothing was begun."""
+    """Invalid command or argument. Nothing was started."""
     ACT = 3
-    """Somebody must act before it can work; starting it again does not help."""
+    """An operator must act. A restart does not help."""
     INTERRUPTED = 130
-    """Ctrl-C ended a search that had found nothing until then."""
+    """Ctrl-C ended a search that had found nothing so far."""
 
 
 HOPELESS = frozenset({Status.USAGE, Status.ACT})
-"""What the supervisor does not start again."""
+"""Statuses after which the supervisor does not restart a part."""
 
 
 def hear_interrupts() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt, for a command that has something to tell when it is stopped."""
+    """Make Ctrl-C raise KeyboardInterrupt, for a command that prints a result when it is stopped."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def status_of(error: ProcessionError) -> Status:
-    """An error with a next step is for somebody to act on; a disk that failed once is not."""
+    """Return the status of an error. One with a next step needs an operator; a disk error may be temporary."""
     if isinstance(error, UsageError):
         return Status.USAGE
     if isinstance(error, DiskError):

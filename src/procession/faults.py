@@ -1,11 +1,11 @@
-"""Fault points: named places where a test makes the process die, exactly there; or its disk fail.
+"""Fault points: named points at which a test makes the process die or its disk fail.
 
-The one rule: off unless the environment names a point or a file, and then it costs one look. `PROCESSION_FAULT` holds
-`name` or `name@k` (the k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a
-file that a test writes a point's name into while the process runs; whoever dies of it takes the file away first, so
-that it happens once, and can be seen to have happened. `pause:name` stops the process at the point with SIGSTOP. A file
-that says `disk:full` or `disk:sync` stays, and every write, or every sync, fails as long as it is there, or from the
-k-th on (`disk:sync@k`); `disk:torn` ends the process in the middle of its next write. It imports nothing of ours.
+Invariant: without the environment variables it is off and nearly free. `PROCESSION_FAULT` has `name` or `name@k` (the
+k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a file into which a test
+writes the name of a point at run time. The process removes the file before it dies, so that the fault happens once and
+the test can see it. `pause:name` stops the process at the point with SIGSTOP. With `disk:full` or `disk:sync` the file
+stays, and every write or sync fails while it exists, or from the k-th on (`disk:sync@k`). `disk:torn` kills the process
+in the middle of its next write.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _armed(text: str) -> dict[str, int]:
 
 _DISK = {"full": errno.ENOSPC, "sync": errno.EIO}
 _occasions: Counter[str] = Counter()
-"""How often a bad disk was asked, since the file says that it is bad."""
+"""Number of disk operations since the file made the disk fail."""
 _points = _armed(os.environ.get(VARIABLE, ""))
 _file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None
 
 
 def point(name: str) -> None:
-    """Die here by SIGKILL if this point is armed and this is the armed visit."""
+    """Die by SIGKILL if this point is armed and this is the armed visit."""
     if not _points and _file is None:
         return
     if name in _points:
@@ -45,21 +45,21 @@ def point(name: str) -> None:
     if _points.get(name) == 0 or (_file is not None and _is_taken(_file, name)):
         die()
     if _file is not None and _is_taken(_file, f"pause:{name}"):
-        os.kill(os.getpid(), signal.SIGSTOP)  # until somebody sends SIGCONT
+        os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT
 
 
 def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody survives this")
+    raise AssertionError("not reached after SIGKILL")
 
 
 def is_torn() -> bool:
-    """Whether the process is to die in the middle of the write that it is about to do."""
+    """Whether the process must die in the middle of its next write."""
     return _file is not None and _is_taken(_file, "disk:torn")
 
 
 def _is_taken(file: Path, name: str) -> bool:
-    """Whether the file named this point, and it was this process that took the file away."""
+    """Whether the file names this point and this process has removed it."""
     try:
         if file.read_text().strip() != name:
             return False
@@ -70,15 +70,15 @@ def _is_taken(file: Path, name: str) -> bool:
 
 
 def disk(what: str) -> None:
-    """Raise the OSError of a disk that is full (before a write), or that fails to sync, if the file says so."""
+    """Raise the OSError of a full disk (before a write) or of a failed sync, if the file says so."""
     if _file is None:
         return
     try:
-        said, _, first = _file.read_text().strip().partition("@")
+        fault, _, first = _file.read_text().strip().partition("@")
     except FileNotFoundError:
         _occasions.clear()
         return
-    if said == f"disk:{what}":
+    if fault == f"disk:{what}":
         _occasions[what] += 1
         if _occasions[what] >= int(first or 1):
             raise OSError(_DISK[what], os.strerror(_DISK[what]))

@@ -1,6 +1,6 @@
 """The format of log events: one line each, as text or as JSON, to the standard error stream.
 
-The one rule: an event has a name that can be searched for, `part.what_happened`, a level and fields; sentences go into
+Invariant: an event has a name that can be searched for, `part.what_happened`, a level and fields; sentences go into
 fields. `PROCESSION_LOG` is the least level that is written, `PROCESSION_LOG_FORMAT` is `text` or `json`. A program that
 only uses the SDK and has not configured structlog itself gets warnings and errors.
 """
@@ -26,7 +26,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 NOTE_PREFIX = "note: "
-"""So begins a line that a part means for people, while it goes on."""
+"""Prefix of a line for people, from a part that continues to run."""
 ERROR_PREFIX = "error: "
 NOTED = "command.noted"
 """The same as a log event, for logs in JSON."""
@@ -34,26 +34,26 @@ FAILED = "command.failed"
 
 
 def note(sentence: str) -> None:
-    """Tell people something, while the command goes on."""
+    """Print a sentence for people while the command continues."""
     _tell(NOTE_PREFIX + sentence, NOTED, "info", {"sentence": sentence})
 
 
 def tell_error(error: ProcessionError) -> None:
-    """What ended the command: the sentence, the next step, then the trace, indented."""
+    """Print the error that ended the command: the sentence, the next step, then the indented traceback."""
     trace = str(error.fields.get("trace", "")).rstrip()
-    told = {"sentence": error.sentence, "next_step": error.next_step, "trace": trace}
-    fields = {name: text for name, text in told.items() if text}
+    texts = {"sentence": error.sentence, "next_step": error.next_step, "trace": trace}
+    fields = {name: text for name, text in texts.items() if text}
     _tell(f"{ERROR_PREFIX}{error.explain()}{_below(trace)}", FAILED, "error", fields)
 
 
 def tell_crash(trace: str) -> None:
-    """What ended the command, if it is a mistake of ours: the whole trace, for whoever looks after it."""
+    """Print the whole traceback of a bug that ended the command."""
     last = (trace.strip().splitlines() or [""])[-1]
     _tell(trace.rstrip(), FAILED, "error", {"sentence": last, "trace": trace.rstrip()})
 
 
 def noted_in(line: str) -> str | None:
-    """What a line of a log notes for people, if it does."""
+    """Return the note in a log line, or None."""
     if line.startswith(NOTE_PREFIX):
         return line.removeprefix(NOTE_PREFIX)
     event = _event_in(line, NOTED)
@@ -61,7 +61,7 @@ def noted_in(line: str) -> str | None:
 
 
 def failure_in(line: str) -> str | None:
-    """What a line of a log says ended the command, if it does; the lines below it in text."""
+    """Return the error in a log line that ended a command, or None. In text, the lines below belong to it."""
     if line.startswith(ERROR_PREFIX):
         return line.removeprefix(ERROR_PREFIX)
     event = _event_in(line, FAILED)
@@ -76,7 +76,7 @@ def _event_in(line: str, name: str) -> dict[str, Any] | None:
         return None
     try:
         event = json.loads(line)
-    except ValueError:  # cut off, or somebody else's
+    except ValueError:  # truncated, or not ours
         return None
     return event if isinstance(event, dict) and event.get("event") == name else None
 
@@ -96,8 +96,9 @@ def _tell(text: str, event: str, level: str, fields: dict[str, str]) -> None:
 
 
 def configure(default_level: str, *, is_ours: bool = True) -> None:
-    """Write events of this level and above, unless the environment asks for another one. In a program that is not ours
-    the stream is looked up at each event: it may be replaced meanwhile."""
+    """Write events of this level and above, unless the environment sets another level.
+
+    In a user's program the stream is looked up at each event, because the program may replace it."""
     level = LEVELS.get(os.environ.get(LEVEL_VARIABLE, "").lower(), LEVELS[default_level])
     renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
     if _is_json():
@@ -115,15 +116,16 @@ def configure(default_level: str, *, is_ours: bool = True) -> None:
 
 
 def keep_quiet() -> None:
-    """In a program that is not ours: warnings only, unless it has configured its logs, or the environment asks for
-    more. (structlog's own way is to print everything, to the standard output.)"""
+    """In a user's program: write only warnings, unless it has configured structlog, or the environment sets a level.
+
+    By default structlog would print everything to the standard output."""
     if not structlog.is_configured():
         configure("warning", is_ours=False)
 
 
 def tell_uncaught_as_sentences() -> None:
-    """In a program that is not ours: an error of ours that nobody catches ends it with its sentence and next step, not
-    with a trace, unless `PROCESSION_LOG=debug` asks for one. Whatever hook the program has itself stays."""
+    """In a user's program: print an uncaught ProcessionError as its sentence and next step, without a traceback unless
+    `PROCESSION_LOG=debug` is set. A hook of the program itself is kept."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _tell_uncaught
 

@@ -1,7 +1,6 @@
-"""Logs: what a part writes about itself, to the standard error stream, which the supervisor keeps in a file.
+"""Log setup of our commands: events go to the standard error stream, which the supervisor writes to a file.
 
-The one rule: quiet unless asked. `PROCESSION_LOG=debug` shows every frame; secrets are in none of them. Before it the
-command line; after it every part.
+Invariant: the default level is `info`. `PROCESSION_LOG=debug` logs every frame; no event contains a secret.
 """
 
 from __future__ import annotations

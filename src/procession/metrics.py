@@ -1,8 +1,8 @@
-"""Metrics: figures as Prometheus reads them, at an HTTP port of their own.
+"""Metrics: serves figures to Prometheus at an HTTP port.
 
-The one rule: who has figures says what they are and never how they are told; they are asked for when somebody reads
-them, and cost nothing otherwise. One reader is served at a time, in a thread beside the work. Before it: `figures` of
-the gateway. After it: prometheus-client, imported only where there is such a port.
+Invariant: a producer of figures only defines metrics, not how they are served. They are collected when Prometheus
+reads them, and cost nothing otherwise. One reader is served at a time, in a separate thread. prometheus-client is
+imported only if the port is used.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Literal, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 POLL_S = 0.1
-"""So long it takes at most to notice that the door is to be closed."""
+"""Maximum time until a shutdown is noticed."""
 
 READER_TIMEOUT_S = 5.0
-"""A reader that says or takes nothing for so long makes room for the next."""
+"""Time after which a silent reader is disconnected."""
 
 
 PATH = "/metrics"
 METHODS = ("GET", "HEAD")
 
 
-class Figure(NamedTuple):
-    """One metric: its name, what it is, and its values by the values of its labels."""
+class Metric(NamedTuple):
+    """One metric: its name, kind, help text and values by label values."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -34,11 +34,11 @@ class Figure(NamedTuple):
     values: Sequence[tuple[tuple[str, ...], float]]
 
 
-Figures = Callable[[], Iterable[Figure]]
+Figures = Callable[[], Iterable[Metric]]
 
 
-class MetricsDoor:
-    """Serves what `ask` gives, to whoever reads `/metrics`; `ask` is called in the door's own thread."""
+class MetricsServer:
+    """Serves the figures of `ask` at `/metrics`. `ask` is called in the server's thread."""
 
     def __init__(self, listening: socket.socket, ask: Figures) -> None:
         self._server = _Server(listening, ask)
@@ -46,7 +46,7 @@ class MetricsDoor:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening. A reader who is being served is waited for, no longer than its time-out."""
+        """Stop listening. Waits for the current reader, at most for its timeout."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -63,14 +63,14 @@ class _Server(WSGIServer):
         self.set_app(_application(ask))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that left, or said nothing in time: nobody is to act."""
+        """Ignore a reader that disconnected or timed out."""
 
 
 class _Reader(WSGIRequestHandler):
     timeout = READER_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name in the standard library)
-        """Reading metrics is no event."""
+        """Do not log requests."""
 
 
 def _application(ask: Figures) -> Any:
@@ -79,23 +79,23 @@ def _application(ask: Figures) -> Any:
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(_Collector(ask))
-    tell = make_wsgi_app(registry)
+    respond = make_wsgi_app(registry)
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != PATH or environ.get("REQUEST_METHOD") not in METHODS:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"Metrics are at /metrics.\n"]
         try:
-            return list(tell(environ, start_response))
+            return list(respond(environ, start_response))
         except TimeoutError:
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
-            return [b"Whoever has the figures did not give them in time.\n"]
+            return [b"The figures could not be collected in time.\n"]
 
     return application
 
 
 class _Collector:
-    """As prometheus-client asks for figures."""
+    """Adapts figures to prometheus-client's collector interface."""
 
     def __init__(self, ask: Figures) -> None:
         self._ask = ask

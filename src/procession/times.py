@@ -1,9 +1,8 @@
 """Times: moments and lengths of time, exact, as whole nanoseconds.
 
-The one rule: what a user gives is taken as the number that it is written as, and never goes through binary arithmetic
-that could change it: a float is the decimal number that it prints as. Only what is finer than a nanosecond is rounded,
-to the nearest (to the even one of two). A `datetime` without a zone is in UTC. Before it users' functions and settings;
-after it whoever compares times. Pure.
+Invariant: a user's value is taken as the decimal number that it is written as: a float is the number that it prints as,
+never its binary expansion. Only fractions of a nanosecond are rounded, half to even. A `datetime` without a time zone
+is in UTC. Pure.
 
     >>> nanoseconds(1700000000.1), nanoseconds(1700000000100, "ms")
     (1700000000100000000, 1700000000100000000)
@@ -21,22 +20,23 @@ import numpy.typing as npt
 
 NS = 1_000_000_000
 UNITS = {"s": NS, "ms": 1_000_000, "us": 1_000, "ns": 1}
-"""The units that times may be given in, in nanoseconds."""
+"""The units of times, in nanoseconds."""
 
 Unit = Literal["s", "ms", "us", "ns"]
 
 TIME_MAX = 2**61
-"""In nanoseconds: 73 years before and behind 1970."""
+"""Maximum time in nanoseconds: 73 years before or after 1970."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXACT = Context(prec=60, rounding=ROUND_HALF_EVEN)
 _DIGITS_MAX = 20
-"""A number with more digits before its point is out of range in every unit."""
+"""Maximum number of digits before the decimal point. A longer number is out of range in every unit."""
 
 
 def nanoseconds(time: Any, unit: Unit = "s") -> int:
-    """A moment as a user's function gave it: an int, float or Decimal in this unit, or a datetime. Raises TypeError or
-    ValueError."""
+    """Convert a user's time to nanoseconds: an int, float or Decimal in this unit, or a datetime.
+
+    Raises TypeError or ValueError."""
     ns = _exact(time, unit)
     if not -TIME_MAX <= ns <= TIME_MAX:
         raise ValueError(f"the time {time} is out of range")
@@ -44,7 +44,7 @@ def nanoseconds(time: Any, unit: Unit = "s") -> int:
 
 
 def all_nanoseconds(times: Sequence[Any], unit: Unit = "s") -> npt.NDArray[np.int64] | None:
-    """The same of many at once, if they are all whole numbers, or all floats; None: look at each."""
+    """Convert many times at once, if all are ints or all are floats; otherwise return None."""
     kinds = set(map(type, times))
     if kinds == {int}:
         most = TIME_MAX // UNITS[unit]
@@ -67,7 +67,7 @@ def _exact(time: Any, unit: Unit) -> int:
     elif isinstance(time, int):
         return time * UNITS[unit]
     elif isinstance(time, float):
-        # Floats of this size are finer than microseconds: if one is the nearest to so many, that is what it prints as.
+        # Floats of this size are finer than microseconds: the nearest float to a number of microseconds prints as it.
         if unit == "s" and abs(time) < TIME_MAX // NS and (micros := round(time * 1e6)) / 1e6 == time:
             return micros * 1_000
         text = float.__repr__(time)
@@ -82,7 +82,7 @@ def _exact(time: Any, unit: Unit) -> int:
         return of_delta(since)
     elif isinstance(time, np.integer):
         return int(time) * UNITS[unit]
-    raise TypeError(f"the time is a {type(time).__name__}: give a number, or a datetime")
+    raise TypeError(f"the time is a {type(time).__name__}: use a number or a datetime")
 
 
 def _of_decimal(number: Decimal, unit: Unit) -> int:
@@ -96,7 +96,7 @@ def of_delta(delta: timedelta) -> int:
 
 
 def length(time: Any) -> int | None:
-    """A length of time as a user gave it: seconds as an int, float or Decimal, or a timedelta; None: it is none."""
+    """Convert a user's duration to nanoseconds: seconds as a number, or a timedelta. None if it is invalid."""
     if isinstance(time, timedelta):
         return of_delta(time)
     try:
@@ -106,5 +106,5 @@ def length(time: Any) -> int | None:
 
 
 def in_unit(ns: int, unit: Unit = "s") -> int | float:
-    """Nanoseconds for people: a whole number where it is one, else the float that is nearest."""
+    """Convert nanoseconds to a unit: an int if it is whole, else the nearest float."""
     return ns // UNITS[unit] if ns % UNITS[unit] == 0 else ns / UNITS[unit]

@@ -1,8 +1,7 @@
 """TLS: the certificate that a program presents, what it trusts, and a listening socket that speaks TLS.
 
-The one rule: files are read when a connection is made, so that a renewed certificate counts from the next connection
-on, without a restart; a renewal that is only half there changes nothing. Before it on the walk: the programs' options.
-After it: the gateway, the sinks and whoever connects to them. Imports nothing of ours but errors.
+Invariant: files are read for each connection, so a renewed certificate is used from the next connection on, without a
+restart. An incomplete renewal changes nothing. Used by the gateway, the sinks and their clients.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from procession.errors import ConfigError, UsageError
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HANDSHAKES_MAX = 64
-"""So many connections may be about to shake hands at once; then the one that takes longest makes room."""
+"""Maximum number of concurrent handshakes. Beyond it the oldest one is cancelled."""
 PAUSE_S = 0.1
-"""How long a door waits that could not accept: without descriptors, trying again at once would only burn time."""
+"""Pause after a failed accept, so that a lack of file descriptors does not cause a busy loop."""
 
 LINE_BYTES_MAX = 64 * 1024
 
@@ -33,7 +32,7 @@ log = structlog.get_logger("tls")
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What a door shows. With `client_ca`, whoever comes must show a certificate of that authority."""
+    """A server's certificate. With `client_ca`, clients must present a certificate of that authority."""
 
     cert: Path
     key: Path
@@ -41,7 +40,7 @@ class ServerTls:
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _show(context, self.cert, self.key)
+        _present(context, self.cert, self.key)
         if self.client_ca is not None:
             _trust(context, self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -54,24 +53,24 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom we trust, by its authority and the host that we meant to reach; and what we show, if anything."""
+    """A client's trust: the authority and host name of the server. With `cert`, the client presents a certificate."""
 
     ca: Path
     cert: Path | None = None
     key: Path | None = None
     name: str | None = None
-    """The name that the other side's certificate must bear, if not that of the host."""
+    """The name that the server's certificate must have, if not the host's."""
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _trust(context, self.ca)
         if self.cert is not None and self.key is not None:
-            _show(context, self.cert, self.key)
+            _present(context, self.cert, self.key)
         return context
 
 
 def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
-    """TLS of a server, if its options ask for it; ConfigError if they cannot work."""
+    """Return the TLS of a server, or None without TLS options. Raises ConfigError for invalid options."""
     if cert is None or key is None:
         if cert or key or client_ca:
             raise UsageError("TLS needs a certificate and its key", next_step="give both --tls-cert and --tls-key")
@@ -82,13 +81,13 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
 
 
 def client_tls(ca: Path | None, cert: Path | None, key: Path | None, name: str | None = None) -> ClientTls | None:
-    """TLS of a client, if its options ask for it; ConfigError if they cannot work."""
+    """Return the TLS of a client, or None without TLS options. Raises ConfigError for invalid options."""
     if bool(cert) != bool(key):
         raise UsageError("a certificate needs its key", next_step="give both --tls-cert and --tls-key")
     if ca is None:
         if cert or name:
             raise UsageError(
-                "TLS needs to know whom to trust", next_step="give --tls-ca, the authority of the other side"
+                "TLS needs a trusted authority", next_step="pass --tls-ca, the authority of the server's certificate"
             )
         return None
     tls = ClientTls(ca, cert, key, name)
@@ -97,20 +96,21 @@ def client_tls(ca: Path | None, cert: Path | None, key: Path | None, name: str |
 
 
 def complaint(error: BaseException) -> str | None:
-    """What a person must look at, if the two sides do not trust each other; None if a connection was merely lost."""
+    """Return the reason if the two sides do not trust each other; None if a connection was merely lost."""
     lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
     if not isinstance(error, ssl.SSLError) or isinstance(error, lost):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not to be trusted: {error.verify_message}"
+        return f"its certificate is not trusted: {error.verify_message}"
     return f"no TLS with it: {(error.reason or str(error)).lower().replace('_', ' ')}"
 
 
 async def connect(
     address: tuple[str, int], tls: ClientTls | None, limit: int = LINE_BYTES_MAX
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As `asyncio.open_connection`; `limit` is for who reads lines. Files that cannot be used now, maybe in the middle
-    of a renewal, are a connection that could not be made: whoever connects tries again."""
+    """Like `asyncio.open_connection`; `limit` is the maximum line length.
+
+    Unusable files, perhaps in the middle of a renewal, raise ConnectionError, so that the caller retries."""
     if tls is None:
         return await asyncio.open_connection(*address, limit=limit)
     try:
@@ -120,8 +120,8 @@ async def connect(
     return await asyncio.open_connection(*address, limit=limit, ssl=context, server_hostname=tls.name or address[0])
 
 
-class Door:
-    """A listening socket that speaks TLS. Who shakes hands in time gets a protocol of its own."""
+class TlsListener:
+    """A listening socket with TLS. Each connection that completes its handshake in time gets a new protocol."""
 
     def __init__(
         self,
@@ -137,12 +137,12 @@ class Door:
         self._handshake_timeout_s = handshake_timeout_s
         self._handshakes_max = handshakes_max
         self._certificates = _Certificates(tls)
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
         listening.setblocking(False)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Let nobody in any more. Who is inside stays."""
+        """Stop accepting. Open connections stay."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
         self._listening.close()
@@ -156,16 +156,16 @@ class Door:
                 log.warning("tls.accept_failed", reason=error.strerror)
                 await asyncio.sleep(PAUSE_S)
                 continue
-            task = loop.create_task(self._shake_hands(accepted))
+            task = loop.create_task(self._handshake(accepted))
             self._handshakes[task] = None
             task.add_done_callback(self._handshakes.pop)
             if len(self._handshakes) > self._handshakes_max:
                 next(iter(self._handshakes)).cancel()
 
-    async def _shake_hands(self, accepted: socket.socket) -> None:
+    async def _handshake(self, accepted: socket.socket) -> None:
         peer = _peer(accepted)
         try:
-            # The loop owns the socket from here on, and closes it when this fails or is cancelled.
+            # The loop owns the socket now, and closes it if this fails or is cancelled.
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 accepted,
@@ -180,12 +180,12 @@ class Door:
 def _peer(accepted: socket.socket) -> str:
     try:
         return str(accepted.getpeername())
-    except OSError:  # it is gone already
+    except OSError:  # already disconnected
         return ""
 
 
 class _Certificates:
-    """A server's context, made again when one of its files has changed."""
+    """A server's context, created again when one of its files changes."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls = tls
@@ -214,14 +214,14 @@ def _fingerprint(path: Path) -> tuple[int, int, int] | None:
     return None
 
 
-def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+def _present(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
-        # A key with a password would otherwise be asked for on the terminal.
+        # Otherwise OpenSSL would ask on the terminal for the password of an encrypted key.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the certificate {cert} with the key {key} cannot be used: {_why(error)}",
-            next_step="give PEM files that this user may read, of one pair, the key without a password",
+            next_step="use readable PEM files of one pair, the key without a password",
         ) from error
 
 
@@ -231,7 +231,7 @@ def _trust(context: ssl.SSLContext, ca: Path) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the authority's certificate {ca} cannot be used: {_why(error)}",
-            next_step="give a PEM file that this user may read",
+            next_step="use a readable PEM file",
         ) from error
 
 

@@ -16,8 +16,8 @@ from procession.api.pipeline import Pipeline
 from procession.api.stage import Stage
 from procession.commit.checkpoint import Checkpoint
 from procession.errors import PlanError
-from procession.planner.graph import Codec, Framing, Kind, OnError
-from procession.planner.keyed_spec import RecordKey
+from procession.planner.graph import Kind, OnError, PayloadCodec, SinkFraming
+from procession.planner.keys import RecordKey
 from tests.planner.pipelines import asked
 
 
@@ -47,10 +47,10 @@ def test_stages_stand_in_the_order_in_which_they_were_written_each_behind_its_pa
         (Kind.MAP_BATCHES, "map-batches-5", (4,)),
         (Kind.SINK, "rest", (5,)),
     ]
-    assert (graph.parallelism, graph.on_error, graph.sources[0].codec) == (3, OnError.STOP, Codec.TEXT)
+    assert (graph.parallelism, graph.on_error, graph.sources[0].codec) == (3, OnError.STOP, PayloadCodec.TEXT)
     assert [(sink.target, sink.framing) for sink in graph.sinks] == [
-        ("file:a", Framing.LINES),
-        ("host:7200", Framing.RAW),
+        ("file:a", SinkFraming.LINES),
+        ("host:7200", SinkFraming.RAW),
     ]
 
 
@@ -141,17 +141,20 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a stream that is no id": (lambda: Pipeline("p").source(streams=[1.5]), "not all ids"),  # type: ignore[list-item]
     "order and preserve_order": (lambda: Pipeline("p", order="key", preserve_order=True), "both say"),
     "a stage with no tasks": (lambda: Pipeline("p").source().map(bytes, parallelism=0), "of stage 'map-1' is out of"),
-    "a function that is not asynchronous": (lambda: Pipeline("p").source().map_async(bytes), "no coroutine function"),
+    "a function that is not asynchronous": (
+        lambda: Pipeline("p").source().map_async(bytes),
+        "not a coroutine function",
+    ),
     "no concurrency": (
         lambda: Pipeline("p").source().map_async(asked, concurrency=0),
         "concurrency=0 of map_async",
     ),
     "no time": (lambda: Pipeline("p").source().map_async(asked, timeout_s=0), "timeout_s=0"),
-    "nothing to merge": (lambda: Pipeline("p").source().merge(), "nothing to merge with"),
+    "nothing to merge": (lambda: Pipeline("p").source().merge(), "has no other stage"),
     "a stage merged with itself": (lambda: (s := Pipeline("p").source()).merge(s), "the same stage twice"),
     "a merge of two pipelines": (
         lambda: Pipeline("p").source().merge(Pipeline("q").source()),
-        "no stage of pipeline 'p'",
+        "not a stage of pipeline 'p'",
     ),
     "lines of msgpack": (
         lambda: Pipeline("p").source().sink("s", to="file:x", codec="msgpack", framing="lines"),
@@ -179,9 +182,9 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         lambda: Pipeline("p").source().sink("s", to="file:x", framing="csv"),  # type: ignore[arg-type]
         "framing='csv'",
     ),
-    "a target that is neither": (lambda: Pipeline("p").source().sink("s", to="out"), "sink 's' goes to 'out'"),
-    "a file sink without a directory": (lambda: Pipeline("p").source().sink("s", to="file:"), "goes to 'file:'"),
-    "a dead letter that goes nowhere": (lambda: Pipeline("p", dead_letter="dead"), "goes to 'dead'"),
+    "a target that is neither": (lambda: Pipeline("p").source().sink("s", to="out"), "sink 's' names 'out'"),
+    "a file sink without a directory": (lambda: Pipeline("p").source().sink("s", to="file:"), "'file:' is no URL"),
+    "a dead letter that goes nowhere": (lambda: Pipeline("p", dead_letter="dead"), "names 'dead'"),
     "no function": (lambda: Pipeline("p").source().map("upper"), "map() was given 'upper'"),  # type: ignore[arg-type]
 }
 
@@ -213,7 +216,7 @@ def test_a_function_that_nobody_would_await_or_that_takes_other_arguments_is_ref
 def test_a_stage_is_shown_by_its_name() -> None:
     stage = Pipeline("p").source("lines").map(str, name="mine")
     assert repr(stage) == "<stage 'mine' of pipeline 'p'>"
-    with pytest.raises(PlanError, match="given <stage 'mine' of pipeline 'p'>, which is no stage of pipeline 'q'"):
+    with pytest.raises(PlanError, match="has <stage 'mine' of pipeline 'p'>, which is not a stage of pipeline 'q'"):
         Pipeline("q").source().merge(stage)
 
 
@@ -225,20 +228,20 @@ def test_a_sink_has_the_codec_of_its_source_unless_it_says_another(codec: Any) -
     stage.sink("told", to="file:out", codec="bytes")
     stage.map_batches(list).sink("payloads", to="file:out")
     out, told, payloads = pipeline.graph().sinks
-    assert (out.codec, told.codec, payloads.codec) == (Codec(codec), Codec.BYTES, Codec.BYTES)
-    assert out.framing is (Framing.RAW if codec in ("msgpack", "arrow") else Framing.LINES)
+    assert (out.codec, told.codec, payloads.codec) == (PayloadCodec(codec), PayloadCodec.BYTES, PayloadCodec.BYTES)
+    assert out.framing is (SinkFraming.RAW if codec in ("msgpack", "arrow") else SinkFraming.LINES)
 
 
 def test_sources_of_different_codecs_before_one_sink_ask_for_its_codec() -> None:
-    def sink(first: Any, second: Any, **options: Any) -> Codec:
+    def sink(first: Any, second: Any, **options: Any) -> PayloadCodec:
         pipeline = Pipeline("p")
         one = pipeline.source("one", codec=first, streams=[1])
         one.merge(pipeline.source("two", codec=second)).map(list).sink("out", to="file:out", **options)
         return pipeline.graph().sinks[0].codec
 
-    assert sink("json", "json") is Codec.JSON
-    assert sink("text", "bytes") is Codec.BYTES, "they are written alike"
-    assert sink("text", "json", codec="json") is Codec.JSON
+    assert sink("json", "json") is PayloadCodec.JSON
+    assert sink("text", "bytes") is PayloadCodec.BYTES, "they are written alike"
+    assert sink("text", "json", codec="json") is PayloadCodec.JSON
     with pytest.raises(PlanError) as caught:
         sink("text", "json")
     assert "'one' (codec=\"text\") and 'two' (codec=\"json\")" in caught.value.sentence
@@ -298,9 +301,9 @@ def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_told_what_to_wr
             KEYED[word](place)
         assert "key=" in caught.value.next_step, what
         assert "key_by" in caught.value.next_step, what
-    with pytest.raises(PlanError, match="and others, of 'source', without one") as caught:
+    with pytest.raises(PlanError, match="and records of 'source' without one") as caught:
         KEYED[word](source.key_by(len).merge(source.map(list)))
-    assert "behind the merge" in caught.value.next_step
+    assert "after the merge" in caught.value.next_step
 
 
 def test_windows_and_aggregates_are_by_the_key_of_key_by_and_their_results_are_not() -> None:

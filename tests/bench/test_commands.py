@@ -1,6 +1,6 @@
 """`procession bench`: its commands run at toy size, and tell what they promise.
 
-The one rule: nothing here expects a speed; a machine may be as busy as it likes.
+Invariant: nothing here expects a speed; a machine may be as busy as it likes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,22 @@ import pytest
 from typer.testing import CliRunner
 
 from procession.cli.main import app
+from tests.systems.postgres_server import needs_postgres
 
-NAMES = ("epoch-time", "recovery", "decode", "gateway", "producers", "credits", "memory", "listing1", "loop", "state")
+NAMES = (
+    "epoch-time",
+    "recovery",
+    "decode",
+    "gateway",
+    "producers",
+    "credits",
+    "memory",
+    "listing1",
+    "loop",
+    "state",
+    "kafka",
+    "postgres",
+)
 
 
 def benched(*words: str) -> dict[str, Any]:
@@ -43,6 +57,15 @@ def test_many_producers_are_compared_with_one_and_idle_ones_are_weighed() -> Non
     assert figures.keys() == {"1", "8", "64", "idle"}
     assert figures["1"]["ratio"] == 1
     assert (figures["idle"]["connections"], figures["idle"]["streams"]) == (20, 200)
+
+
+@needs_postgres
+@pytest.mark.slow
+def test_the_postgres_sink_is_compared_with_plain_copy_in_both_modes() -> None:
+    figures = benched("postgres", "--records", "2000", "--epochs", "2", "--rounds", "1")
+    assert figures["rows_per_s"].keys() == {"copy", "prepared", "token"}
+    assert figures["ratio"].keys() == {"prepared", "token"}
+    assert all(rate > 0 for rate in figures["rows_per_s"].values())
 
 
 def test_without_json_the_command_stands_below_what_was_measured() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from procession.bench import loop, workload
 from procession.errors import StorageError
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 
 
 def output(path: Path, numbers: list[int]) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 
 from procession.chaos.cluster_view import Death
 from procession.chaos.fair_clock import CpuTime
-from procession.commit.round_record import Part, Round
-from procession.commit.transaction_id import Transaction
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.transaction_id import TransactionId
 from procession.connectors.file_source import stream_id_of
 from procession.storage.journal import encode
 from procession.verify.decided import Decisions
@@ -56,7 +56,7 @@ class FakeCluster:
         self.heard: dict[int, int] = {}
         self.gateway_says: list[dict[str, Any]] = []
         self.positions: dict[int, int] | None = {}
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, RoundRecord] = {}
         self.committed = -1
         self.swallowed = 0
         self._end = 0
@@ -69,14 +69,14 @@ class FakeCluster:
         self.committed += 1
         parts = {}
         for side, instance in self.instances().items():
-            txn = str(Transaction(self.committed, 1, 0, CHECKPOINT, "chaos", side))
-            parts[side] = Part(txn, start, self._end)
+            txn = str(TransactionId(self.committed, 1, 0, CHECKPOINT, "chaos", side))
+            parts[side] = SinkShare(txn, start, self._end)
             with instance.with_suffix(".data").open("ab") as file:
                 file.write(data)
             with instance.with_suffix(".txnlog").open("ab") as log:
                 log.write(encode({"op": "phase1", "txn": txn, "start": start, "end": self._end, "vote": True}))
                 log.write(encode({"op": "phase2", "txn": txn, "commit": True}))
-        self.rounds[self.committed] = Round(self.committed, 1, "", 0, 0, parts)
+        self.rounds[self.committed] = RoundRecord(self.committed, 1, "", 0, 0, parts)
 
     def acknowledge(self, path: Path, last: int) -> None:
         """Its producer is told so, and so it is decided."""
@@ -106,7 +106,7 @@ class FakeCluster:
     def new_epochs(self) -> list[dict[str, Any]]:
         return []
 
-    def toil(self) -> CpuTime:
+    def cpu_time(self) -> CpuTime:
         return CpuTime()
 
     def fence(self) -> int:

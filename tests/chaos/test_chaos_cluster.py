@@ -21,9 +21,9 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
     ("words", "status", "told"),
     [
         (["--scenario", "crash-snk"], 2, "did you mean crash-sink or"),
-        (["--scenario", "crash-sink", "--replay", "schedule.json"], 2, "give --replay without --scenario"),
+        (["--scenario", "crash-sink", "--replay", "schedule.json"], 2, "use --replay without --scenario"),
         (["--replay", "nowhere.json"], 3, "The file nowhere.json is not a schedule: No such file or directory."),
-        (["--report", "/proc/chaos"], 3, "give another --report"),
+        (["--report", "/proc/chaos"], 3, "choose another directory with --report"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
@@ -39,7 +39,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
 @pytest.mark.parametrize(
     ("schedule", "told"),
     [
-        ({"seed": 1, "runs": []}, "it holds no run"),
+        ({"seed": 1, "runs": []}, "it has no runs"),
         (
             {"seed": 1, "runs": [{"scenario": "one", "steps": [{"do": "kill", "on": "gateway-9"}]}]},
             "'gateway-9' is none of",

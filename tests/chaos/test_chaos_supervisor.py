@@ -113,7 +113,7 @@ def test_a_spare_that_dies_is_told_of(stage: ChaosSupervisor, tmp_path: Path) ->
     os.kill(stage.spare_pid("driver") or 0, signal.SIGKILL)
     one = death(stage)
     assert (one.is_spare, one.is_ours) == (True, False)
-    assert str(one) == "the spare of driver was gone with signal 9"
+    assert str(one) == "the spare of driver ended with signal 9"
     watch_until(stage, lambda: stage.spare_pid("driver") is not None)
 
 

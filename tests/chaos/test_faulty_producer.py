@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from procession.address import Address, parse_address
-from procession.chaos.faulty_producer import DEEDS, MANNERS, WENT_BACK_MAX, Broken, FaultyProducer, Lost
+from procession.chaos.faulty_producer import (
+    DEEDS,
+    MANNERS,
+    WENT_BACK_MAX,
+    FaultyProducer,
+    GatewayMisbehaved,
+    SessionLost,
+)
 from procession.connectors.file_source import stream_id_of
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
@@ -77,7 +84,7 @@ def test_what_was_not_done_because_nobody_was_there_is_tried_again(
     def comes_back_late() -> bool:
         tries.append(manners)
         if len(tries) < 20:
-            raise Lost("closed")
+            raise SessionLost("closed")
         rogue._is_told = len(tries) > 30
         return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
 
@@ -121,6 +128,6 @@ def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(rogue, "_back", nothing_is_said)
-    with pytest.raises(Broken, match="never said so"):
+    with pytest.raises(GatewayMisbehaved, match="never reported it"):
         rogue.run("back")
     assert rogue._went_back == WENT_BACK_MAX

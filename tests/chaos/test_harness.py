@@ -18,8 +18,8 @@ from _pytest.mark.structures import ParameterSet
 from procession.chaos.chaos_cluster import ChaosCluster
 from procession.chaos.harness import Harness, Load
 from procession.chaos.history import History
-from procession.chaos.output_monitor import Outputs
-from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, Do, Run, Step, schedule
+from procession.chaos.output_monitor import MonitoredOutputs
+from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, FaultAction, FaultStep, ScenarioRun, schedule
 from procession.chaos.scenario_catalogue import BY_NAME
 from procession.verify.verdict import Outcome
 
@@ -35,9 +35,9 @@ SHORT = ("crash-sink-in-a-round", "network-truncates", "producer-repeats")
 """What every test run does. A driver takes long to come back: those that kill it are left to `make test-all`."""
 
 
-OF_THE_MACHINE = ("the harness itself stood still", "was left out")
+OF_THE_MACHINE = ("the harness itself was stopped", "was left out")
 """Notes that say nothing about the run: a machine that was busy, or has no C compiler. All others are about something
-that was to be done and met nobody."""
+that was to be done and had no effect."""
 
 
 def scenarios() -> list[ParameterSet]:
@@ -46,12 +46,12 @@ def scenarios() -> list[ParameterSet]:
     return [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in names]
 
 
-def brief(name: str) -> Run:
+def brief(name: str) -> ScenarioRun:
     """The first steps of a scenario, none of them long; of faults of the network one on each link instead."""
     steps = schedule(BY_NAME[name], random.Random(SEED))
-    on_links = {step.on: step for step in steps if step.do is Do.NETWORK}
+    on_links = {step.on: step for step in steps if step.do is FaultAction.NETWORK}
     chosen = tuple(on_links.values()) if len(on_links) > 2 else steps[:STEPS_MAX]
-    return Run(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in chosen))
+    return ScenarioRun(name, tuple(replace(step, seconds=min(step.seconds, SECONDS_MAX)) for step in chosen))
 
 
 class World:
@@ -59,7 +59,7 @@ class World:
 
     def __init__(self, cluster: ChaosCluster) -> None:
         self.cluster = cluster
-        self.outputs = Outputs(cluster.instances(), cluster.decisions)
+        self.outputs = MonitoredOutputs(cluster.instances(), cluster.decisions)
 
     def harness(self, deadline_s: float = DEADLINE_S, show: Callable[[History], None] = lambda _: None) -> Harness:
         return Harness(self.cluster, seed=SEED, load=LOAD, deadline_s=deadline_s, outputs=self.outputs, show=show)
@@ -78,15 +78,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.parametrize("name", scenarios())
 def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
-    chronicle = world.harness().run([brief(name)])
-    assert chronicle.outcome is Outcome.CLEAN, f"{chronicle.sentence()}\n{[one.story for one in chronicle.failures]}"
-    assert not [note for note in chronicle.notes if not any(words in note for words in OF_THE_MACHINE)]
-    assert chronicle.committed > 0
-    assert not chronicle.recoveries.down
-    assert [verdict.outcome for verdict in chronicle.verdicts.values()] == [Outcome.CLEAN] * 2
+    history = world.harness().run([brief(name)])
+    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.story for one in history.failures]}"
+    assert not [note for note in history.notes if not any(words in note for words in OF_THE_MACHINE)]
+    assert history.committed > 0
+    assert not history.recoveries.down
+    assert [verdict.outcome for verdict in history.verdicts.values()] == [Outcome.CLEAN] * 2
 
 
-NOTHING = Run("none", (Step(Do.NOTHING, delay_s=600.0),))
+NOTHING = ScenarioRun("none", (FaultStep(FaultAction.NOTHING, delay_s=600.0),))
 
 
 @pytest.mark.parametrize(
@@ -99,39 +99,41 @@ NOTHING = Run("none", (Step(Do.NOTHING, delay_s=600.0),))
 def test_a_death_that_nobody_brought_about_is_a_failure(
     world: World, part: str, number: signal.Signals, told: str
 ) -> None:
-    def murder(chronicle: History) -> None:
+    def murder(history: History) -> None:
         pid = world.cluster.stage.pid(part)
-        if chronicle.spans and pid is not None and not victims:
+        if history.spans and pid is not None and not victims:
             victims.append(pid)
             os.kill(pid, number)
 
     victims: list[int] = []
-    chronicle = world.harness(show=murder).run([NOTHING])
-    assert chronicle.outcome is Outcome.VIOLATED
-    assert chronicle.failures[0].kind == "death"
-    assert chronicle.failures[0].sentence.startswith(f"{told}, and nothing was done to it")
+    history = world.harness(show=murder).run([NOTHING])
+    assert history.outcome is Outcome.VIOLATED
+    assert history.failures[0].kind == "death"
+    assert history.failures[0].sentence.startswith(f"{told}, and no injected fault")
     world.send_nothing_more()
 
 
 @pytest.mark.slow
 def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None:
     world.cluster.stage.hold(LEFT)
-    chronicle = world.harness(deadline_s=5.0).run([NOTHING])
+    history = world.harness(deadline_s=5.0).run([NOTHING])
     world.cluster.stage.release(LEFT)
     world.send_nothing_more()
-    assert chronicle.outcome is Outcome.VIOLATED
-    (failure,) = chronicle.failures
+    assert history.outcome is Outcome.VIOLATED
+    (failure,) = history.failures
     assert failure.kind == "stall"
-    assert "nothing was committed, and nothing was being done, for 5 s" in failure.sentence
+    assert "nothing was committed, and no fault was active, for 5 s" in failure.sentence
     for part in (GATEWAY, "driver", LEFT, RIGHT):
         assert f"--- {part}.log" in failure.story
 
 
 @pytest.mark.slow
 def test_a_planted_double_is_a_violation(world: World) -> None:
-    chronicle = world.harness().run([Run("planted", (Step(Do.BEHAVE, RIGHT, detail="double=1", seconds=600.0),))])
-    assert chronicle.outcome is Outcome.VIOLATED
-    (failure,) = chronicle.failures
+    history = world.harness().run(
+        [ScenarioRun("planted", (FaultStep(FaultAction.BEHAVE, RIGHT, detail="double=1", seconds=600.0),))]
+    )
+    assert history.outcome is Outcome.VIOLATED
+    (failure,) = history.failures
     assert failure.kind == "violation"
     assert "right: " in failure.sentence
     assert "1 doubled" in failure.sentence

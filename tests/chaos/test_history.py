@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 
-from procession.chaos.history import Failure, History, Span
+from procession.chaos.history import History, RunFailure, ScenarioSpan
 from procession.chaos.html_report import page
 from procession.chaos.recovery_times import Recoveries, quantile
 from procession.verify.verdict import Outcome, Verdict
 
 
 def clean() -> History:
-    chronicle = History(seed=7)
-    chronicle.spans.append(Span("crash-sink", 0.0, 9.5, 1_000))
-    chronicle.recoveries.hit("sink-left", 1.0)
-    chronicle.recoveries.back("sink-left", 2.5)
-    chronicle.absences.append(("sink-left", 1.0, 2.5))
-    chronicle.event(1.0, "sink-left", "kill on sink-left <now>")
-    chronicle.samples += [(0.0, 0), (5.0, 500), (10.0, 1_000)]
-    chronicle.verdicts = {"left": Verdict(Outcome.CLEAN, 1_000, 1_000)}
-    chronicle.committed, chronicle.seconds = 1_000, 10.0
-    return chronicle
+    history = History(seed=7)
+    history.spans.append(ScenarioSpan("crash-sink", 0.0, 9.5, 1_000))
+    history.recoveries.hit("sink-left", 1.0)
+    history.recoveries.back("sink-left", 2.5)
+    history.absences.append(("sink-left", 1.0, 2.5))
+    history.event(1.0, "sink-left", "kill on sink-left <now>")
+    history.samples += [(0.0, 0), (5.0, 500), (10.0, 1_000)]
+    history.verdicts = {"left": Verdict(Outcome.CLEAN, 1_000, 1_000)}
+    history.committed, history.seconds = 1_000, 10.0
+    return history
 
 
 def test_a_recovery_is_timed_only_if_the_part_was_down_alone() -> None:
@@ -59,7 +59,7 @@ def test_a_run_is_clean_only_if_it_was_compared_to_the_end() -> None:
     unseen.verdicts = {}
     assert unseen.outcome is Outcome.UNKNOWN
     failed = clean()
-    failed.failures.append(Failure("stall", "nothing was committed", "crash-sink", "story"))
+    failed.failures.append(RunFailure("stall", "nothing was committed", "crash-sink", "story"))
     assert failed.outcome is Outcome.VIOLATED
     assert "stall in crash-sink: nothing was committed" in failed.sentence()
 
@@ -72,9 +72,9 @@ def test_the_verdict_says_how_many_events_an_hour_there_were_and_of_what_parts()
 
 
 def test_the_page_needs_nothing_else_and_holds_the_picture_and_the_figures() -> None:
-    chronicle = clean()
-    chronicle.failures.append(Failure("death", "gateway ended", "crash-sink", "<story> of all parts"))
-    text = page(chronicle)
+    history = clean()
+    history.failures.append(RunFailure("death", "gateway ended", "crash-sink", "<story> of all parts"))
+    text = page(history)
     assert not re.search(r"(src|href)=|https?://", text)
     assert "<svg" in text
     assert "sink-left away for 1.50 s" in text

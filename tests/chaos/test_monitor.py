@@ -1,4 +1,4 @@
-"""What the vigil calls wrong, on a cluster that only says what it is told to say."""
+"""What the monitor calls wrong, on a cluster that only says what it is told to say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procession.chaos.cluster_view import Cluster, Death
 from procession.chaos.fault_injector import Excuse, FaultInjector
 from procession.chaos.history import History
 from procession.chaos.monitor import Failed, Monitor
-from procession.chaos.output_monitor import MonitoredStream, Outputs
+from procession.chaos.output_monitor import MonitoredOutputs, MonitoredStream
 from procession.connectors.file_source import stream_id_of
 from procession.verify.verdict import Outcome
 from tests.chaos.fake_cluster import FakeCluster
@@ -29,12 +29,12 @@ class World:
         self.path.write_bytes(b"".join(line + b"\n" for line in records(tag(0), COUNT)))
         self.id = stream_id_of(self.path)
         cluster = cast(Cluster, self.fake)
-        self.chronicle = History(0)
-        self.outputs = Outputs(self.fake.instances(), self.fake.decisions)
+        self.history = History(0)
+        self.outputs = MonitoredOutputs(self.fake.instances(), self.fake.decisions)
         self.outputs.expect(MonitoredStream(tag(0), self.path, COUNT))
-        self.hands = FaultInjector(cluster, self.chronicle)
-        self.vigil = Monitor(cluster, self.chronicle, self.hands, self.outputs, 0.2, lambda _: None)
-        self.vigil.is_awaiting = False
+        self.injector = FaultInjector(cluster, self.history)
+        self.monitor = Monitor(cluster, self.history, self.injector, self.outputs, 0.2, lambda _: None)
+        self.monitor.is_awaiting = False
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def world(tmp_path: Path) -> World:
 def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.acknowledge(world.path, 51)
-    world.vigil.look()
+    world.monitor.look()
     assert {one.outcome for one in world.outputs.compare_all().values()} == {Outcome.CLEAN}
 
 
@@ -56,7 +56,7 @@ def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: Worl
     with pytest.raises(
         Failed, match="the producer of stream s0000 was told that it is committed up to 102, but"
     ) as info:
-        world.vigil.look()
+        world.monitor.look()
     assert info.value.kind == "violation"
 
 
@@ -64,36 +64,36 @@ def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -
     world.fake.gateway_says = [{"id": world.id, "name": "s0000.txt", "committed": 102, "seen": 102}]
     world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match=r"s0000\.txt is acknowledged up to 102, but committed up to 51"):
-        world.vigil.look()
+        world.monitor.look()
 
 
 def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = None
-    world.vigil.look()
+    world.monitor.look()
     world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match="was told"):
-        world.vigil.check()
+        world.monitor.check()
 
 
 def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.committed = -1
     with pytest.raises(Failed, match="is visible, but nobody decided to commit it"):
-        world.vigil.look()
+        world.monitor.look()
 
 
 def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None:
     world.fake.commit(world.path, COUNT - 2)
     world.fake.acknowledge(world.path, 51 * (COUNT - 2))
-    world.vigil.look()
+    world.monitor.look()
     for verdict in world.outputs.compare_all().values():
         assert (verdict.outcome, verdict.lost, verdict.acknowledged_lost) == (Outcome.VIOLATED, 2, 1)
 
 
 @pytest.mark.parametrize(
     ("heard", "is_named", "why"),
-    [(False, True, "No producer noted down"), (True, False, "No round record named")],
+    [(False, True, "No producer logged its acknowledgements"), (True, False, "No round record named")],
 )
 def test_what_was_never_held_against_a_decision_is_not_clean(
     world: World, heard: bool, is_named: bool, why: str
@@ -103,7 +103,7 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
         world.fake.acknowledge(world.path, 51)
     if not is_named:
         world.fake.rounds.clear()
-    world.vigil.look()
+    world.monitor.look()
     for verdict in world.outputs.compare_all().values():
         assert verdict.outcome is Outcome.UNKNOWN
         assert why in verdict.why
@@ -112,24 +112,24 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
 @pytest.mark.parametrize("status", [0, 1, -signal.SIGKILL])
 def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: World, status: int) -> None:
     world.fake.stage.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
-    with pytest.raises(Failed, match="and nothing was done to it that explains this") as info:
-        world.vigil.look()
+    with pytest.raises(Failed, match="and no injected fault explains this") as info:
+        world.monitor.look()
     assert info.value.kind == "death"
 
 
 def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World) -> None:
     spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
-    world.hands.excuses["driver"] = Excuse((-signal.SIGKILL,))
+    world.injector.excuses["driver"] = Excuse((-signal.SIGKILL,))
     world.fake.stage.deaths.append(spare)
-    world.vigil.look()
-    assert not world.chronicle.recoveries.events, "the driver itself lives"
-    world.hands.excuses.clear()
+    world.monitor.look()
+    assert not world.history.recoveries.events, "the driver itself lives"
+    world.injector.excuses.clear()
     world.fake.stage.deaths.append(spare)
-    with pytest.raises(Failed, match="the spare of driver was gone with signal 9"):
-        world.vigil.look()
+    with pytest.raises(Failed, match="the spare of driver ended with signal 9"):
+        world.monitor.look()
 
 
 def test_a_part_that_was_not_ready_in_time_is_told_of_in_a_note(world: World) -> None:
     world.fake.stage.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
-    world.vigil.look()
-    assert world.chronicle.notes == ["driver was not ready, and was started again"]
+    world.monitor.look()
+    assert world.history.notes == ["driver was not ready, and was started again"]

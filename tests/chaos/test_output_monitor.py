@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.chaos.chaos_records import KEYS, RECORD_BYTES, record, records, tag, unsalted
-from procession.chaos.output_monitor import MonitoredStream, Outputs
+from procession.chaos.output_monitor import MonitoredOutputs, MonitoredStream
 from procession.storage.journal import encode
 from procession.verify.verdict import Outcome
 
@@ -22,7 +22,7 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.streams = [self.stream(number) for number in range(2)]
-        self.outputs = Outputs({"left": directory / "left", "right": directory / "right"})
+        self.outputs = MonitoredOutputs({"left": directory / "left", "right": directory / "right"})
         for stream in self.streams:
             self.outputs.expect(stream)
         self.ends = {"left": 0, "right": 0}
@@ -110,7 +110,7 @@ def test_sinks_that_were_given_different_runs_of_an_epoch_are_found(files: Files
 def test_committed_output_that_is_gone_is_found(files: Files) -> None:
     files.commit(interleaved())
     (files.directory / "right.data").write_bytes(b"")
-    assert any("committed output is gone" in sentence for sentence in files.outputs.look())
+    assert any("committed output is missing" in sentence for sentence in files.outputs.look())
 
 
 def test_a_commit_that_leaves_a_gap_is_found(files: Files) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.address import Address
-from procession.chaos.frame_splitter import FrameCutter, LineCutter
+from procession.chaos.frame_splitter import FrameSplitter, LineSplitter
 from procession.chaos.proxy import FAULTS, HAS_WAY, Proxies, Proxy, ProxyFault
 from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
@@ -281,18 +281,18 @@ STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6))
 def test_however_a_stream_is_cut_the_pieces_are_its_frames(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
-    cutter = FrameCutter()
+    cutter = FrameSplitter()
     pieces = [piece for start, end in pairwise(edges) for piece in cutter.feed(STREAM[start:end])]
     assert b"".join(piece.data for piece in pieces) == STREAM
     assert [piece.kind for piece in pieces] == ["hello", "message", "phase1", "phase2", "reply", "refusal"]
 
 
 def test_what_is_no_frame_goes_through_uncut() -> None:
-    cutter = FrameCutter()
+    cutter = FrameSplitter()
     noise = b"\xff\xff\xff\xff noise"
     assert [piece.data for piece in cutter.feed(noise) + cutter.feed(b"more")] == [noise, b"more"]
 
 
 def test_lines_are_cut_at_their_ends() -> None:
-    cutter = LineCutter()
+    cutter = LineSplitter()
     assert [piece.data for piece in [*cutter.feed(b'{"a"'), *cutter.feed(b':1}\n{"b')]] == [b'{"a":1}\n']

@@ -22,11 +22,11 @@ from procession.chaos.scenario import (
     RIGHT,
     THIRD,
     TO_THIRD,
-    Do,
-    Line,
-    Run,
+    FaultAction,
+    FaultStep,
     Scenario,
-    Step,
+    ScenarioRun,
+    StepPattern,
     schedule,
 )
 from procession.chaos.scenario_catalogue import BY_NAME, CATALOGUE
@@ -36,7 +36,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "procession"
 SEED = 20
 
 
-def steps(scenario: Scenario, seed: int = SEED) -> tuple[Step, ...]:
+def steps(scenario: Scenario, seed: int = SEED) -> tuple[FaultStep, ...]:
     return schedule(scenario, random.Random(seed))
 
 
@@ -48,43 +48,45 @@ def test_the_same_seed_makes_the_same_schedule_and_another_seed_another() -> Non
 
 @pytest.mark.parametrize("scenario", CATALOGUE, ids=lambda scenario: scenario.name)
 def test_a_run_that_was_written_down_is_read_back_the_same(scenario: Scenario) -> None:
-    run = Run(scenario.name, steps(scenario))
-    assert Run.from_dict(json.loads(json.dumps(run.as_dict()))) == run
+    run = ScenarioRun(scenario.name, steps(scenario))
+    assert ScenarioRun.from_dict(json.loads(json.dumps(run.as_dict()))) == run
 
 
 @pytest.mark.parametrize("scenario", CATALOGUE, ids=lambda scenario: scenario.name)
 def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
     points = set(re.findall(r'faults\.point\("([^"]+)"\)', "".join(path.read_text() for path in SOURCE.rglob("*.py"))))
     assert steps(scenario)
-    assert not objection([Run(scenario.name, steps(scenario))])
+    assert not objection([ScenarioRun(scenario.name, steps(scenario))])
     for step in steps(scenario):
         match step.do:
-            case Do.NETWORK:
+            case FaultAction.NETWORK:
                 assert step.on in LINKS
                 ProxyFault.parse(step.detail)
-            case Do.BEHAVE:
+            case FaultAction.BEHAVE:
                 assert step.on == RIGHT
                 assert step.detail.partition("=")[0] in faulty_sink.BEHAVIOURS
-            case Do.ARM:
+            case FaultAction.ARM:
                 assert step.on in PARTS
                 assert step.detail in points | {"disk:torn"}
-            case Do.ROGUE:
+            case FaultAction.ROGUE:
                 assert step.detail in MANNERS
                 assert hasattr(FaultyProducer, f"_{step.detail}")
-            case Do.NOTHING:
+            case FaultAction.NOTHING:
                 pass
-            case Do.MOVE:
+            case FaultAction.MOVE:
                 assert step.on in HOMES
                 assert step.detail in (*GATEWAYS, THIRD)
             case _:
                 assert step.on in (*PARTS, THIRD)
-        assert step.do in (Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE) or hasattr(FaultInjector, f"_{step.do.name.lower()}")
+        assert step.do in (FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE) or hasattr(
+            FaultInjector, f"_{step.do.name.lower()}"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("network-")])
 def test_a_fault_of_the_network_strikes_every_pair_of_parts(name: str) -> None:
     """But for the third gateway's, which comes and goes."""
-    struck = {step.on for step in steps(BY_NAME[name]) if step.do is Do.NETWORK}
+    struck = {step.on for step in steps(BY_NAME[name]) if step.do is FaultAction.NETWORK}
     assert struck == {*LINKS} - {TO_THIRD, CONTROL_THIRD}
 
 
@@ -98,15 +100,17 @@ def test_every_behaviour_is_described() -> None:
 
 def test_names_are_unique_and_every_kind_of_step_is_used() -> None:
     assert len(BY_NAME) == len(CATALOGUE)
-    assert {line.do for scenario in CATALOGUE for line in scenario.lines} == set(Do)
+    assert {line.do for scenario in CATALOGUE for line in scenario.lines} == set(FaultAction)
 
 
 def test_each_combination_comes_in_turn_where_a_line_says_so() -> None:
-    line = Line(Do.KILL, ("a", "b"), times=2, details=("x", "y"), is_each=True)
+    line = StepPattern(FaultAction.KILL, ("a", "b"), times=2, details=("x", "y"), is_each=True)
     drawn = [(step.on, step.detail) for step in steps(Scenario("s", "", (line,)))]
     assert drawn == [("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")] * 2
 
 
 def test_a_step_says_in_words_what_it_does() -> None:
-    assert str(Step(Do.PAUSE, "gateway", seconds=1.5)) == "pause on gateway for 1.5 s"
-    assert str(Step(Do.ARM, "sink-left", detail="sink:before-vote")) == "arm sink:before-vote on sink-left"
+    assert str(FaultStep(FaultAction.PAUSE, "gateway", seconds=1.5)) == "pause on gateway for 1.5 s"
+    assert (
+        str(FaultStep(FaultAction.ARM, "sink-left", detail="sink:before-vote")) == "arm sink:before-vote on sink-left"
+    )

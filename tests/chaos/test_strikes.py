@@ -12,8 +12,8 @@ from procession.chaos import harness as harness_module
 from procession.chaos.cluster_view import Cluster
 from procession.chaos.harness import STRIKE_EPOCHS, Harness
 from procession.chaos.monitor import Failed
-from procession.chaos.output_monitor import Outputs
-from procession.chaos.scenario import LEFT, WORKER, Do, Step
+from procession.chaos.output_monitor import MonitoredOutputs
+from procession.chaos.scenario import LEFT, WORKER, FaultAction, FaultStep
 from procession.verify.decided import Decisions
 
 
@@ -43,7 +43,7 @@ class FakeCluster:
         return []
 
 
-class FakeVigil:
+class FakeMonitor:
     """At every look an epoch is committed; and `death` comes at the third, if there is one."""
 
     is_settled = True
@@ -64,39 +64,39 @@ class FakeVigil:
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
     monkeypatch.setattr(harness_module, "STRIKE_S", 0.0)
     monkeypatch.setattr(Harness, "_feed", lambda self: None)
-    outputs = Outputs({}, lambda visible: cast(Decisions, None))
+    outputs = MonitoredOutputs({}, lambda visible: cast(Decisions, None))
     harness = Harness(cast(Cluster, FakeCluster(tmp_path)), outputs=outputs)
-    harness._vigil = cast(Any, FakeVigil())
+    harness._monitor = cast(Any, FakeMonitor())
     return harness
 
 
-@pytest.mark.parametrize("do", [Do.FULL, Do.BAD_SYNC])
-def test_a_part_that_goes_on_with_a_bad_disk_has_failed(harness: Harness, do: Do) -> None:
-    harness._hands.do(Step(do, LEFT, detail="3" if do is Do.BAD_SYNC else ""))
+@pytest.mark.parametrize("do", [FaultAction.FULL, FaultAction.BAD_SYNC])
+def test_a_part_that_goes_on_with_a_bad_disk_has_failed(harness: Harness, do: FaultAction) -> None:
+    harness._injector.do(FaultStep(do, LEFT, detail="3" if do is FaultAction.BAD_SYNC else ""))
     with pytest.raises(Failed, match=f"on {LEFT}.*as if nothing had been"):
-        harness._until_struck(Step(do, LEFT))
+        harness._until_struck(FaultStep(do, LEFT))
 
 
-@pytest.mark.parametrize("do", [Do.FULL, Do.BAD_SYNC])
-def test_a_part_that_ends_of_its_bad_disk_is_what_was_wanted(harness: Harness, do: Do) -> None:
-    chronicle = harness.chronicle
-    harness._vigil = cast(Any, FakeVigil(lambda: chronicle.event(1.0, LEFT, f"{LEFT} ended with status 3")))
-    harness._until_struck(Step(do, LEFT))
-    assert not chronicle.notes
+@pytest.mark.parametrize("do", [FaultAction.FULL, FaultAction.BAD_SYNC])
+def test_a_part_that_ends_of_its_bad_disk_is_what_was_wanted(harness: Harness, do: FaultAction) -> None:
+    history = harness.history
+    harness._monitor = cast(Any, FakeMonitor(lambda: history.event(1.0, LEFT, f"{LEFT} ended with status 3")))
+    harness._until_struck(FaultStep(do, LEFT))
+    assert not history.notes
 
 
 def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None:
-    harness._until_struck(Step(Do.ARM, LEFT, detail="sink:before-vote"))
-    assert harness.chronicle.notes == ["arm sink:before-vote on sink-left did not strike within 0 s"]
+    harness._until_struck(FaultStep(FaultAction.ARM, LEFT, detail="sink:before-vote"))
+    assert harness.history.notes == ["arm sink:before-vote on sink-left did not strike within 0 s"]
 
 
 @pytest.mark.parametrize(
     ("step", "note"),
     [
-        (Step(Do.KILL, LEFT), "kill on sink-left found it gone"),
-        (Step(Do.WORKER, WORKER, detail="3"), "worker 3 on worker found none"),
+        (FaultStep(FaultAction.KILL, LEFT), "kill on sink-left found it gone"),
+        (FaultStep(FaultAction.WORKER, WORKER, detail="3"), "worker 3 on worker found none"),
     ],
 )
-def test_what_meets_nobody_is_a_note(harness: Harness, step: Step, note: str) -> None:
+def test_what_meets_nobody_is_a_note(harness: Harness, step: FaultStep, note: str) -> None:
     harness._take(step)
-    assert harness.chronicle.notes == [note]
+    assert harness.history.notes == [note]

@@ -14,18 +14,18 @@ import pytest
 from procession.commit import checkpoint as checkpoint_module
 from procession.commit.checkpoint import PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
-from procession.commit.round_record import Part, Round
+from procession.commit.round_record import RoundRecord, SinkShare
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
 from procession.storage.driver_claim import CURRENT
-from procession.storage.log_ranges import Place
+from procession.storage.log_ranges import LogLocation
 
 
 def claim(root: Path, name: str = "p", fingerprint: str = "f") -> Checkpoint:
     return Checkpoint.claim(root, name=name, fingerprint=fingerprint)
 
 
-def round_of(epoch: int, fence: int = 1) -> Round:
-    return Round(epoch, fence, "f", 0, 9, {"a": Part(f"t{epoch}", 10 * epoch, 10 * epoch + 10)})
+def round_of(epoch: int, fence: int = 1) -> RoundRecord:
+    return RoundRecord(epoch, fence, "f", 0, 9, {"a": SinkShare(f"t{epoch}", 10 * epoch, 10 * epoch + 10)})
 
 
 def write_offsets(checkpoint: Checkpoint, epoch: int) -> None:
@@ -69,20 +69,20 @@ def test_offsets_that_a_power_cut_has_torn_are_offered_anew(tmp_path: Path, torn
 
 
 def test_another_gateways_directory_is_refused(tmp_path: Path) -> None:
-    claim(tmp_path).places.keep("gateway-0", Place("here", "one"))
-    claim(tmp_path).places.keep("gateway-0", Place("there", "one"))
-    assert claim(tmp_path).places.all() == {"gateway-0": Place("there", "one")}
+    claim(tmp_path).places.keep("gateway-0", LogLocation("here", "one"))
+    claim(tmp_path).places.keep("gateway-0", LogLocation("there", "one"))
+    assert claim(tmp_path).places.all() == {"gateway-0": LogLocation("there", "one")}
     with pytest.raises(StorageError, match="not the one"):
-        claim(tmp_path).places.keep("gateway-0", Place("there", "other"))
-    claim(tmp_path).places.keep("gateway-1", Place("elsewhere", "other"))
+        claim(tmp_path).places.keep("gateway-0", LogLocation("there", "other"))
+    claim(tmp_path).places.keep("gateway-1", LogLocation("elsewhere", "other"))
 
 
 def test_the_gateway_of_a_checkpoint_that_knew_only_one_is_still_known(tmp_path: Path) -> None:
     checkpoint = claim(tmp_path)
     (checkpoint.root / "GATEWAY").write_text("one")
     with pytest.raises(StorageError, match="gateway-0 is not the one"):
-        checkpoint.places.keep("gateway-0", Place("here", "other"))
-    checkpoint.places.keep("gateway-0", Place("here", "one"))
+        checkpoint.places.keep("gateway-0", LogLocation("here", "other"))
+    checkpoint.places.keep("gateway-0", LogLocation("here", "one"))
 
 
 def test_what_a_first_claim_left_half_made_bars_nobody(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_checkpoint_directory_that_cannot_be_made_is_one_sentence(tmp_path: Pa
 def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> None:
     at_work = grown(claim(tmp_path), 3, is_open=True)
 
-    def refuse(last: Round) -> None:
+    def refuse(last: RoundRecord) -> None:
         raise PlanError(f"not from epoch {last.epoch}")
 
     with pytest.raises(PlanError, match="not from epoch 3"):

@@ -11,28 +11,29 @@ import pytest
 
 from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator
-from procession.commit.one_phase import EagerCoordinator, coordinator_for
+from procession.commit.one_phase import OnePhase, strategy_for
 from procession.commit.round_events import (
     Acknowledge,
+    AcknowledgeEarly,
     Action,
     CommitFound,
     DropRuns,
-    Emit,
+    EmitEpoch,
     EpochReady,
     FinishEpoch,
-    Phase2,
     QueryEnded,
-    Reconnect,
+    ReconnectSink,
     RecordWritten,
-    Reserve,
+    ReserveAttempts,
+    SendPhase2,
     SinkConnected,
     SinkLost,
-    Stop,
-    Tell,
+    StopPipeline,
     VoteReceived,
     WriteRecord,
 )
-from procession.commit.round_record import Part, Round
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.two_phase import TwoPhase
 from procession.errors import StorageError
 from procession.planner.guarantee import POLICIES, Guarantee
 from tests.commit.world import CHECKPOINT, DriverDied, FakeDriver, FakeSink, World
@@ -45,14 +46,14 @@ def core_of(
     guarantee: Guarantee,
     *sinks: str,
     idempotent: tuple[str, ...] = (),
-    rounds: dict[int, Round] | None = None,
+    rounds: dict[int, RoundRecord] | None = None,
     committed: int = -1,
     fence: int = 1,
     reserved: int = 0,
 ) -> Coordinator:
-    return coordinator_for(
-        POLICIES[guarantee],
-        idempotent,
+    return Coordinator(
+        policy=POLICIES[guarantee],
+        strategy=strategy_for(POLICIES[guarantee], idempotent),
         pipeline="p",
         checkpoint=CHECKPOINT,
         fence=fence,
@@ -73,10 +74,10 @@ def kinds(actions: list[Action]) -> list[type[Action]]:
     return [type(action) for action in actions]
 
 
-def test_the_strict_coordinator_is_used_unless_less_is_asked_for() -> None:
-    assert type(core_of(Guarantee.EFFECTIVELY_ONCE, "a")) is Coordinator
-    assert type(core_of(Guarantee.EFFECTIVELY_ONCE, "a", idempotent=("a",))) is EagerCoordinator
-    assert all(type(core_of(level, "a")) is EagerCoordinator for level in WEAKER)
+def test_two_phase_commit_is_used_unless_less_is_asked_for() -> None:
+    assert isinstance(strategy_for(POLICIES[Guarantee.EFFECTIVELY_ONCE]), TwoPhase)
+    assert isinstance(strategy_for(POLICIES[Guarantee.EFFECTIVELY_ONCE], ["a"]), OnePhase)
+    assert all(isinstance(strategy_for(POLICIES[level]), OnePhase) for level in WEAKER)
 
 
 def test_at_least_once_a_sink_is_told_to_commit_at_its_vote_and_the_record_waits_for_all() -> None:
@@ -84,29 +85,37 @@ def test_at_least_once_a_sink_is_told_to_commit_at_its_vote_and_the_record_waits
     for sink in ("a", "b"):
         core.handle(SinkConnected(sink, (), 0))
     emits = {
-        action.sink: action for action in core.handle(EpochReady(0, {"a": 10, "b": 10})) if isinstance(action, Emit)
+        action.sink: action
+        for action in core.handle(EpochReady(0, {"a": 10, "b": 10}))
+        if isinstance(action, EmitEpoch)
     }
-    assert core.handle(VoteReceived("a", emits["a"].txn, True)) == [Phase2("a", emits["a"].txn, True)]
+    assert core.handle(VoteReceived("a", emits["a"].txn, True)) == [SendPhase2("a", emits["a"].txn, True)]
     last = core.handle(VoteReceived("b", emits["b"].txn, True))
-    assert kinds(last) == [Phase2, WriteRecord]
+    assert kinds(last) == [SendPhase2, WriteRecord]
     assert core.handle(RecordWritten(0)) == [FinishEpoch(0)]
     assert kinds(core.handle(CommitFound(0))) == [Acknowledge], "no phase 2 after the decision: it was given before"
 
 
 def test_at_least_once_the_next_driver_sends_an_undecided_epoch_again_behind_what_is_visible() -> None:
     core = core_of(
-        Guarantee.AT_LEAST_ONCE, "a", rounds={0: Round(0, 1, "f", 0, 1, {"a": Part("t", 0, 10)})}, committed=0
+        Guarantee.AT_LEAST_ONCE,
+        "a",
+        rounds={0: RoundRecord(0, 1, "f", 0, 1, {"a": SinkShare("t", 0, 10)})},
+        committed=0,
     )
     core.handle(SinkConnected("a", (), 25))
-    emit = only(core.handle(EpochReady(1, {"a": 15})), Emit)
+    emit = only(core.handle(EpochReady(1, {"a": 15})), EmitEpoch)
     assert (emit.start, emit.end) == (25, 40)
 
 
 def test_at_least_once_a_sink_that_lost_committed_output_stops_the_pipeline() -> None:
     core = core_of(
-        Guarantee.AT_LEAST_ONCE, "a", rounds={0: Round(0, 1, "f", 0, 1, {"a": Part("t", 0, 10)})}, committed=0
+        Guarantee.AT_LEAST_ONCE,
+        "a",
+        rounds={0: RoundRecord(0, 1, "f", 0, 1, {"a": SinkShare("t", 0, 10)})},
+        committed=0,
     )
-    assert isinstance(only(core.handle(SinkConnected("a", (), 9)), Stop).error, StorageError)
+    assert isinstance(only(core.handle(SinkConnected("a", (), 9)), StopPipeline).error, StorageError)
 
 
 def test_at_least_once_one_sinks_abort_does_not_take_back_what_another_shows() -> None:
@@ -114,14 +123,16 @@ def test_at_least_once_one_sinks_abort_does_not_take_back_what_another_shows() -
     for sink in ("a", "b"):
         core.handle(SinkConnected(sink, (), 0))
     emits = {
-        action.sink: action for action in core.handle(EpochReady(0, {"a": 10, "b": 10})) if isinstance(action, Emit)
+        action.sink: action
+        for action in core.handle(EpochReady(0, {"a": 10, "b": 10}))
+        if isinstance(action, EmitEpoch)
     }
     core.handle(VoteReceived("a", emits["a"].txn, True))
     actions = core.handle(VoteReceived("b", emits["b"].txn, False))
-    assert {action.sink for action in actions if isinstance(action, Phase2 | Reconnect)} == {"b"}
-    again = only(core.handle(SinkConnected("b", (), 0)), Emit)
+    assert {action.sink for action in actions if isinstance(action, SendPhase2 | ReconnectSink)} == {"b"}
+    again = only(core.handle(SinkConnected("b", (), 0)), EmitEpoch)
     assert again.sink == "b"
-    assert kinds(core.handle(VoteReceived("b", again.txn, True))) == [Phase2, WriteRecord]
+    assert kinds(core.handle(VoteReceived("b", again.txn, True))) == [SendPhase2, WriteRecord]
 
 
 def test_at_most_once_the_epoch_is_committed_before_anything_is_sent() -> None:
@@ -130,8 +141,8 @@ def test_at_most_once_the_epoch_is_committed_before_anything_is_sent() -> None:
     ready = core.handle(EpochReady(0, {"a": 10}))
     assert kinds(ready) == [WriteRecord]
     assert core.handle(RecordWritten(0)) == [FinishEpoch(0)]
-    emit = only(core.handle(CommitFound(0)), Emit)
-    assert kinds(core.handle(VoteReceived("a", emit.txn, True))) == [Phase2, Acknowledge, DropRuns]
+    emit = only(core.handle(CommitFound(0)), EmitEpoch)
+    assert kinds(core.handle(VoteReceived("a", emit.txn, True))) == [SendPhase2, Acknowledge, DropRuns]
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_MOST_ONCE, Guarantee.NONE])
@@ -151,15 +162,15 @@ def test_at_most_once_a_sink_that_is_not_there_is_waited_for() -> None:
     core.handle(EpochReady(0, {"a": 10}))
     core.handle(RecordWritten(0))
     assert core.handle(CommitFound(0)) == []
-    assert only(core.handle(SinkConnected("a", (), 0)), Emit).end == 10
+    assert only(core.handle(SinkConnected("a", (), 0)), EmitEpoch).end == 10
 
 
 def test_at_most_once_the_next_driver_does_not_send_what_is_committed() -> None:
-    core = core_of(Guarantee.AT_MOST_ONCE, "a", rounds={0: Round(0, 1, "f", 0, 1, {})}, committed=0, fence=2)
+    core = core_of(Guarantee.AT_MOST_ONCE, "a", rounds={0: RoundRecord(0, 1, "f", 0, 1, {})}, committed=0, fence=2)
     assert core.handle(SinkConnected("a", (), 0)) == []
     core.handle(EpochReady(1, {"a": 5}))
     core.handle(RecordWritten(1))
-    emit = only(core.handle(CommitFound(1)), Emit)
+    emit = only(core.handle(CommitFound(1)), EmitEpoch)
     assert (emit.epoch, emit.start) == (1, 0)
 
 
@@ -167,31 +178,33 @@ def test_with_no_guarantee_producers_are_told_at_once_and_the_commit_waits_for_n
     core = core_of(Guarantee.NONE, "a")
     core.handle(SinkConnected("a", (), 0))
     ready = core.handle(EpochReady(0, {"a": 10}, first=3, last=9, positions={7: 49}))
-    assert kinds(ready) == [Tell, Reserve, Emit, WriteRecord]
-    told = only(ready, Tell).record
+    assert kinds(ready) == [AcknowledgeEarly, ReserveAttempts, EmitEpoch, WriteRecord]
+    told = only(ready, AcknowledgeEarly).record
     assert (told.last, told.positions) == (3, {7: 49}), "the log is kept from the epoch's first record on"
 
 
 def test_an_idempotent_sink_gets_the_same_positions_again_while_others_take_part_in_the_commit() -> None:
-    last = Round(0, 1, "f", 0, 1, {"a": Part("t", 0, 10), "b": Part("t", 0, 10)})
+    last = RoundRecord(0, 1, "f", 0, 1, {"a": SinkShare("t", 0, 10), "b": SinkShare("t", 0, 10)})
     core = core_of(Guarantee.EFFECTIVELY_ONCE, "a", "b", idempotent=("b",), rounds={0: last}, committed=0)
     core.handle(SinkConnected("a", (), 10))
     core.handle(SinkConnected("b", (), 25))
     emits = {
-        action.sink: action for action in core.handle(EpochReady(1, {"a": 15, "b": 15})) if isinstance(action, Emit)
+        action.sink: action
+        for action in core.handle(EpochReady(1, {"a": 15, "b": 15}))
+        if isinstance(action, EmitEpoch)
     }
     assert (emits["b"].start, emits["b"].end) == (10, 25)
-    assert core.handle(VoteReceived("b", emits["b"].txn, True))[0] == Phase2("b", emits["b"].txn, True)
+    assert core.handle(VoteReceived("b", emits["b"].txn, True))[0] == SendPhase2("b", emits["b"].txn, True)
     assert WriteRecord in kinds(core.handle(VoteReceived("a", emits["a"].txn, True)))
     core.handle(RecordWritten(1))
     found = core.handle(CommitFound(1))
-    assert [action.sink for action in found if isinstance(action, Phase2)] == ["a"]
+    assert [action.sink for action in found if isinstance(action, SendPhase2)] == ["a"]
 
 
 def test_an_idempotent_sink_that_lost_output_stops_the_pipeline() -> None:
-    last = Round(0, 1, "f", 0, 1, {"b": Part("t", 0, 10)})
+    last = RoundRecord(0, 1, "f", 0, 1, {"b": SinkShare("t", 0, 10)})
     core = core_of(Guarantee.EFFECTIVELY_ONCE, "b", idempotent=("b",), rounds={0: last}, committed=0)
-    assert isinstance(only(core.handle(SinkConnected("b", (), 9)), Stop).error, StorageError)
+    assert isinstance(only(core.handle(SinkConnected("b", (), 9)), StopPipeline).error, StorageError)
 
 
 @pytest.mark.parametrize("guarantee", WEAKER)
@@ -239,7 +252,7 @@ class EagerDriver(FakeDriver):
     def perform(self, action: ev.Action) -> None:
         world, chance = self.world, self.world.random
         match action:
-            case ev.Emit(name, txn, epoch, start, end) if self.world.sinks[name].is_connected:
+            case ev.EmitEpoch(name, txn, epoch, start, end) if self.world.sinks[name].is_connected:
                 sink, data = world.sinks[name], world.epoch_bytes(epoch, name)
                 world.contents[txn] = data
                 world.number(name, txn)
@@ -255,17 +268,17 @@ class EagerDriver(FakeDriver):
                 else:
                     sink.is_connected = False
                     self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
-            case ev.Phase2(name, txn, commit):
+            case ev.SendPhase2(name, txn, commit):
                 sink = world.sinks[name]
                 if sink.is_connected and chance.random() < 0.9:
                     sink.phase2(txn, commit)
                 elif sink.is_connected:
                     sink.is_connected = False
                     self.pending.append(ev.SinkLost(name))
-            case ev.Reconnect(name) if world.sinks[name].is_connected:
+            case ev.ReconnectSink(name) if world.sinks[name].is_connected:
                 world.sinks[name].is_connected = False
                 self.pending.append(ev.SinkLost(name))
-            case ev.Tell():
+            case ev.AcknowledgeEarly():
                 pass
             case _:
                 super().perform(action)

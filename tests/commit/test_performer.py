@@ -14,19 +14,19 @@ import pytest
 from procession.address import Address, listening_socket
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
-from procession.commit.performer import Conductor, Rim
+from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.round_events import SinkConnected
-from procession.commit.round_record import Part, Round
+from procession.commit.round_record import RoundRecord, SinkShare
 from procession.commit.sink_link import SinkOptions
 from procession.connectors.epochs_sink import EpochsOutput
 from procession.errors import FencedError, ProcessionError
 from procession.sdk.output import refuse_to_wait
-from procession.sdk.sink_directory import Home
+from procession.sdk.sink_directory import SinkDirectory
 from procession.sdk.sink_server import SinkServer
 from procession.storage.run_store import Manifest, RunStore
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
     ListUncommitted,
@@ -41,17 +41,19 @@ from procession.wire.messages import (
 from tests.sdk.loops import on_a_loop
 
 
-async def nobody(record: Round) -> None:
+async def nobody(record: RoundRecord) -> None:
     raise AssertionError("nothing is acknowledged here")
 
 
-def conductor_of(checkpoint: Checkpoint, failures: list[ProcessionError]) -> Conductor:
+def conductor_of(checkpoint: Checkpoint, failures: list[ProcessionError]) -> CommitPerformer:
     coordinator = Coordinator(
         pipeline="p", checkpoint="abc", fence=checkpoint.fence, fingerprint="f", sinks=["a"], rounds={}, committed=-1
     )
-    rim = Rim(acknowledge=nobody, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append)
+    rim = DriverCallbacks(
+        acknowledge=nobody, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append
+    )
     sinks = [SinkOptions("a", "127.0.0.1", 1, "p", "p-a-0", is_authoritative=False)]
-    return Conductor(coordinator, checkpoint, RunStore(checkpoint.root / "runs"), sinks, rim)
+    return CommitPerformer(coordinator, checkpoint, RunStore(checkpoint.root / "runs"), sinks, rim)
 
 
 @on_a_loop
@@ -80,7 +82,7 @@ class Foreign:
         self._prepared: dict[str, bytes] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection, self._data = Connection(Side.ACCEPTOR, Role.SINK), b""
+        connection, self._data = Connection(ConnectionSide.ACCEPTOR, Role.SINK), b""
         with suppress(ConnectionError):
             while data := await reader.read(65_536):
                 for event in connection.receive(data):
@@ -139,12 +141,14 @@ async def drive(root: Path, port: int, epochs: range, **options: Any) -> None:
 
     acknowledged: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def acknowledge(record: Round) -> None:
+    async def acknowledge(record: RoundRecord) -> None:
         acknowledged[record.epoch].set()
 
-    rim = Rim(acknowledge=acknowledge, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append)
+    rim = DriverCallbacks(
+        acknowledge=acknowledge, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append
+    )
     sinks = [SinkOptions("a", "127.0.0.1", port, "p", "p-a-0", backoff_max_s=0.05, **options)]
-    conductor = Conductor(coordinator, checkpoint, RunStore(root / "runs"), sinks, rim)
+    conductor = CommitPerformer(coordinator, checkpoint, RunStore(root / "runs"), sinks, rim)
     conductor.start()
     for epoch in epochs:
         _spark_writes(log.directory / "offsets" / str(epoch), f'v1\n{{}}\n{{"gateway-0":{epoch}}}')
@@ -198,20 +202,20 @@ async def test_a_transaction_with_an_id_of_the_old_form_that_a_sink_has_prepared
     old = Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
     txn = f"p-w-a-id-{old.id}.1.7:c_id=0"
     directory = tmp_path / "sink"
-    home = Home(directory, lambda instance: EpochsOutput(directory / instance))
-    outlet = home.open_outlet("p-a-0", refuse_to_wait)
-    outlet.begin()
-    outlet.append([0], [b"epoch 0\n"])
-    assert outlet.phase1(txn, [(1, 0, 8)])
-    outlet.close()
+    home = SinkDirectory(directory, lambda instance: EpochsOutput(directory / instance))
+    participant = home.open_participant("p-a-0", refuse_to_wait)
+    participant.begin()
+    participant.append([0], [b"epoch 0\n"])
+    assert participant.phase1(txn, [(1, 0, 8)])
+    participant.close()
     home.close()
-    old.rounds.write(Round(0, 1, "f", 0, 1, {"a": Part(txn, 0, 8)}))
+    old.rounds.write(RoundRecord(0, 1, "f", 0, 1, {"a": SinkShare(txn, 0, 8)}))
     _spark_writes(old.directory / "offsets" / "0", 'v1\n{}\n{"gateway-0":0}')
     _spark_writes(old.directory / "commits" / "0", "v1\n{}")
 
-    home = Home(directory, lambda instance: EpochsOutput(directory / instance))
+    home = SinkDirectory(directory, lambda instance: EpochsOutput(directory / instance))
     with closing(listening_socket(Address("127.0.0.1", 0))) as listener:
-        serving = asyncio.ensure_future(SinkServer(home.open_outlet).serve(listener))
+        serving = asyncio.ensure_future(SinkServer(home.open_participant).serve(listener))
         await drive(tmp_path, listener.getsockname()[1], range(1, 3))
         serving.cancel()
         with suppress(asyncio.CancelledError):

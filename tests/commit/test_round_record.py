@@ -8,27 +8,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.commit.round_record import ROUNDS_KEPT, Part, Round, Rounds, next_positions
+from procession.commit.round_files import RoundRecords
+from procession.commit.round_record import (
+    ROUNDS_KEPT,
+    RoundRecord,
+    SinkShare,
+    next_positions,
+)
 from procession.errors import StorageError
 
 U64 = st.integers(0, 2**64 - 1)
-PARTS = st.dictionaries(st.text("ab-_9", min_size=1, max_size=4), st.builds(Part, st.text(max_size=9), U64, U64))
+PARTS = st.dictionaries(st.text("ab-_9", min_size=1, max_size=4), st.builds(SinkShare, st.text(max_size=9), U64, U64))
 ROUNDS = st.builds(
-    Round, U64, U64, st.text(), U64, U64, PARTS, st.dictionaries(U64, U64), st.dictionaries(st.text(), U64)
+    RoundRecord, U64, U64, st.text(), U64, U64, PARTS, st.dictionaries(U64, U64), st.dictionaries(st.text(), U64)
 )
 
 
 @given(record=ROUNDS)
-def test_a_record_passes_through_json_unchanged(record: Round) -> None:
-    assert Round.from_json(record.to_json()) == record
+def test_a_record_passes_through_json_unchanged(record: RoundRecord) -> None:
+    assert RoundRecord.from_json(record.to_json()) == record
 
 
-def record_of(epoch: int) -> Round:
-    return Round(epoch, 1, "f", 0, 5, {"a": Part("t", 0, 5)}, {7: 3}, {"records_in": 5})
+def record_of(epoch: int) -> RoundRecord:
+    return RoundRecord(epoch, 1, "f", 0, 5, {"a": SinkShare("t", 0, 5)}, {7: 3}, {"records_in": 5})
 
 
 def test_what_is_written_is_read_by_epoch_and_all_together(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path / "rounds")
+    rounds = RoundRecords(tmp_path / "rounds")
     assert rounds.read_all() == {}
     assert rounds.read(3) is None
     for epoch in (9, 10, 3):
@@ -38,7 +44,7 @@ def test_what_is_written_is_read_by_epoch_and_all_together(tmp_path: Path) -> No
 
 
 def test_every_cut_of_a_record_is_refused_and_the_epoch_named(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path)
+    rounds = RoundRecords(tmp_path)
     rounds.write(record_of(3))
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -51,7 +57,7 @@ def test_every_cut_of_a_record_is_refused_and_the_epoch_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("content", [b"null", b"[]", b"7", b'{"epoch": 3}', b'"x"'])
 def test_a_record_that_is_json_and_no_record_is_refused(tmp_path: Path, content: bytes) -> None:
-    rounds = Rounds(tmp_path)
+    rounds = RoundRecords(tmp_path)
     rounds.write(record_of(3))
     next(tmp_path.iterdir()).write_bytes(content)
     with pytest.raises(StorageError, match="is damaged"):
@@ -59,15 +65,15 @@ def test_a_record_that_is_json_and_no_record_is_refused(tmp_path: Path, content:
 
 
 def test_as_many_records_are_kept_as_spark_keeps_commits(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path)
+    rounds = RoundRecords(tmp_path)
     for epoch in range(ROUNDS_KEPT + 10):
         (tmp_path / f"{epoch:020d}").write_bytes(record_of(epoch).to_json())
     rounds.drop_before(ROUNDS_KEPT + 9)
     assert list(rounds.read_all()) == list(range(9, ROUNDS_KEPT + 10))
 
 
-def positions_of(positions: dict[int, int]) -> Round:
-    return Round(0, 1, "f", 0, 5, {}, positions)
+def positions_of(positions: dict[int, int]) -> RoundRecord:
+    return RoundRecord(0, 1, "f", 0, 5, {}, positions)
 
 
 def test_a_record_repeats_the_positions_of_the_last_one_that_a_gateway_may_not_have() -> None:
@@ -97,8 +103,8 @@ def test_a_gateway_that_hears_some_records_knows_every_position(
 
 
 def test_the_positions_of_all_records_are_put_together(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path / "rounds")
+    rounds = RoundRecords(tmp_path / "rounds")
     for epoch, positions in enumerate(({1: 10, 2: 20}, {2: 21}, {3: 30})):
-        rounds.write(Round(epoch, 1, "f", 0, 5, {}, positions))
+        rounds.write(RoundRecord(epoch, 1, "f", 0, 5, {}, positions))
     assert rounds.positions(1) == {1: 10, 2: 21}
     assert rounds.positions(2) == {1: 10, 2: 21, 3: 30}

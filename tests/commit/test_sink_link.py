@@ -10,21 +10,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import uvloop
-from hypothesis import given
-from hypothesis import strategies as st
 
 from procession.address import Address, listening_socket
 from procession.commit.coordinator import REFUSALS_MAX
-from procession.commit.round_events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.commit.sink_link import Link, SinkOptions, packed
+from procession.commit.round_events import EmitEpoch, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.sink_link import SinkLink, SinkOptions
 from procession.connectors.file_sink import opener
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
-from procession.sdk.sink_directory import Home
+from procession.sdk.sink_directory import SinkDirectory
 from procession.sdk.sink_server import SinkServer
 from procession.tls import ClientTls, ServerTls
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     TWOPC_STREAM,
     Error,
@@ -55,6 +53,7 @@ class Talk:
         answer_timeout_s: float = 10.0,
         tls: ClientTls | None = None,
         knows_workers_left: bool = False,
+        is_in_blocks: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.said: list[str] = []
@@ -70,8 +69,9 @@ class Talk:
             answer_timeout_s=answer_timeout_s,
             backoff_max_s=0.05,
             knows_workers_left=knows_workers_left,
+            is_in_blocks=is_in_blocks,
         )
-        self.link = Link(options, self._take, self._hear)
+        self.link = SinkLink(options, self._take, self._hear)
         self.task = asyncio.ensure_future(self.link.run())
 
     @property
@@ -108,9 +108,11 @@ class Sink:
     """A file sink in this process, at a given port."""
 
     def __init__(self, directory: Path, port: int, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
-        self._home = Home(directory, opener(directory))
+        self._home = SinkDirectory(directory, opener(directory))
         listener = listening_socket(Address("127.0.0.1", port))
-        self._task = asyncio.ensure_future(SinkServer(self._home.open_outlet, cookie=cookie, tls=tls).serve(listener))
+        self._task = asyncio.ensure_future(
+            SinkServer(self._home.open_participant, cookie=cookie, tls=tls).serve(listener)
+        )
 
     async def end(self) -> None:
         self._task.cancel()
@@ -163,7 +165,7 @@ def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
         sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
         talk = Talk(port, tls=authority.client())
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(Emit("out", TXN, 0, 0, 300_000), iter([pa.array([bytes(100_000)] * 3)]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 300_000), iter([pa.array([bytes(100_000)] * 3)]))
         await talk.until(lambda: len(talk.events) == 2)
         assert talk.events[1] == VoteReceived("out", TXN, True)
         talk.link.phase2(TXN, commit=True)
@@ -180,7 +182,7 @@ def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path)
         port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
         sink = Sink(tmp_path / "sink", port, tls=authority.server())
         talk = Talk(port, tls=ClientTls(other.ca))
-        with pytest.raises(ConfigError, match="its certificate is not to be trusted") as caught:
+        with pytest.raises(ConfigError, match="its certificate is not trusted") as caught:
             await asyncio.wait_for(talk.task, PATIENCE_S)
         assert "certificates" in caught.value.next_step
         await sink.end()
@@ -213,7 +215,7 @@ def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_si
         sink = Sink(tmp_path, port)
         talk = Talk(port)
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(Emit("out", TXN, 0, 0, 6), iter([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 6), iter([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])]))
         await talk.until(lambda: len(talk.events) == 2)
         assert talk.events[1] == VoteReceived("out", TXN, True)
         await sink.end()
@@ -250,7 +252,7 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
         talk = Talk(port, answer_timeout_s=0.3)
         await talk.until(lambda: bool(talk.events))
         talk.link._connection.receive = lambda data: []  # type: ignore[method-assign, union-attr]  # the vote is lost
-        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
         await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
         await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
         await talk.end()
@@ -271,7 +273,7 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal sessions
             sessions += 1
-            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK)
             while not any(isinstance(event, Messages) for event in connection.receive(await reader.read(65_536))):
                 pass
             listed = two_phase_commit.wrap(ReplyUncommitted(1, ()))
@@ -282,7 +284,7 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1], answer_timeout_s=5.0)
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(Emit("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
         assert not talk.task.done()
         await talk.end()
@@ -300,7 +302,7 @@ class Closing:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.sessions += 1
-        connection = Connection(Side.ACCEPTOR, Role.SINK)
+        connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK)
         while data := await reader.read(65_536):
             for event in connection.receive(data):
                 for payload in event.bodies() if isinstance(event, Messages) else ():
@@ -342,7 +344,9 @@ def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_li
         talk = Talk(server.sockets[0].getsockname()[1])
         for number in range(1, REFUSALS_MAX + 1):
             await talk.until(lambda n=number: talk.greetings == n)  # type: ignore[misc]
-            await talk.link.emit(Emit("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), iter([pa.array([b"x"])]))
+            await talk.link.emit(
+                EmitEpoch("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), iter([pa.array([b"x"])])
+            )
         with pytest.raises(ConfigError, match=f"{REFUSALS_MAX} times in a row before its vote") as caught:
             await asyncio.wait_for(talk.task, PATIENCE_S)
         assert f":c_id={REFUSALS_MAX}:" in caught.value.sentence
@@ -372,7 +376,7 @@ def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greetin
         writers: list[asyncio.StreamWriter] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = Connection(Side.ACCEPTOR, Role.SINK)
+            connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK)
             writers.append(writer)
             while data := await reader.read(65_536):
                 received = [event for event in connection.receive(data) if isinstance(event, Messages)]
@@ -397,7 +401,7 @@ def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greetin
         talk.link.workers_left(("gateway-1", "gateway-2"))
         writers[0].close()
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
-        await talk.link.emit(Emit("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
         await talk.until(lambda: VoteReceived("out", TXN, True) in talk.events)
         both = ("gateway-1", "gateway-2")
         first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # as far as it was read before we closed
@@ -415,31 +419,23 @@ def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_pat
         talk = Talk(port)
         await talk.until(lambda: bool(talk.events))
         with pytest.raises(StorageError, match="manifests say"):
-            await talk.link.emit(Emit("out", TXN, 0, 0, 5), iter([pa.array([b"x"])]))
+            await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 5), iter([pa.array([b"x"])]))
         await talk.end()
         await sink.end()
 
     asyncio.run(story())
 
 
-@given(
-    records=st.lists(st.binary(max_size=12), min_size=1, max_size=60),
-    bytes_max=st.integers(0, 20),
-    skipped=st.integers(0, 5),
-)
-def test_packing_changes_where_messages_are_cut_and_nothing_else(
-    records: list[bytes], bytes_max: int, skipped: int
-) -> None:
-    column = pa.array([b"skipped"] * skipped + records, pa.binary()).slice(skipped)
-    messages, edges = packed(column, bytes_max)
-    assert messages.type == pa.binary()
-    whole = messages.to_pylist()
-    assert b"".join(whole) == b"".join(records)
-    assert [edge - edges[0] for edge in edges] == [sum(map(len, whole[:number])) for number in range(len(whole) + 1)]
-    assert edges[0] == 0
-    if bytes_max == 0:
-        assert whole == records
-    starts = {sum(map(len, records[:number])) for number in range(len(records) + 1)}
-    assert set(edges.tolist()) <= starts, "a record is never cut"
-    longest = max(map(len, records))
-    assert all(len(message) <= max(1, bytes_max) + longest for message in whole)
+def test_a_vote_on_blocks_says_how_many_bytes_were_sent(tmp_path: Path) -> None:
+    async def story() -> None:
+        port = free_port()
+        sink = Sink(tmp_path / "sink", port)
+        talk = Talk(port, is_in_blocks=True)
+        await talk.until(lambda: bool(talk.events))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, None), iter([pa.array([b"ab"]), pa.array([b"cde"])]))
+        await talk.until(lambda: len(talk.events) == 2)
+        assert talk.events[1] == VoteReceived("out", TXN, True, length=5)
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(story())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.commit.transaction_id import Transaction
+from procession.commit.transaction_id import TransactionId
 
 # Names as the pipeline allows them, some of which look like the joints of a transaction's name.
 NAMES = st.one_of(
@@ -17,13 +17,20 @@ NAMES = st.one_of(
 )
 NUMBERS = st.integers(0, 2**63)
 TRANSACTIONS = st.builds(
-    Transaction, NUMBERS, NUMBERS, NUMBERS, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), NAMES, NAMES, st.booleans()
+    TransactionId,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    st.from_regex(r"[0-9a-f]{12}", fullmatch=True),
+    NAMES,
+    NAMES,
+    st.booleans(),
 )
 
 
 @given(transaction=TRANSACTIONS)
-def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: Transaction) -> None:
-    parsed = Transaction.parse(str(transaction))
+def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: TransactionId) -> None:
+    parsed = TransactionId.parse(str(transaction))
     assert parsed is not None
     assert str(parsed) == str(transaction)
     assert (parsed.epoch, parsed.fence, parsed.attempt) == (transaction.epoch, transaction.fence, transaction.attempt)
@@ -33,15 +40,17 @@ def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: Transac
 
 @given(transaction=TRANSACTIONS, epoch=NUMBERS, fence=NUMBERS, attempt=NUMBERS)
 def test_i3_another_epoch_fence_or_attempt_is_another_name(
-    transaction: Transaction, epoch: int, fence: int, attempt: int
+    transaction: TransactionId, epoch: int, fence: int, attempt: int
 ) -> None:
     other = replace(transaction, epoch=epoch, fence=fence, attempt=attempt)
     assert (str(other) == str(transaction)) == (other == transaction)
 
 
 def test_the_attempt_stands_behind_c_id_and_the_epoch_elsewhere_and_the_form_before_is_still_read() -> None:
-    assert str(Transaction(5, 2, 17, "abc", "p", "a")) == "p-w-a-id-abc.e5.f2:c_id=17"
-    assert Transaction.parse("p-w-a-id-abc.2.17:c_id=5") == Transaction(5, 2, 17, "abc", "p", "a", has_old_form=True)
+    assert str(TransactionId(5, 2, 17, "abc", "p", "a")) == "p-w-a-id-abc.e5.f2:c_id=17"
+    assert TransactionId.parse("p-w-a-id-abc.2.17:c_id=5") == TransactionId(
+        5, 2, 17, "abc", "p", "a", has_old_form=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,4 +74,4 @@ def test_the_attempt_stands_behind_c_id_and_the_epoch_elsewhere_and_the_form_bef
     ],
 )
 def test_a_name_of_another_shape_is_nobodys(text: str) -> None:
-    assert Transaction.parse(text) is None
+    assert TransactionId.parse(text) is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 
 CHECKPOINT = "abc123"
 
@@ -43,7 +43,7 @@ class World:
     sinks: dict[str, FakeSink]
     commits: int = -1
     offsets: int = -1
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: dict[int, RoundRecord] = field(default_factory=dict)
     acknowledged: int = -1
     fence: int = 0
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class FakeDriver:
     def perform(self, action: ev.Action) -> None:
         world, chance = self.world, self.world.random
         match action:
-            case ev.Emit(name, txn, epoch, start, end):
+            case ev.EmitEpoch(name, txn, epoch, start, end):
                 sink = world.sinks[name]
                 data = world.epoch_bytes(epoch, name)
                 assert txn not in world.contents, "a transaction id was used twice"
@@ -120,9 +120,9 @@ class FakeDriver:
                 else:
                     sink.is_connected = False
                     self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
-            case ev.Reserve(number):
+            case ev.ReserveAttempts(number):
                 world.reserved = number
-            case ev.Phase2(name, txn, commit):
+            case ev.SendPhase2(name, txn, commit):
                 sink = world.sinks[name]
                 if commit:
                     record = next(r for r in world.rounds.values() if r.parts[name].txn == txn)
@@ -134,7 +134,7 @@ class FakeDriver:
                 elif sink.is_connected:
                     sink.is_connected = False
                     self.pending.append(ev.SinkLost(name))
-            case ev.Reconnect(name):
+            case ev.ReconnectSink(name):
                 world.sinks[name].is_connected = False
             case ev.WriteRecord(record):
                 world.rounds[record.epoch] = record
@@ -144,7 +144,7 @@ class FakeDriver:
             case ev.Acknowledge(record):
                 assert record.epoch <= world.commits
                 world.acknowledged = record.epoch
-            case ev.Stop(error):
+            case ev.StopPipeline(error):
                 raise AssertionError(f"stopped: {error} {list(self.coordinator.story)}")
             case ev.DropRuns() | ev.Warn():
                 pass

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from procession.connectors.epochs_sink import epoch_files, epochs_directory
-from procession.sdk.conformance import CASES, Case, Conformance, Outcome
-from procession.sdk.sink_process import Trial, Visible
+from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase
+from procession.sdk.sink_process import SinkProcess, Visible
 from procession.verify.committed import committed_output
 
 
@@ -58,11 +58,11 @@ def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     shipped: Shipped = request.param
     kind, *options = shipped.words
     command = [sys.executable, "-m", "procession", "sink", kind, "{dir}", "--listen", "{listen}", *options]
-    with Trial(command, tmp_path_factory.mktemp("sink"), shipped.visible) as trial:
+    with SinkProcess(command, tmp_path_factory.mktemp("sink"), shipped.visible) as trial:
         yield Conformance(trial)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_sink_of_ours_conforms(conformance: Conformance, case: Case) -> None:
+def test_a_sink_of_ours_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
-    assert finding.outcome is Outcome.KEPT, finding.why
+    assert finding.outcome is CaseOutcome.KEPT, finding.why

@@ -11,8 +11,8 @@ import pytest
 
 from procession.connectors.epochs_sink import EpochsOutput, epoch_files, file_name
 from procession.errors import StorageError
-from procession.sdk.participant import Outlet
-from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.transaction_log import Transaction, TransactionLog
 
 EPOCH_0 = "00000000000000000000-00000000000000000000.data"
 EPOCH_1 = "00000000000000000004-00000000000000000001.data"
@@ -25,20 +25,20 @@ class Place:
         self.directory = directory
         self.epochs = directory / "app.epochs"
         self.pending = directory / "app.pending"
-        self._outlet: Outlet | None = None
+        self._participant: SinkParticipant | None = None
 
-    def open(self, *, is_empty_kept: bool = False) -> Outlet:
+    def open(self, *, is_empty_kept: bool = False) -> SinkParticipant:
         self.close()
-        txnlog = TxnLog(self.directory / "app.txnlog")
+        txnlog = TransactionLog(self.directory / "app.txnlog")
         txnlog.open()
-        self._outlet = Outlet(EpochsOutput(self.directory / "app", is_empty_kept=is_empty_kept), txnlog)
-        self._outlet.begin()
-        return self._outlet
+        self._participant = SinkParticipant(EpochsOutput(self.directory / "app", is_empty_kept=is_empty_kept), txnlog)
+        self._participant.begin()
+        return self._participant
 
     def close(self) -> None:
-        if self._outlet is not None:
-            self._outlet.close()
-        self._outlet = None
+        if self._participant is not None:
+            self._participant.close()
+        self._participant = None
 
     def shown(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(self.epochs.iterdir())}
@@ -51,87 +51,87 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-def prepare(outlet: Outlet, epoch: int, start: int, data: bytes) -> str:
+def prepare(participant: SinkParticipant, epoch: int, start: int, data: bytes) -> str:
     txn = f"app-w-out-id-1.1.1:c_id={epoch}"
     if data:
-        outlet.append([start], [data])
-    assert outlet.phase1(txn, [(1, start, start + len(data))])
+        participant.append([start], [data])
+    assert participant.phase1(txn, [(1, start, start + len(data))])
     return txn
 
 
-def commit(outlet: Outlet, epoch: int, start: int, data: bytes) -> None:
-    outlet.phase2(prepare(outlet, epoch, start, data), True)
+def commit(participant: SinkParticipant, epoch: int, start: int, data: bytes) -> None:
+    participant.phase2(prepare(participant, epoch, start, data), True)
 
 
 def test_a_committed_epoch_is_a_file_and_names_sort_in_the_order_of_the_output(place: Place) -> None:
-    outlet = place.open()
-    commit(outlet, 0, 0, b"one\n")
-    prepare(outlet, 1, 4, b"two\n")
+    participant = place.open()
+    commit(participant, 0, 0, b"one\n")
+    prepare(participant, 1, 4, b"two\n")
     assert place.shown() == {EPOCH_0: b"one\n"}, "what is voted for is not there yet"
-    outlet.phase2("app-w-out-id-1.1.1:c_id=1", True)
+    participant.phase2("app-w-out-id-1.1.1:c_id=1", True)
     for epoch in range(2, 20):
-        commit(outlet, epoch, outlet.committed_end, b"x" * 10 ** (epoch % 5))
+        commit(participant, epoch, participant.committed_end, b"x" * 10 ** (epoch % 5))
     assert list(place.shown())[:2] == [EPOCH_0, EPOCH_1]
     files = list(epoch_files(place.epochs))
     assert [file.start for file in files] == [0, *(file.end for file in files[:-1])]
-    assert files[-1].end == outlet.committed_end
+    assert files[-1].end == participant.committed_end
     assert not place.pending.exists()
 
 
 def test_an_epoch_without_output_has_a_file_only_if_it_was_asked_for(place: Place) -> None:
-    outlet = place.open()
+    participant = place.open()
     for epoch in (0, 1):
-        commit(outlet, epoch, 0, b"")
+        commit(participant, epoch, 0, b"")
     assert place.shown() == {}
-    outlet = place.open(is_empty_kept=True)
+    participant = place.open(is_empty_kept=True)
     for epoch in (2, 3):
-        commit(outlet, epoch, 0, b"")
-    commit(outlet, 4, 0, b"one\n")
+        commit(participant, epoch, 0, b"")
+    commit(participant, 4, 0, b"one\n")
     assert list(place.shown().values()) == [b"", b"", b"one\n"]
     assert [name.partition("-")[2][-6:-5] for name in place.shown()] == ["2", "3", "4"]
 
 
 def test_a_file_that_a_reader_took_away_is_not_made_again(place: Place) -> None:
-    outlet = place.open()
-    commit(outlet, 0, 0, b"one\n")
-    txn = prepare(outlet, 1, 4, b"two\n")
+    participant = place.open()
+    commit(participant, 0, 0, b"one\n")
+    txn = prepare(participant, 1, 4, b"two\n")
     output = EpochsOutput(place.directory / "app")
     output.recover(4, Transaction(txn, 4, 8))
     output.commit(Transaction(txn, 4, 8))  # and then the sink dies, before its log knows
     for path in place.epochs.iterdir():
         path.unlink()
-    outlet = place.open()
-    assert outlet.uncommitted == (txn,)
-    outlet.phase2(txn, True)
+    participant = place.open()
+    assert participant.uncommitted == (txn,)
+    participant.phase2(txn, True)
     assert place.shown() == {}
-    commit(outlet, 2, 8, b"three\n")
+    commit(participant, 2, 8, b"three\n")
     assert list(place.shown().values()) == [b"three\n"]
 
 
 def test_a_file_that_stands_in_the_way_is_not_overwritten(place: Place) -> None:
-    outlet = place.open()
-    txn = prepare(outlet, 0, 0, b"one\n")
+    participant = place.open()
+    txn = prepare(participant, 0, 0, b"one\n")
     (place.epochs / EPOCH_0).write_bytes(b"somebody else's")
-    with pytest.raises(StorageError, match="is there already") as caught:
-        outlet.phase2(txn, True)
+    with pytest.raises(StorageError, match="already exists") as caught:
+        participant.phase2(txn, True)
     assert "Move it away" in caught.value.next_step
     (place.epochs / EPOCH_0).unlink()
-    outlet = place.open()
-    outlet.phase2(txn, True)
+    participant = place.open()
+    participant.phase2(txn, True)
     assert place.shown() == {EPOCH_0: b"one\n"}
 
 
 def test_what_was_voted_for_and_is_too_short_now_stops_the_sink(place: Place) -> None:
-    outlet = place.open()
-    prepare(outlet, 0, 0, b"one\n")
+    participant = place.open()
+    prepare(participant, 0, 0, b"one\n")
     place.pending.write_bytes(b"on")
     with pytest.raises(StorageError, match="has 2 bytes, but 4 were promised"):
         place.open()
 
 
 def test_what_is_behind_the_bytes_that_were_voted_for_is_cut_off(place: Place) -> None:
-    outlet = place.open()
-    txn = prepare(outlet, 0, 0, b"one\n")
+    participant = place.open()
+    txn = prepare(participant, 0, 0, b"one\n")
     with place.pending.open("ab") as file:
         file.write(b"torn")
     place.open().phase2(txn, True)
@@ -139,8 +139,8 @@ def test_what_is_behind_the_bytes_that_were_voted_for_is_cut_off(place: Place) -
 
 
 def test_files_of_other_names_are_passed_over(place: Place) -> None:
-    outlet = place.open()
-    commit(outlet, 0, 0, b"one\n")
+    participant = place.open()
+    commit(participant, 0, 0, b"one\n")
     (place.epochs / ".hidden").write_bytes(b"x")
     (place.epochs / "README").write_bytes(b"x")
     assert [file.path.name for file in epoch_files(place.epochs)] == [EPOCH_0]
@@ -162,5 +162,5 @@ def test_a_suffix_that_cannot_end_a_name_is_refused_before_anything_is_written(t
     words = [sys.executable, "-m", "procession", "sink", "epochs", str(directory), "--suffix", "/../x"]
     done = subprocess.run(words, capture_output=True, check=False)
     assert done.returncode == 2
-    assert b"'/../x' cannot end the name of a file.\n  Next: Give letters and digits after a dot" in done.stderr
+    assert b"'/../x' is not a valid suffix.\n  Next: Use a dot and letters or digits" in done.stderr
     assert not directory.exists()

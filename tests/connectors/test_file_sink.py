@@ -156,11 +156,11 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
 @on_a_loop
 async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
     from procession.connectors.file_sink import opener
-    from procession.sdk.sink_directory import Home
+    from procession.sdk.sink_directory import SinkDirectory
 
     async with sink.running():
         with pytest.raises(StorageError, match="Another process holds"):
-            Home(sink.directory, opener(sink.directory))
+            SinkDirectory(sink.directory, opener(sink.directory))
 
 
 @on_a_loop

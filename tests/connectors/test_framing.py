@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.connectors import framing
-from procession.connectors.framing import Fixed, Framed, Framing, Lines, Look, parse_framing
+from procession.connectors.framing import FixedFraming, LengthFraming, LineFraming, Look, RecordFraming, parse_framing
 from procession.errors import ConfigError
 
 Records = list[tuple[int, bytes]]
@@ -37,10 +37,10 @@ def as_framed(texts: list[bytes]) -> tuple[bytes, Records]:
     return data, records
 
 
-KINDS: list[tuple[Framing, Callable[[list[bytes]], tuple[bytes, Records]]]] = [
-    (Lines(), as_lines),
-    (Fixed(3), as_fixed),
-    (Framed(), as_framed),
+KINDS: list[tuple[RecordFraming, Callable[[list[bytes]], tuple[bytes, Records]]]] = [
+    (LineFraming(), as_lines),
+    (FixedFraming(3), as_fixed),
+    (LengthFraming(), as_framed),
 ]
 
 
@@ -48,7 +48,7 @@ def look_into(data: bytes) -> Look:
     return lambda position, count: data[position : position + count]
 
 
-def cut_in_pieces(kind: Framing, data: bytes, piece_bytes: int) -> Records:
+def cut_in_pieces(kind: RecordFraming, data: bytes, piece_bytes: int) -> Records:
     """As a reader does: what is left over comes again, before the next piece."""
     records: Records = []
     rest, position, fed = b"", 0, 0
@@ -66,7 +66,7 @@ def cut_in_pieces(kind: Framing, data: bytes, piece_bytes: int) -> Records:
 @settings(max_examples=100, deadline=None)
 @given(texts=st.lists(st.binary(max_size=12)), piece_bytes=st.integers(1, 40))
 def test_records_are_cut_out_whatever_the_pieces_and_begin_only_where_they_begin(
-    kind: Framing, made_of: Callable[[list[bytes]], tuple[bytes, Records]], texts: list[bytes], piece_bytes: int
+    kind: RecordFraming, made_of: Callable[[list[bytes]], tuple[bytes, Records]], texts: list[bytes], piece_bytes: int
 ) -> None:
     data, records = made_of(texts)
     assert cut_in_pieces(kind, data, piece_bytes) == records
@@ -99,8 +99,8 @@ def test_a_record_that_is_not_whole_waits_for_the_rest() -> None:
 def test_a_length_over_the_limit_is_no_frame() -> None:
     for length in (framing.RECORD_BYTES_MAX + 1, 2**32 - 1):
         data = length.to_bytes(4) + b"abc"
-        assert not len(Framed().cut(data, is_end=False))
-        assert not Framed().begins_at(0, look_into(data))
+        assert not len(LengthFraming().cut(data, is_end=False))
+        assert not LengthFraming().begins_at(0, look_into(data))
 
 
 def test_a_framing_is_named_as_people_write_it() -> None:

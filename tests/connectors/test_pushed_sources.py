@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from procession.address import parse_address
-from procession.connectors.pushed_sources import Keeping, run_pushed
+from procession.connectors.pushed_sources import SpoolOptions, after_answer, run_pushed
 from procession.connectors.udp_source import UdpSource, datagram_socket
+from procession.errors import StorageError
+from procession.sdk.backlog import Spool
 from procession.sdk.connector_program import run_source
-from procession.sdk.push_source import Inlet
+from procession.sdk.push_source import PushStream
 from procession.sdk.source_options import SourceOptions
-from procession.sdk.source_records import Batch
+from procession.sdk.source_records import Batch, Stream
 
 NOWHERE = "127.0.0.1:1"
 OPTIONS = SourceOptions("test", "test", stop_wait_s=0.05)
@@ -26,14 +30,14 @@ async def one_signal() -> None:
 
 
 def test_one_signal_ends_the_wait_for_a_gateway_that_is_away_and_the_lost_records_are_counted() -> None:
-    async def medium(inlet: Inlet) -> None:
+    async def medium(inlet: PushStream) -> None:
         for payloads in ([b"one", b"two"], [b"three"]):
             count = len(payloads)
             await inlet.put(Batch.gathered(list(range(count)), [0] * count, [b""] * count, payloads))
         await one_signal()
 
     with capture_logs() as said:
-        assert not run_pushed(Keeping(is_best_effort=True).inlet("some", "It"), medium, NOWHERE, OPTIONS)
+        assert not run_pushed(SpoolOptions(is_best_effort=True).open_stream("some", "It"), medium, NOWHERE, OPTIONS)
     assert [line["waited_s"] for line in said if line["event"] == "program.wait_expired"] == [0.05]
     assert [line["records"] for line in said if line["event"] == "source.records_lost"] == [3]
 
@@ -46,8 +50,28 @@ def test_one_signal_ends_the_wait_and_the_datagrams_that_were_not_sent_are_count
             source.datagram_received(b"datagram", None)
         await one_signal()
 
-    options = SourceOptions("test", "test", stop_wait_s=0.05, dialect="draft", report=source.hear)
+    options = SourceOptions("test", "test", stop_wait_s=0.05, dialect="draft", report=source.on_report)
     with capture_logs() as said:
         assert not run_source(source, NOWHERE, options, on_stop=source.stop, beside=beside)
         source.close()
     assert [line["lost"] for line in said if line["event"] == "source.datagrams_lost"] == [3]
+
+
+def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    pushed = PushStream(Stream.named("changes"), spool)
+
+    async def medium(inlet: PushStream) -> None:
+        await inlet.put(Batch.gathered(list(range(9)), [0] * 9, [b""] * 9, [b"new"] * 9))
+
+    async def life() -> None:
+        reading = asyncio.create_task(after_answer(medium)(pushed))
+        for _ in range(10):
+            await asyncio.sleep(0)  # as long as the gateway is away
+        with pytest.raises(StorageError, match="has 0 records, but 5 are committed"):
+            await anext(pushed.read(pushed.stream, 4))
+        reading.cancel()
+
+    asyncio.run(life())
+    assert spool.next_id == 0
+    spool.close()

@@ -16,13 +16,13 @@ from procession.sdk.testing import Worker
 from procession.storage.secret import Secret, find_secret
 from procession.tls import ClientTls, connect
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from tests.certificates import Authority
 from tests.sdk.loops import on_a_loop
 
 
 async def worker_at(place: str, tls: ClientTls | None) -> Worker:
-    return Worker(Connection(Side.INITIATOR, Role.SINK), *await connect(parse_address(place), tls))
+    return Worker(Connection(ConnectionSide.INITIATOR, Role.SINK), *await connect(parse_address(place), tls))
 
 
 async def listening(directory: Path, process: asyncio.subprocess.Process) -> str:

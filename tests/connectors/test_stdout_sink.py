@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from procession import faults
 from procession.address import parse_address
 from procession.connectors.stdout_sink import PIECE_BYTES_MAX, json_line, pieces
-from procession.sdk.sink_process import Trial
+from procession.sdk.sink_process import SinkProcess
 from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2, Reply
@@ -31,8 +31,8 @@ COMMAND = [sys.executable, "-m", "procession", "sink", "stdout"]
 
 
 @contextmanager
-def trial_of(directory: Path, *options: str) -> Iterator[Trial]:
-    with Trial([*COMMAND, "{dir}", "--listen", "{listen}", *options], directory) as trial:
+def trial_of(directory: Path, *options: str) -> Iterator[SinkProcess]:
+    with SinkProcess([*COMMAND, "{dir}", "--listen", "{listen}", *options], directory) as trial:
         yield trial
 
 
@@ -195,7 +195,7 @@ async def test_when_its_reader_is_gone_it_says_so_and_goes_on_with_the_next(tmp_
         assert sink.process.stderr
         words = await asyncio.to_thread(sink.process.stderr.read)
         assert await asyncio.to_thread(sink.process.wait) == 3
-        assert b"error: Nobody reads what this sink prints any more.\n  Next: Start it again with a reader" in words
+        assert b"of this sink's output has gone.\n  Next: Start the sink again with a reader" in words
     with piped(tmp_path) as sink:
         worker = await sink.worker()
         assert await worker.hello() == (0, ("t1",))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from procession.driver.epoch_end import Agreement, Answered
-from procession.gateway.control_client import Offer, Reached, Share
+from procession.driver.epoch_end import EpochEndAgreement, EpochEndReply
+from procession.driver.last_commit import LastCommit
+from procession.gateway.confirmation import KnownGateway
+from procession.gateway.control_client import EpochOffer, OfferShare, StreamWatermarks
 from procession.gateway.members import Member
 from procession.merge.waiting_rows import Key
-from procession.storage.log_ranges import FIRST_GATEWAY, Offset
+from procession.storage.log_ranges import FIRST_GATEWAY, LogOffset
 
 COMPLETE = Key(100, 1, 7)
 
@@ -23,16 +25,18 @@ class Gateways:
         self.members = [Member(name, name, "", name, "") for name in names]
         self.away: set[str] = set()
 
-    def offer(self, fence: int, start: Offset, records_max: int, bytes_max: int) -> Offer:
+    def offer(self, fence: int, start: LogOffset, records_max: int, bytes_max: int, known: KnownGateway) -> EpochOffer:
         end = start.sequence + 1
-        return Offer(end, Offset(end), 0, self.members)
+        return EpochOffer(end, LogOffset(end), 0, self.members)
 
-    def clocks(self, fence: int) -> Reached:
-        return Reached({}, self.members)
+    def clocks(self, fence: int) -> StreamWatermarks:
+        return StreamWatermarks({}, self.members)
 
-    def offer_among(self, fence: int, start: Offset, limits: Any, told: Any, upto: Key | None) -> Share:
+    def offer_among(
+        self, fence: int, start: LogOffset, limits: Any, told: Any, upto: Key | None, known: KnownGateway
+    ) -> OfferShare:
         end = start.sequence + 1
-        return Share(end, Offset(end), COMPLETE, COMPLETE)
+        return OfferShare(end, LogOffset(end), COMPLETE, COMPLETE)
 
 
 class Desks:
@@ -43,7 +47,7 @@ class Desks:
     def meet(self, gateways: Iterable[Member]) -> None:
         self.names = sorted(member.name for member in gateways)
 
-    def ask(self, questions: Mapping[str, Callable[[Any], Answered]]) -> dict[str, Answered]:
+    def ask(self, questions: Mapping[str, Callable[[Any], EpochEndReply]]) -> dict[str, EpochEndReply]:
         there = {member.name for member in self.gateways.members} - self.gateways.away
         return {name: question(self.gateways) for name, question in questions.items() if name in there}
 
@@ -54,25 +58,25 @@ def gateways() -> Gateways:
 
 
 @pytest.fixture
-def agreement(gateways: Gateways) -> Agreement:
-    agreement = Agreement(Desks(gateways))  # type: ignore[arg-type]
+def agreement(gateways: Gateways) -> EpochEndAgreement:
+    agreement = EpochEndAgreement(Desks(gateways))  # type: ignore[arg-type]
     assert ends(agreement) is None, "the first says that it is not the only one"
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
     return agreement
 
 
-def ends(agreement: Agreement) -> dict[str, int] | None:
-    agreed = agreement.reach(1, {}, 100, 100)
+def ends(agreement: EpochEndAgreement) -> dict[str, int] | None:
+    agreed = agreement.reach(LastCommit(1), {}, 100, 100)
     return None if agreed is None else {name: end.sequence for name, end in agreed.ends.items()}
 
 
-def test_one_that_has_left_is_not_waited_for(gateways: Gateways, agreement: Agreement) -> None:
+def test_one_that_has_left_is_not_waited_for(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     del gateways.members[1]
     assert ends(agreement) is None
     assert ends(agreement) == {FIRST_GATEWAY: 1}
 
 
-def test_one_that_is_merely_away_is_waited_for(gateways: Gateways, agreement: Agreement) -> None:
+def test_one_that_is_merely_away_is_waited_for(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.away = {"gateway-1"}
     assert ends(agreement) is None
     assert ends(agreement) is None
@@ -80,14 +84,14 @@ def test_one_that_is_merely_away_is_waited_for(gateways: Gateways, agreement: Ag
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
 
 
-def test_while_the_first_is_away_nothing_is_agreed(gateways: Gateways, agreement: Agreement) -> None:
+def test_while_the_first_is_away_nothing_is_agreed(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.away = {FIRST_GATEWAY}
     assert ends(agreement) is None
     gateways.away = set()
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
 
 
-def test_one_that_has_come_is_in_the_next_epoch(gateways: Gateways, agreement: Agreement) -> None:
+def test_one_that_has_come_is_in_the_next_epoch(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.members.append(Member("gateway-2", "gateway-2", "", "gateway-2", ""))
     assert ends(agreement) is None
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1, "gateway-2": 1}

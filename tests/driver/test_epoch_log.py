@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procession.commit.performer import Outcome
-from procession.commit.round_record import Round
+from procession.commit.performer import CommittedEpoch
+from procession.commit.round_record import RoundRecord
 from procession.driver.epoch_log import EpochLog, Latency
 from procession.storage.run_store import Manifest
 
@@ -25,7 +25,7 @@ def test_latency_is_told_only_of_event_times_near_the_clock(
 ) -> None:
     time_ns = NOW_NS - round(age_s * 1e9)
     manifest = Manifest(0, 0, 0, 0, 2, records=2, times=(time_ns, time_ns))
-    EpochLog(tmp_path / "epochs.jsonl").add(Outcome(Round(0, 1, "f", 0, 2, {}), [manifest], 0.1, NOW_NS))
+    EpochLog(tmp_path / "epochs.jsonl").add(CommittedEpoch(RoundRecord(0, 1, "f", 0, 2, {}), [manifest], 0.1, NOW_NS))
     latency = Latency()
     latency.add(json.loads((tmp_path / "epochs.jsonl").read_text()))
     found = latency.quantile(0.5)

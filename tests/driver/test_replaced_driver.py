@@ -13,8 +13,8 @@ from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.driver.app_file import load_app
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.state_store import file_prefix
-from procession.storage.table_copies import Copies
+from procession.storage.state_version import file_prefix
+from procession.storage.table_copies import TableCopies
 
 APP = """
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_driver_that_was_paused_after_its_claim_removes_nothing_of_its_success
         )
         assert successor.fence == 2
         RunStore(directory / "runs" / successor.id / "0000000002").writer(0, 0, 0, 1).publish(Manifest(0, 0, 0, 0, 1))
-        Copies(directory / "sides" / successor.id, successor.fence).take(tmp_path / "table.jsonl")
+        TableCopies(directory / "sides" / successor.id, successor.fence).take(tmp_path / "table.jsonl")
         states = directory / "state" / successor.id
         states.mkdir(parents=True)
         (states / f"{file_prefix(2, 'counted', 0, 0, 0)}-0.state").touch()

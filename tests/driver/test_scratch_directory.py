@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from procession.driver import scratch_directory as scratch_module
-from procession.driver.scratch_directory import Scratch
+from procession.driver.scratch_directory import ScratchDirectory
 from procession.errors import FencedError
 
 DIES = """
 import os, sys
 from pathlib import Path
-from procession.driver.scratch_directory import Scratch
+from procession.driver.scratch_directory import ScratchDirectory
 
-scratch = Scratch(Path(sys.argv[1]))
+scratch = ScratchDirectory(Path(sys.argv[1]))
 (scratch.directory / "block").write_bytes(b"0" * 100)
 print(scratch.directory, flush=True)
 os.kill(os.getpid(), 9)
@@ -37,7 +37,7 @@ def left_by_a_killed_driver(root: Path) -> Path:
 
 def test_what_a_killed_driver_left_is_cleared_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
     left = left_by_a_killed_driver(tmp_path)
-    living, own = Scratch(tmp_path), Scratch(tmp_path)
+    living, own = ScratchDirectory(tmp_path), ScratchDirectory(tmp_path)
     (living.directory / "block").touch()
     own.clear_others(in_charge)
     assert not left.exists()
@@ -54,7 +54,7 @@ def test_a_driver_that_was_replaced_clears_nothing(tmp_path: Path) -> None:
     def replaced() -> None:
         raise FencedError("driver 1 was replaced by driver 2 and stops")
 
-    own = Scratch(tmp_path)
+    own = ScratchDirectory(tmp_path)
     with pytest.raises(FencedError):
         own.clear_others(replaced)
     assert (left / "block").exists()
@@ -66,12 +66,12 @@ def test_a_driver_that_was_replaced_clears_nothing(tmp_path: Path) -> None:
 def test_sockets_have_a_short_path_and_go_with_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     deep = tmp_path / ("d" * 80)
-    own = Scratch(deep)
+    own = ScratchDirectory(deep)
     assert own.sockets.parent == tmp_path
     assert own.sockets.is_dir()
     own.close()
     assert not own.sockets.exists()
     monkeypatch.setattr(scratch_module, "SOCKET_DIRECTORY_MAX", 1000)
-    own = Scratch(deep)
+    own = ScratchDirectory(deep)
     assert own.sockets == own.directory
     own.close()

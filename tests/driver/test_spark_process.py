@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 
-from procession.driver.spark_process import Beat, descendants, processor_ns
+from procession.driver.spark_process import Heartbeat, descendants, processor_ns
 
 
 def test_silence_is_noticed_once() -> None:
     silent = threading.Semaphore(0)
-    beat = Beat(0.2, lambda: silent.release())
+    beat = Heartbeat(0.2, lambda: silent.release())
     beat.start()
     assert silent.acquire(timeout=10)
     assert not silent.acquire(timeout=0.5)
@@ -21,7 +21,7 @@ def test_silence_is_noticed_once() -> None:
 
 def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
     silent = threading.Event()
-    beat = Beat(2.0, silent.set)
+    beat = Heartbeat(2.0, silent.set)
     beat.start()
     ends = time.monotonic() + 3.0
     while time.monotonic() < ends:

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from procession import Pipeline, tables
-from procession.commit.round_record import Round, Rounds
-from procession.driver.table_versions import FIRST, Refresh
+from procession.commit.round_files import RoundRecords
+from procession.commit.round_record import RoundRecord
+from procession.driver.table_versions import FIRST, TableRefresh
 from procession.errors import StorageError
 from procession.planner.graph import Graph
 from procession.planner.rules import make_plan
-from procession.spark.tasks import Tables, Task
-from procession.storage.table_copies import Copies, check_copy
+from procession.spark.tasks import Task, TaskTables
+from procession.storage.table_copies import TableCopies, check_copy
 from tests.operators.reference import batch_of
 from tests.spark.cluster import run_epoch, write_log, written
 
@@ -34,7 +35,7 @@ class World:
 
     directory: Path
     graph: Graph
-    refresh: Refresh
+    refresh: TableRefresh
     said: list[str]
     fence: int = 0
 
@@ -43,27 +44,27 @@ class World:
         return self.directory / "table.jsonl"
 
     def restarted(self) -> World:
-        refresh = Refresh.of(self.graph, self.directory / "sides", self.said.append, self.fence + 1)
-        last = Rounds(self.directory / "rounds").read_all()
+        refresh = TableRefresh.of(self.graph, self.directory / "sides", self.said.append, self.fence + 1)
+        last = RoundRecords(self.directory / "rounds").read_all()
         refresh.begin(last[max(last)].sides if last else {})
         return World(self.directory, self.graph, refresh, self.said, self.fence + 1)
 
     def run(self, epoch: int, attempt: int = 0) -> set[bytes]:
         """What the records of an epoch, of ten records and four tasks, were joined with."""
         plan = make_plan(self.graph)
-        rounds = Rounds(self.directory / "rounds")
+        rounds = RoundRecords(self.directory / "rounds")
         runs = self.directory / f"runs-{attempt}"
-        tables = Tables(self.refresh.copies.directory, rounds, self.refresh.first)
+        tables = TaskTables(self.refresh.copies.directory, rounds, self.refresh.first)
         task = Task(plan, self.directory / "log", runs, tables=tables)
         told = run_epoch(task, epoch, 10 * epoch, 10 * epoch + 10, random.Random(epoch))
         assert [one.failure for one in told if one.failure] == []
         return set(written(plan, runs, [told])["out"].splitlines())
 
     def commit(self, epoch: int) -> None:
-        rounds = Rounds(self.directory / "rounds")
+        rounds = RoundRecords(self.directory / "rounds")
         before = rounds.read(epoch - 1)
         known = before.sides if before is not None else {}
-        record = Round(epoch, 1, "", 0, 0, {}, sides=self.refresh.current(known))
+        record = RoundRecord(epoch, 1, "", 0, 0, {}, sides=self.refresh.current(known))
         rounds.write(record)
         self.refresh.drop(known, record.sides)
 
@@ -78,7 +79,7 @@ def world(tmp_path: Path) -> World:
     joined.sink("out", to="file:out")
     graph = pipeline.graph()
     said: list[str] = []
-    return World(tmp_path, graph, Refresh.of(graph, tmp_path / "sides", said.append), said).restarted()
+    return World(tmp_path, graph, TableRefresh.of(graph, tmp_path / "sides", said.append), said).restarted()
 
 
 def test_i5_an_epoch_that_is_run_again_reads_the_table_that_it_read_before(world: World) -> None:
@@ -106,7 +107,7 @@ def test_a_version_that_cannot_be_read_is_told_once_and_the_one_before_stays(wor
     world.commit(2)
     assert world.run(2) == world.run(3) == {b"one"}
     (told,) = world.said
-    assert "what it was before goes on being used" in told
+    assert "the previous version stays in use" in told
     world.table.unlink()
     world.commit(3)
     assert world.run(4) == {b"one"}
@@ -127,8 +128,8 @@ def test_copies_that_no_epoch_needs_are_removed(world: World) -> None:
 
 def test_a_table_that_was_never_there_is_an_error(tmp_path: Path, world: World) -> None:
     world.table.unlink()
-    gone = Refresh.of(world.graph, tmp_path / "elsewhere", print)
-    with pytest.raises(StorageError, match="is gone"):
+    gone = TableRefresh.of(world.graph, tmp_path / "elsewhere", print)
+    with pytest.raises(StorageError, match="is missing"):
         gone.begin({})
 
 
@@ -141,7 +142,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, mon
         with (tmp_path / "table").open("a") as file:
             file.write("more")
 
-    copies = Copies(tmp_path / "copies")
+    copies = TableCopies(tmp_path / "copies")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", changing)
         assert copies.take(tmp_path / "table") is None
@@ -154,7 +155,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, mon
 
 def test_a_damaged_copy_of_a_table_is_found_and_named(tmp_path: Path) -> None:
     (tmp_path / "table.jsonl").write_bytes(b'{"id": "a"}' * 100)
-    copies = Copies(tmp_path / "copies")
+    copies = TableCopies(tmp_path / "copies")
     name = copies.take(tmp_path / "table.jsonl")
     assert name is not None
     assert copies.take(tmp_path / "table.jsonl") == name
@@ -175,7 +176,7 @@ def test_a_damaged_copy_of_a_table_is_found_and_named(tmp_path: Path) -> None:
 def test_a_driver_removes_no_copy_of_a_later_one_and_takes_none_for_its_own(tmp_path: Path) -> None:
     table = tmp_path / "table"
     table.write_bytes(b"one")
-    older, later = Copies(tmp_path / "copies", 4), Copies(tmp_path / "copies", 5)
+    older, later = TableCopies(tmp_path / "copies", 4), TableCopies(tmp_path / "copies", 5)
     before, made = older.take(table), later.take(table)
     assert before is not None
     assert made is not None

@@ -12,30 +12,45 @@ from typing import Any
 
 import pytest
 
-from procession.commit import attempts, checkpoint, log_locations, round_record
-from procession.commit.attempts import read_reserved, write_reserved
+from procession.commit import checkpoint, log_locations, round_files, round_record
 from procession.commit.checkpoint import Checkpoint, read_pipeline
-from procession.commit.log_locations import Places
-from procession.commit.round_record import Part, Round, Rounds
-from procession.connectors import stdout_sink
+from procession.commit.log_locations import LogLocations
+from procession.commit.round_files import (
+    RoundRecords,
+    read_reserved,
+    write_reserved,
+)
+from procession.commit.round_record import (
+    RoundRecord,
+    SinkShare,
+)
+from procession.connectors import (
+    kafka_positions,
+    kafka_sink,
+    kafka_token,
+    parquet_directory,
+    parquet_output,
+    postgres_position,
+    stdout_sink,
+)
 from procession.connectors.stdout_sink import Stdout, StdoutOutput
 from procession.driver import table_versions
-from procession.driver.table_versions import FIRST, Refresh
+from procession.driver.table_versions import FIRST, TableRefresh
 from procession.errors import ConfigError, StorageError
 from procession.format_number import is_known_format
 from procession.gateway import members, request_parsing, snapshot
 from procession.gateway.control_client import ControlClient
-from procession.gateway.directory_identity import identity
-from procession.operators.tables import Side
+from procession.gateway.gateway_directory import find_identity, keep_identity
+from procession.operators.tables import SideTable
 from procession.sdk import ack_log, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
-from procession.sdk.transaction_log import Transaction, TxnLog, committed_ranges
-from procession.storage import batch_file, flight_reader, run_store, segment, state_store
-from procession.storage.flight_reader import Access, DistantLog, open_log
+from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
+from procession.storage import batch_file, flight_reader, run_store, segment, state_version
+from procession.storage.flight_reader import FlightAccess, FlightLog, open_log
 from procession.storage.journal import encode, read_journal
-from procession.storage.log_ranges import Place
+from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.table_copies import Copies
+from procession.storage.table_copies import TableCopies
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 
@@ -52,12 +67,12 @@ def write_pipeline(root: Path) -> Path:
 
 
 def write_round(root: Path) -> Path:
-    Rounds(root).write(Round(3, 1, "f", 0, 10, {"out": Part("t", 0, 5)}, {7: 9}))
+    RoundRecords(root).write(RoundRecord(3, 1, "f", 0, 10, {"out": SinkShare("t", 0, 5)}, {7: 9}))
     return root / f"{3:020d}"
 
 
 def write_place(root: Path) -> Path:
-    Places(root).keep("gateway-0", Place("log", "identity"))
+    LogLocations(root).keep("gateway-0", LogLocation("log", "identity"))
     return root / "gateways" / "gateway-0.json"
 
 
@@ -66,17 +81,22 @@ def write_attempts(root: Path) -> Path:
     return root / "attempts.json"
 
 
+def identity(directory: Path) -> str:
+    """As a gateway's start finds or makes it."""
+    return keep_identity(directory, find_identity(directory))
+
+
 def write_identity(root: Path) -> Path:
     identity(root)
     return root / "identity"
 
 
-def refreshed(path: Path) -> Refresh:
+def refreshed(path: Path) -> TableRefresh:
     table = path.parent.parent / "table.csv"
     if not table.exists():
         table.write_text("a,b\n1,2\n")
-    side = Side.__new__(Side)
-    return Refresh(Copies(path.parent, 1), {table: (side,)}, print)
+    side = SideTable.__new__(SideTable)
+    return TableRefresh(TableCopies(path.parent, 1), {table: (side,)}, print)
 
 
 def write_first(root: Path) -> Path:
@@ -88,13 +108,13 @@ def write_first(root: Path) -> Path:
 FILES: dict[str, tuple[Write, Read, bool]] = {
     "pipeline.json": (write_pipeline, lambda path: Checkpoint.claim(path.parent, name="p", fingerprint="f"), True),
     "pipeline.json, for a verifier": (write_pipeline, lambda path: read_pipeline(path.parent), True),
-    "round record": (write_round, lambda path: Rounds(path.parent).read(3), True),
-    "place of a log": (write_place, lambda path: Places(path.parents[1]), True),
+    "round record": (write_round, lambda path: RoundRecords(path.parent).read(3), True),
+    "place of a log": (write_place, lambda path: LogLocations(path.parents[1]), True),
     "attempts": (write_attempts, lambda path: read_reserved(path.parent, 0), False),
     "identity": (write_identity, lambda path: identity(path.parent), False),
     "identity, for an executor": (
         write_identity,
-        lambda path: open_log(Place(str(path.parent / "log"), "another"), Access()),
+        lambda path: open_log(LogLocation(str(path.parent / "log"), "another"), FlightAccess()),
         False,
     ),
     "versions of tables": (write_first, lambda path: refreshed(path).begin({}), False),
@@ -164,7 +184,7 @@ def test_versions_of_tables_of_the_landed_version_are_read(tmp_path: Path) -> No
 
 def test_the_first_entry_of_a_transaction_log_carries_the_number(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
-    log = TxnLog(path)
+    log = TransactionLog(path)
     log.open()
     log.vote(Transaction("a", 0, 5), commit=True)
     log.decide("a", commit=True)
@@ -173,7 +193,7 @@ def test_the_first_entry_of_a_transaction_log_carries_the_number(tmp_path: Path)
     assert (first["format"], "format" in second) == (2, False)
     assert committed_ranges(path) == [(0, 5)]
     path.write_bytes(encode({**first, "format": LATER}) + encode(second))
-    for read in (committed_ranges, lambda path: TxnLog(path).open()):
+    for read in (committed_ranges, lambda path: TransactionLog(path).open()):
         with pytest.raises(StorageError, match=r"out.txnlog has format 99"):
             read(path)
 
@@ -249,7 +269,7 @@ def test_a_ticket_of_a_later_version_is_refused_at_once(tmp_path: Path, monkeypa
             while client.offer(1, 0, 2**40, 2**40).end < 3:
                 pass
             (member,) = client.fence(1).gateways
-        log = DistantLog(Place("elsewhere/log", member.identity, member.flight), Access())
+        log = FlightLog(LogLocation("elsewhere/log", member.identity, member.flight), FlightAccess())
         assert sum(batch.num_rows for batch in log.read(0, 3)) == 3
         monkeypatch.setattr("procession.storage.flight_reader.TICKET_FORMAT", LATER)
         with pytest.raises(StorageError, match="ticket of format 99, and reads formats 1 to 2") as caught:
@@ -270,12 +290,18 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`checkpoint/pipeline.json`": checkpoint.FORMAT,
         "`checkpoint/gateways/*.json`": log_locations.FORMAT,
         "`checkpoint/*/rounds/*`": round_record.FORMAT,
-        "`checkpoint/*/attempts.json`": attempts.FORMAT,
+        "`checkpoint/*/attempts.json`": round_files.ATTEMPTS_FORMAT,
         "`state/` (`*.state`)": batch_file.FORMAT,
         "`sides/ID/first.json`": table_versions.FORMAT,
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
         "`*.printed` (`sink stdout`)": stdout_sink.NOTE_FORMAT,
+        "`*.kafka` (Kafka sink)": kafka_sink.IDENTITY_FORMAT,
+        "tokens in the Kafka control topic": kafka_token.FORMAT,
+        "`*.upload` (lake sinks)": parquet_output.FORMAT,
+        "`_procession/OUTPUT/*.json` of a Parquet table": parquet_directory.FORMAT,
+        "`*.kafka` (`source kafka`)": kafka_positions.FORMAT,
+        "`position.json` (`source postgres`)": postgres_position.FORMAT,
         "`--spool` (`*.segment`)": segment.VERSION,
         "`--acks`": ack_log.FORMAT,
         "requests at the control port": request_parsing.FORMAT,
@@ -284,4 +310,4 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "manifests in Spark's rows": run_store.FORMAT,
     }
     assert rows == {name: str(number) for name, number in numbers.items()}
-    assert f"has the format of keys and values, {state_store.FORMAT} |" in page
+    assert f"has the format of keys and values, {state_version.FORMAT} |" in page

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import Rounds
+from procession.commit.round_files import RoundRecords
 from procession.errors import StorageError
-from procession.gateway import snapshot
 from procession.gateway.confirmation import check_offered
+from procession.gateway.gateway_directory import MemberFile, load_snapshot
 from procession.gateway.members import Members
 from procession.sdk.ack_log import acknowledged
 from procession.sdk.backlog import Spool
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.transaction_log import TransactionLog
 from procession.storage.log import IngressLog
 from procession.storage.segment import ORDERED
 from procession.storage.state_file import StateFile
@@ -78,19 +78,19 @@ def test_the_ordered_log_is_read(copied: Copied) -> None:
 
 
 def test_the_snapshot_is_read(copied: Copied) -> None:
-    found = snapshot.load(copied("two-gateways") / "gateway-1")
+    found = load_snapshot(copied("two-gateways") / "gateway-1")
     assert (found.fence, found.end_sequence) == (1, 10)
     assert {stream_id: at.committed for stream_id, at in found.streams.items()} == {7: 9, 8: 9}
 
 
 def test_the_snapshot_of_an_order_by_event_time_is_read(copied: Copied) -> None:
-    found = snapshot.load(copied("event-time"))
+    found = load_snapshot(copied("event-time"))
     assert found.point is not None
     assert found.end_sequence == 4
 
 
 def test_the_members_are_read(copied: Copied) -> None:
-    assert sorted(Members(copied("two-gateways") / "gateway-0").present) == ["gateway-0", "gateway-1"]
+    assert sorted(Members(MemberFile(copied("two-gateways") / "gateway-0")).present) == ["gateway-0", "gateway-1"]
 
 
 def test_the_checkpoint_is_claimed(copied: Copied) -> None:
@@ -100,7 +100,7 @@ def test_the_checkpoint_is_claimed(copied: Copied) -> None:
 
 
 def test_the_round_records_are_read(copied: Copied) -> None:
-    rounds = Rounds(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
+    rounds = RoundRecords(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
     last = rounds[max(rounds)]
     assert sorted(rounds) == list(range(last.epoch + 1))
     assert last.offsets["gateway-0"] in (120, 121)
@@ -111,7 +111,7 @@ def test_the_round_records_are_read(copied: Copied) -> None:
 @pytest.mark.parametrize("release", ["format-3"])
 def test_the_states_are_read(copied: Copied) -> None:
     sample = copied("run") / "pipeline"
-    version = Rounds(sample / "checkpoint" / "0000000001" / "rounds").states(1)["totals"]
+    version = RoundRecords(sample / "checkpoint" / "0000000001" / "rounds").states(1)["totals"]
     version.check_format("totals")
     (folder,) = (sample / "state").iterdir()
     assert sum(StateFile(folder / name).count for task in version.tasks for name, _ in task) == 2
@@ -119,7 +119,7 @@ def test_the_states_are_read(copied: Copied) -> None:
 
 @pytest.mark.parametrize("release", ["landed"])
 def test_states_whose_keys_have_no_types_are_refused_before_the_checkpoint_is_claimed(copied: Copied) -> None:
-    rounds = Rounds(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
+    rounds = RoundRecords(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
     with pytest.raises(StorageError, match="the states of stage 'totals' have format 1") as caught:
         rounds[3].states["totals"].check_format("totals")
     assert "begin anew" in caught.value.next_step
@@ -134,7 +134,7 @@ def test_state_files_of_an_earlier_format_are_refused(copied: Copied) -> None:
 
 
 def test_the_transaction_log_is_read(copied: Copied) -> None:
-    log = TxnLog(copied("run") / "out" / "sample-priced-0.txnlog")
+    log = TransactionLog(copied("run") / "out" / "sample-priced-0.txnlog")
     log.open()
     assert log.committed_end == 6860
     assert log.prepared == ()

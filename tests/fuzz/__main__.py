@@ -1,6 +1,6 @@
 """`make fuzz`: lets atheris look for inputs that break a promise, target by target, for a bounded time.
 
-The one rule: a run ends by the clock, and leaves the tree alone: what it finds stays in .make/fuzz until `--keep` makes
+Invariant: a run ends by the clock, and leaves the tree alone: what it finds stays in .make/fuzz until `--keep` makes
 it part of the corpus. Before it the Makefile; after it `targets`. Status 1 if an input was found that fails.
 """
 

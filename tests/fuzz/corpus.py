@@ -1,6 +1,6 @@
 """The corpus: for each target the inputs worth keeping, as lines of hex in a text file.
 
-The one rule: small. An input stays only if it makes our code take a step that no shorter one makes; one that once
+Invariant: small. An input stays only if it makes our code take a step that no shorter one makes; one that once
 failed stays by being written down by hand above the line. Before it `__main__`, which finds inputs; after it
 `test_corpus`, which runs them in every test run.
 """

@@ -1,6 +1,6 @@
 """What is fuzzed: for each target a function that takes any bytes, and fails if a promise about them is broken.
 
-The one rule: a target passes over the errors that bad bytes must end in, and over no other. So what fails is a bug of
+Invariant: a target passes over the errors that bad bytes must end in, and over no other. So what fails is a bug of
 ours: another exception, a frame that does not come back as the same bytes, two ways of reading that disagree.
 """
 
@@ -18,7 +18,7 @@ from procession.wire.capture import Capture, HexReader, encoded, is_hex
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.dialect import DRAFT, V3
 from procession.wire.draft_messages import AckCounts, AnyFrame, Debug, DraftMessages, DraftOk, Extension
-from procession.wire.lifecycle import Role, Side, State
+from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import Ack, Eos, Hello, Message, Messages, Notify, NotifyAck, Ok, Restart
 
 FRAME_BYTES_MAX = 512
@@ -132,25 +132,28 @@ def _end(choice: int, columns_bytes_min: int = 0) -> Connection:
     """One end of a connection that has just begun, or of one that has got as far as open streams: the choice's bits say
     which role and side it has, how far it is, and whether the initiator speaks the draft."""
     columns.make_ready()
-    role, side = list(Role)[choice & 1], list(Side)[choice >> 1 & 1]
+    role, side = list(Role)[choice & 1], list(ConnectionSide)[choice >> 1 & 1]
     is_draft = bool(choice & 16) and role is Role.SOURCE
     ends = {
-        Side.INITIATOR: Connection(
-            Side.INITIATOR, role, FRAME_BYTES_MAX, columns_bytes_min, dialect=DRAFT if is_draft else V3
+        ConnectionSide.INITIATOR: Connection(
+            ConnectionSide.INITIATOR, role, FRAME_BYTES_MAX, columns_bytes_min, dialect=DRAFT if is_draft else V3
         ),
-        Side.ACCEPTOR: Connection(Side.ACCEPTOR, role, FRAME_BYTES_MAX, columns_bytes_min),
+        ConnectionSide.ACCEPTOR: Connection(ConnectionSide.ACCEPTOR, role, FRAME_BYTES_MAX, columns_bytes_min),
     }
     hello = DRAFT_HELLO if is_draft else HELLO
     if choice & 4:
         ok = DraftOk(CREDITS) if is_draft else Ok(CREDITS)
-        script: list[tuple[Side, AnyFrame]] = [(Side.INITIATOR, hello), (Side.ACCEPTOR, ok)]
+        script: list[tuple[ConnectionSide, AnyFrame]] = [
+            (ConnectionSide.INITIATOR, hello),
+            (ConnectionSide.ACCEPTOR, ok),
+        ]
         for stream_id in OPEN_STREAMS:
-            script.append((Side.INITIATOR, Notify(stream_id, "s", 0)))
-            script += [] if is_draft else [(Side.ACCEPTOR, NotifyAck(True, stream_id, 0))]
+            script.append((ConnectionSide.INITIATOR, Notify(stream_id, "s", 0)))
+            script += [] if is_draft else [(ConnectionSide.ACCEPTOR, NotifyAck(True, stream_id, 0))]
         for sender, frame in script:
             ends[sender.other].receive(ends[sender].send(frame))
-        assert ends[side].state is State.STREAMING
-    elif side is Side.INITIATOR:
+        assert ends[side].state is ConnectionState.STREAMING
+    elif side is ConnectionSide.INITIATOR:
         ends[side].send(hello)
     return ends[side]
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from procession.gateway import recovery
 from procession.gateway.gateway_events import (
     Action,
-    Append,
-    Appended,
-    Close,
-    Committed,
+    AppendRows,
+    CloseSession,
+    EpochCommitted,
     Event,
-    Received,
-    Send,
+    FrameReceived,
+    RowsAppended,
+    SendFrame,
     SessionOpened,
     SnapshotWritten,
     WriteSnapshot,
 )
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.storage.segment import INGRESS_SCHEMA, KIND_RECORD
 from procession.wire.messages import (
@@ -62,11 +67,11 @@ class Bench:
         done: list[Action] = []
         for action in self.state.handle(event):
             done.append(action)
-            if isinstance(action, Append):
+            if isinstance(action, AppendRows):
                 assert action.first_sequence == len(self.rows)
                 self.rows += action.batch.to_pylist()
                 if self.appends:
-                    done += self.do(Appended(len(self.rows)))
+                    done += self.do(RowsAppended(len(self.rows)))
             elif isinstance(action, WriteSnapshot):
                 if action.retiring is not None:
                     self.retired = self.retired[: action.retiring.position] + action.retiring.data
@@ -82,10 +87,10 @@ class Bench:
 
     def hello(self, session: int) -> list[Frame]:
         self.do(SessionOpened(session))
-        return sent(self.do(Received(session, HELLO)), session)
+        return sent(self.do(FrameReceived(session, HELLO)), session)
 
     def notify(self, session: int, stream_id: int, point: int = 0) -> NotifyAck:
-        frames = sent(self.do(Received(session, Notify(stream_id, f"stream {stream_id}", point))), session)
+        frames = sent(self.do(FrameReceived(session, Notify(stream_id, f"stream {stream_id}", point))), session)
         answer = frames[0]
         assert isinstance(answer, NotifyAck)
         return answer
@@ -95,11 +100,11 @@ class Bench:
         assert self.notify(session, stream_id).success
 
     def message(self, session: int, stream_id: int, *message_ids: int) -> list[Action]:
-        return self.do(Received(session, messages(stream_id, *message_ids)))
+        return self.do(FrameReceived(session, messages(stream_id, *message_ids)))
 
     def commit(self, epoch: int, end: int | None = None, fence: int = 1, **positions: int) -> list[Action]:
         named = {int(name[1:]): message_id for name, message_id in positions.items()}
-        return self.do(Committed(fence, epoch, len(self.rows) if end is None else end, named))
+        return self.do(EpochCommitted(fence, epoch, len(self.rows) if end is None else end, named))
 
     @property
     def ids(self) -> list[object]:
@@ -113,8 +118,15 @@ def messages(stream_id: int, *message_ids: int) -> Messages:
 
 
 def sent(actions: list[Action], session: int) -> list[Frame]:
-    return [action.frame for action in actions if isinstance(action, Send) and action.session == session]
+    return [action.frame for action in actions if isinstance(action, SendFrame) and action.session == session]
 
 
 def reasons(actions: list[Action]) -> list[str | None]:
-    return [action.reason for action in actions if isinstance(action, Close)]
+    return [action.reason for action in actions if isinstance(action, CloseSession)]
+
+
+def recovered(directory: Path) -> tuple[Snapshot, bytes]:
+    """The snapshot and the retired streams that a gateway starts with in this directory."""
+    found = recovery.recover(GatewayConfig(directory))
+    recovery.renew(directory, found)
+    return found.snapshot, found.retired

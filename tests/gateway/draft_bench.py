@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procession.gateway.gateway_events import Action, Received, SessionOpened
+from procession.gateway.gateway_events import Action, FrameReceived, SessionOpened
 from procession.storage.segment import (
     KIND_EPHEMERAL,
     KIND_RECORD,
@@ -24,15 +24,15 @@ ALL = frozenset(Extension)
 class DraftBench(Bench):
     def hello(self, session: int, version: str = "draft") -> list[object]:  # type: ignore[override]
         self.do(SessionOpened(session))
-        return list(sent(self.do(Received(session, Hello(version, b"", "p", "i"))), session))
+        return list(sent(self.do(FrameReceived(session, Hello(version, b"", "p", "i"))), session))
 
     def open(self, session: int, *stream_ids: int, version: str = "draft") -> None:  # type: ignore[override]
         self.hello(session, version)
         for stream_id in stream_ids:
-            assert reasons(self.do(Received(session, Notify(stream_id, "s", 0)))) == []
+            assert reasons(self.do(FrameReceived(session, Notify(stream_id, "s", 0)))) == []
 
     def take(self, session: int, *messages: DraftMessage) -> list[Action]:
-        return self.do(Received(session, DraftMessages(messages)))
+        return self.do(FrameReceived(session, DraftMessages(messages)))
 
     def commit_to(self, epoch: int, end: int | None = None) -> list[Action]:
         """Commit what a chain would say of the rows below `end`."""

@@ -18,7 +18,7 @@ from procession.address import Address, kept
 from procession.errors import FencedError, RoundError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 from procession.tls import ClientTls
 
 PATIENCE_S = 60.0
@@ -30,9 +30,10 @@ PROGRAM = """
 import sys
 from pathlib import Path, PosixPath
 from procession.errors import ProcessionError
-from procession.gateway.gateway_options import GatewayConfig, Limits
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.server import serve
-from procession.merge.event_time import Declared
+from procession.merge.event_time import DeclaredOrder
 from procession.tls import ClientTls, ServerTls
 
 settings = eval(sys.argv[2])
@@ -72,7 +73,7 @@ class GatewayProcess:
         if is_known and is_confirmed:
             # A fault may have killed it meanwhile; or a test's own driver has come, which confirms its log as well.
             with contextlib.suppress(RoundError, FencedError), self.client() as driver:
-                driver.fence(driver.status()["fence"], Offset())
+                driver.fence(driver.status()["fence"], LogOffset())
         return self
 
     def _keep_ports(self) -> None:

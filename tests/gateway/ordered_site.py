@@ -14,18 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from procession.gateway.gateway_events import (
-    Committed,
-    Granted,
+    EpochCommitted,
+    FrameReceived,
     LeaderFound,
-    Received,
-    Relinquished,
     SessionClosed,
     SessionOpened,
+    StreamGranted,
+    StreamRelinquished,
 )
-from procession.gateway.gateway_options import GatewayConfig, Limits
-from procession.gateway.performer import Gateway
-from procession.merge.event_time import NO_REFERENCE, Declared
-from procession.storage.log import LogReader
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.performer import GatewayPerformer
+from procession.merge.event_time import NO_REFERENCE, DeclaredOrder
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import ORDERED
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.messages import Ack, Eos, Hello, Messages, Notify, Ok
@@ -57,7 +58,7 @@ class Client:
 
     def _read(self) -> None:
         while self.unread and not self.is_held:
-            self.site.gateway.handle(Received(self.number, self.unread.popleft()))
+            self.site.gateway.handle(FrameReceived(self.number, self.unread.popleft()))
 
     def send(self, frame: AnyFrame) -> None:
         self.frames.append(frame)
@@ -102,7 +103,7 @@ class Client:
 class Site:
     """One gateway's directory, and the gateway that has it at the moment; the driver reads what it is offered."""
 
-    def __init__(self, directory: Path, declared: Declared, **limits: Any) -> None:
+    def __init__(self, directory: Path, declared: DeclaredOrder, **limits: Any) -> None:
         self.config = GatewayConfig(
             directory, limits=Limits(**limits), declared=declared, segment_bytes_max=4096, append_delay_s=3600.0
         )
@@ -114,17 +115,17 @@ class Site:
         self.start()
 
     def start(self) -> None:
-        self.gateway = Gateway(self.config)
+        self.gateway = GatewayPerformer(self.config)
         self.gateway.leader = self
         self.gateway.confirm()
         self.gateway.handle(LeaderFound())
 
     def ask(self, stream_id: int) -> None:
         """There is no other gateway: what is asked for is granted."""
-        self.gateway.handle(Granted(stream_id, None))
+        self.gateway.handle(StreamGranted(stream_id, None))
 
     def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
-        self.gateway.handle(Relinquished(stream_id))
+        self.gateway.handle(StreamRelinquished(stream_id))
 
     def kill(self) -> None:
         """What waits to be written is gone; what was written is there."""
@@ -145,7 +146,7 @@ class Site:
         return end - start
 
     async def commit(self) -> None:
-        await self.gateway.commit(Committed(1, next(self.epochs), len(self.rows), self.positions))
+        await self.gateway.commit(EpochCommitted(1, next(self.epochs), len(self.rows), self.positions))
 
     async def epoch(self, records_max: int = 1_000_000) -> list[tuple[int, int, int]]:
         count = await self.read(records_max)

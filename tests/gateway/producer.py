@@ -11,7 +11,7 @@ from procession.gateway.listen_address import parse_address
 from procession.tls import ClientTls
 from procession.wire import v3
 from procession.wire.connection import Connection, Event
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Frame, Hello, Message, Notify, NotifyAck, Ok
 
 Kind = TypeVar("Kind")
@@ -24,7 +24,7 @@ class Producer:
         self.socket = socket.create_connection(where, timeout=TIMEOUT_S)
         if tls:
             self.socket = tls.context().wrap_socket(self.socket, server_hostname=where.host)
-        self.connection = Connection(Side.INITIATOR, Role.SOURCE)
+        self.connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
         self.events: list[Event] = []
         self.committed: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
 """Several gateways without sockets, disks or Spark: the real states and the real global registry, with words that are
 on their way between them, and a driver that takes epochs.
 
-The one rule: nothing arrives by itself. A test delivers each word, or loses it with the process that it was meant for.
+Invariant: nothing arrives by itself. A test delivers each word, or loses it with the process that it was meant for.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.commit.round_record import Round, next_positions
+from procession.commit.round_record import RoundRecord, next_positions
 from procession.errors import StorageError
 from procession.gateway.gateway_events import (
     Action,
-    Append,
-    Appended,
-    Ask,
-    Committed,
+    AppendRows,
+    AskForStream,
+    EpochCommitted,
     Event,
-    Granted,
+    FrameReceived,
     LeaderFound,
     LeaderKeeps,
     LeaderLost,
-    Received,
-    Refused,
-    Relinquish,
-    Relinquished,
-    Retire,
-    Send,
+    RelinquishStream,
+    RetireStreams,
+    RowsAppended,
+    SendFrame,
     SessionClosed,
     SessionOpened,
     SnapshotWritten,
+    StreamGranted,
+    StreamRefused,
+    StreamRelinquished,
     WriteSnapshot,
 )
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.global_registry import GlobalRegistry, Grant
 from procession.gateway.retired_streams import Retiring, checked
 from procession.gateway.snapshot import Snapshot
@@ -72,17 +72,17 @@ class Producer:
         return self.next_id is not None and not self.is_over
 
     def notify(self) -> None:
-        self.gateway.do(Received(self.session, Notify(self.stream_id, f"stream {self.stream_id}", 0)))
+        self.gateway.do(FrameReceived(self.session, Notify(self.stream_id, f"stream {self.stream_id}", 0)))
 
     def send(self) -> None:
         assert self.next_id is not None
         one = Messages.of([self.stream_id], [self.next_id], [0], [b""], [b"%d" % self.next_id])
         self.next_id += 1
-        self.gateway.do(Received(self.session, one))
+        self.gateway.do(FrameReceived(self.session, one))
 
     def end(self) -> None:
         self.is_over = True
-        self.gateway.do(Received(self.session, Eos(self.stream_id)))
+        self.gateway.do(FrameReceived(self.session, Eos(self.stream_id)))
 
     def close(self) -> None:
         self.is_over = True
@@ -101,7 +101,7 @@ class Node:
         self.producers: dict[int, Producer] = {}
         self.sessions = 0
         self.link = -1
-        self.outbox: deque[Ask | Relinquish] = deque()
+        self.outbox: deque[AskForStream | RelinquishStream] = deque()
         self.inbox: deque[Event] = deque()
         self.snapshot = Snapshot()
         self.files: dict[int, bytes] = {}
@@ -141,7 +141,7 @@ class Node:
         self.sessions += 1
         producer = self.producers[self.sessions] = Producer(self, self.sessions, stream_id)
         self.do(SessionOpened(self.sessions))
-        self.do(Received(self.sessions, HELLO))
+        self.do(FrameReceived(self.sessions, HELLO))
         producer.notify()
         return producer
 
@@ -151,18 +151,18 @@ class Node:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Append(batch=batch):
+            case AppendRows(batch=batch):
                 self.rows += batch.to_pylist()
-                self.do(Appended(len(self.rows)))
+                self.do(RowsAppended(len(self.rows)))
             case WriteSnapshot(snapshot, retiring):
                 self.write(retiring)
                 self.snapshot = snapshot
                 self.do(SnapshotWritten(snapshot, retiring))
-            case Ask() | Relinquish():
+            case AskForStream() | RelinquishStream():
                 self.outbox.append(action)
-            case Send(session, NotifyAck() as frame) if session in self.producers:
+            case SendFrame(session, NotifyAck() as frame) if session in self.producers:
                 self.producers[session].hear(frame)
-            case Send(session, Ack(positions=positions)):
+            case SendFrame(session, Ack(positions=positions)):
                 assert session in self.state.sessions
                 for stream_id, committed in positions:
                     self.cluster.told[stream_id] = max(committed + 1, self.cluster.told.get(stream_id, 0))
@@ -180,9 +180,9 @@ class Node:
         if self.cluster.epoch >= 0 and self.link >= 0:
             self.do(LeaderKeeps(self.cluster.nodes[0].snapshot.epoch))
         if share is None:
-            self.do(Retire())
+            self.do(RetireStreams())
             return
-        for action in self.state.handle(Retire()):
+        for action in self.state.handle(RetireStreams()):
             assert isinstance(action, WriteSnapshot)
             self.write(action.retiring, share)
         self.cluster.crash(self.cluster.nodes.index(self))
@@ -206,8 +206,8 @@ class Several:
         self.ends = [0] * count
         self.epoch = -1
         self.positions: dict[int, int] = {}
-        self.record = Round(-1, 1, "", 0, 0, {})
-        self.acknowledged: Round | None = None
+        self.record = RoundRecord(-1, 1, "", 0, 0, {})
+        self.acknowledged: RoundRecord | None = None
         self._heard: set[int] = set()
         """The gateways that have heard of the last record."""
         self.told: dict[int, int] = {}
@@ -254,13 +254,15 @@ class Several:
         if not node.outbox:
             return
         match node.outbox.popleft():
-            case Ask(stream_id):
+            case AskForStream(stream_id):
                 answer = self.registry.notify(node.link, stream_id)
                 is_granted = isinstance(answer, Grant)
-                node.inbox.append(Granted(stream_id, answer.committed) if is_granted else Refused(stream_id))
-            case Relinquish(stream_id, committed):
+                node.inbox.append(
+                    StreamGranted(stream_id, answer.committed) if is_granted else StreamRefused(stream_id)
+                )
+            case RelinquishStream(stream_id, committed):
                 self.registry.relinquish(node.link, stream_id, committed)
-                node.inbox.append(Relinquished(stream_id))
+                node.inbox.append(StreamRelinquished(stream_id))
 
     def answer(self, node: Node) -> None:
         """A gateway hears one answer of the leader."""
@@ -289,7 +291,7 @@ class Several:
             self.ends[number] = node.durable
         self.positions |= changes
         told = next_positions(self.record, self.acknowledged, [changes])
-        self.record, self._heard = Round(self.epoch, 1, "", 0, 0, {}, told), set()
+        self.record, self._heard = RoundRecord(self.epoch, 1, "", 0, 0, {}, told), set()
         for number in range(len(self.nodes)):
             if tells(number):
                 self.tell(number)
@@ -297,7 +299,7 @@ class Several:
     def tell(self, number: int) -> None:
         """A gateway hears what is committed by now."""
         if self.epoch >= 0:
-            self.nodes[number].do(Committed(1, self.epoch, self.ends[number], dict(self.record.positions)))
+            self.nodes[number].do(EpochCommitted(1, self.epoch, self.ends[number], dict(self.record.positions)))
             self._heard.add(number)
             if len(self._heard) == len(self.nodes):
                 self.acknowledged = self.record

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import Round
-from procession.driver.offsets import GatewayFeed, GatewayWord
+from procession.commit.round_record import RoundRecord
+from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.errors import RoundError
-from procession.storage.log import LogReader
-from procession.storage.log_ranges import Piece, laid, sequences
+from procession.storage.log_ranges import LogRange, laid, sequences
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 
 RECORDS_MAX = 20_000
@@ -27,16 +27,17 @@ class Taker:
     def __init__(self, root: Path, leader: Path, records_max: int = RECORDS_MAX) -> None:
         self.checkpoint = Checkpoint.claim(root, name="taker", fingerprint="")
         self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, BYTES_MAX)
-        self.word = GatewayWord(leader, b"", self.checkpoint.fence)
+        self.word = GatewayNotifier(leader, b"", self.checkpoint.fence)
         self._leader = leader
         self.epoch = -1
         self.offsets: dict[str, Any] = {"gateway-0": 0}
         self.positions: dict[int, int] = {}
         self.ids: dict[int, list[int]] = {}
         """The message ids of each stream, in the order of the output."""
-        self.pieces: list[list[Piece]] = []
+        self.pieces: list[list[LogRange]] = []
         """What each epoch was made of."""
-        self._untold: Round | None = None
+        self._untold: RoundRecord | None = None
+        self._acknowledged = -1
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -46,6 +47,7 @@ class Taker:
         other = type(self)(self.checkpoint.root, self._leader, self.feed.records_max)
         other.epoch, other.offsets = self.epoch, dict(self.offsets)
         other.positions, other.ids, other.pieces, other._untold = self.positions, self.ids, self.pieces, self._untold
+        other._acknowledged = self._acknowledged
         return other
 
     def begin(self) -> Taker:
@@ -91,27 +93,36 @@ class Taker:
             self.word.acknowledge(self._untold)
         except RoundError:
             return False
-        self._untold = None
+        self._acknowledged, self._untold = self._untold.epoch, None
         return True
 
-    def _commit(self, ends: dict[str, Any], pieces: list[Piece]) -> None:
+    def _commit(self, ends: dict[str, Any], pieces: list[LogRange]) -> None:
         self.epoch += 1
         self._write("offsets", f"v1\n{{}}\n{json.dumps(ends)}")
         self._read_all(pieces)
         self.pieces.append(pieces)
         first, last = sum(sequences(self.offsets).values()), sum(sequences(ends).values())
-        self._untold = Round(
-            self.epoch, self.checkpoint.fence, "", first, last, {}, dict(self.positions), ends=sequences(ends)
+        self._untold = RoundRecord(
+            epoch=self.epoch,
+            fence=self.checkpoint.fence,
+            fingerprint="",
+            first=first,
+            last=last,
+            parts={},
+            positions=dict(self.positions),
+            ends=sequences(ends),
+            acknowledged=self._acknowledged,
         )
+        self.checkpoint.rounds.write(self._untold)
         self._write("commits", "v1\n{}")
         self.checkpoint.log.sync_commit(self.epoch)
         self.offsets = ends
 
-    def _read_all(self, pieces: list[Piece]) -> None:
+    def _read_all(self, pieces: list[LogRange]) -> None:
         for piece in pieces:
             self._read(piece)
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, piece: LogRange) -> None:
         for batch in LogReader(Path(piece.place.directory)).read(piece.first, piece.last):
             for row in batch.select(["kind", "stream_id", "message_id"]).to_pylist():
                 if row["kind"] in RECORD_KINDS:

@@ -13,9 +13,9 @@ from procession.errors import ConfigError, FencedError, StorageError
 from procession.gateway.confirmation import check_offered
 from procession.gateway.control_client import ControlClient
 from procession.gateway.log_rows import batch_of, eos_row
-from procession.merge.event_time import Declared
+from procession.merge.event_time import DeclaredOrder
 from procession.storage.log import IngressLog
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 from procession.wire.messages import Ack, Message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateways import Gateways
@@ -25,14 +25,14 @@ ALL = 2**40
 STREAM = 7
 
 
-def offered(driver: ControlClient, start: Offset, end: int) -> Offset:
+def offered(driver: ControlClient, start: LogOffset, end: int) -> LogOffset:
     """What the driver is offered from `start` on, when it is as much as this."""
     while (offer := driver.offer(1, start, ALL, ALL)).end < end:
         pass
     return offer.offset
 
 
-def taken(gateway: GatewayProcess, start: Offset, end: int) -> Offset:
+def taken(gateway: GatewayProcess, start: LogOffset, end: int) -> LogOffset:
     """Send records up to `end`, and commit them."""
     with Producer(gateway.listen) as producer, gateway.client() as driver:
         producer.hello()
@@ -54,7 +54,7 @@ def test_an_older_copy_is_refused_before_any_producer_is_admitted(
     gateway_process: Callable[..., GatewayProcess], tmp_path: Path, is_refilled: bool
 ) -> None:
     gateway = gateway_process().start()
-    known = taken(gateway, Offset(), 10)
+    known = taken(gateway, LogOffset(), 10)
     gateway.kill()
     shutil.copytree(gateway.directory, tmp_path / "copy")
     gateway.start(is_confirmed=False)
@@ -91,11 +91,11 @@ def test_a_directory_that_was_lost_and_made_anew_is_refused_however_much_it_was_
     gateway_process: Callable[..., GatewayProcess],
 ) -> None:
     gateway = gateway_process().start()
-    known = taken(gateway, Offset(), 10)
+    known = taken(gateway, LogOffset(), 10)
     gateway.kill()
     shutil.rmtree(gateway.directory)
     gateway.start()
-    taken(gateway, Offset(), 20)
+    taken(gateway, LogOffset(), 20)
     with gateway.client() as driver, pytest.raises(StorageError, match="begun anew"):
         driver.offer(1, known, ALL, ALL)
 
@@ -113,7 +113,7 @@ def test_who_waits_for_the_driver_is_admitted_as_soon_as_it_asks(
         driver.fence(1)
         driver.offer(1, 0, ALL, ALL)
         assert not producer.notify(STREAM).success, "these do not say which log they mean"
-        driver.fence(1, Offset())
+        driver.fence(1, LogOffset())
         producer.expect(Ack)
         assert producer.notify(STREAM).success
 
@@ -125,7 +125,7 @@ def test_a_driver_that_was_replaced_confirms_nothing(gateway_process: Callable[.
     gateway.kill()
     gateway.start(is_confirmed=False)
     with gateway.client() as driver, pytest.raises(FencedError):
-        driver.fence(4, Offset())
+        driver.fence(4, LogOffset())
     assert not is_admitted(gateway)
 
 
@@ -177,15 +177,15 @@ def test_an_offset_of_a_version_without_incarnations_means_a_log_of_that_version
     landed = Path(__file__).parents[1] / "formats" / "landed" / "two-gateways" / "gateway-0" / "log"
     shutil.copytree(landed, tmp_path / "landed")
     with IngressLog(tmp_path / "landed") as log, IngressLog(tmp_path / "other") as other:
-        check_offered(log, Offset(sequence), "gateway-0")
+        check_offered(log, LogOffset(sequence), "gateway-0")
         other.append(batch_of([eos_row(STREAM, number) for number in range(10)]))
         if sequence:
             with pytest.raises(StorageError, match="begun anew"):
-                check_offered(other, Offset(sequence), "gateway-0")
+                check_offered(other, LogOffset(sequence), "gateway-0")
             with pytest.raises(StorageError, match="ends at record 14"):
-                check_offered(log, Offset(15), "gateway-0")
+                check_offered(log, LogOffset(15), "gateway-0")
         else:
-            check_offered(other, Offset(sequence), "gateway-0")
+            check_offered(other, LogOffset(sequence), "gateway-0")
 
 
 def test_a_directory_that_was_deleted_admits_nobody_if_a_driver_was_ever_there(
@@ -197,7 +197,7 @@ def test_a_directory_that_was_deleted_admits_nobody_if_a_driver_was_ever_there(
     gateway = gateway_process(checkpoint=checkpoint).start()
     assert is_admitted(gateway), "no driver has claimed the pipeline: nothing was ever offered"
     Checkpoint.claim(checkpoint, name="p", fingerprint="")
-    known = taken(gateway, Offset(), 10)
+    known = taken(gateway, LogOffset(), 10)
     gateway.kill()
     gateway.directory.rename(tmp_path / "newest")
     gateway.start(is_confirmed=False)
@@ -221,24 +221,24 @@ def test_a_gateway_that_is_new_in_a_claimed_pipeline_admits_producers_when_the_d
     gateway = gateway_process(checkpoint=tmp_path / "checkpoint").start()
     assert not is_admitted(gateway)
     with gateway.client() as driver:
-        driver.offer(1, Offset(), ALL, ALL)
+        driver.offer(1, LogOffset(), ALL, ALL)
     assert is_admitted(gateway)
 
 
-def in_order(gateway: GatewayProcess, times: range) -> Offset:
+def in_order(gateway: GatewayProcess, times: range) -> LogOffset:
     """Send records in event-time order to both streams, and take what is in order."""
     with Producer(gateway.listen) as producer, gateway.client() as driver:
         producer.hello()
         for stream_id in (1, 2):
             assert producer.notify(stream_id).success
             producer.send(*(Message(stream_id, time, 10**9 * time, b"", b"%d" % time) for time in times))
-        return offered(driver, Offset(), 2 * times.stop - 1)
+        return offered(driver, LogOffset(), 2 * times.stop - 1)
 
 
 def test_an_older_copy_is_refused_with_the_order_of_event_time_too(
     gateway_process: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
-    gateway = gateway_process(declared=Declared(frozenset({1, 2}))).start()
+    gateway = gateway_process(declared=DeclaredOrder(frozenset({1, 2}))).start()
     in_order(gateway, range(5))
     gateway.kill()
     shutil.copytree(gateway.directory, tmp_path / "copy")
@@ -281,7 +281,7 @@ def test_no_stream_is_granted_on_the_word_of_a_gateway_that_was_set_back(tmp_pat
             while not producer.notify(STREAM).success:
                 pass
             producer.messages(STREAM, range(3))
-            known = offered(driver, Offset(), 3)
+            known = offered(driver, LogOffset(), 3)
         gateways[holder].kill()
         gateways[holder].directory.rename(tmp_path / "newest")
         (tmp_path / "copy").rename(gateways[holder].directory)

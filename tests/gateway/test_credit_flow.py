@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procession.gateway.gateway_events import Action, Send, SessionClosed, SessionOpened, Ticked
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_events import AckIntervalPassed, Action, SendFrame, SessionClosed, SessionOpened
+from procession.gateway.gateway_limits import Limits
 from procession.wire.messages import Ack, Ok
 from tests.gateway.bench import A, B, Bench, sent
 from tests.sdk.gateways import living_gateway
@@ -74,7 +74,7 @@ def test_with_a_fixed_window_credits_come_back_before_anything_is_committed() ->
     bench = Bench(Limits(credits_max=100, credits_min=10, backlog_max=10))
     bench.open(A, 7)
     assert granted(bench.message(A, 7, *range(99)), A) == 100
-    assert [type(action) for action in bench.commit(0, end=50) if isinstance(action, Send)] == []
+    assert [type(action) for action in bench.commit(0, end=50) if isinstance(action, SendFrame)] == []
 
 
 def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_with_a_fixed_window() -> None:
@@ -109,8 +109,8 @@ def test_what_a_notify_and_duplicates_took_comes_back_also_while_too_much_is_not
     bench.do(SessionClosed(A))
     bench.open(B, 7)
     bench.message(B, 7, *range(75, 84))
-    assert granted(bench.do(Ticked()), B) == 1 + 5, "its NOTIFY, and what was there already"
-    assert granted(bench.do(Ticked()), B) == 0, "once"
+    assert granted(bench.do(AckIntervalPassed()), B) == 1 + 5, "its NOTIFY, and what was there already"
+    assert granted(bench.do(AckIntervalPassed()), B) == 0, "once"
     assert len(bench.rows) == 84
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.gateway.credit_flow import Flow, Unappended
-from procession.gateway.credit_window import Bounds, Window
-from procession.gateway.gateway_options import Limits
+from procession.gateway.credit_flow import CreditFlow, UnappendedRows
+from procession.gateway.credit_window import AdaptiveWindow, CreditBounds
+from procession.gateway.gateway_limits import Limits
 
 STEP_S = 0.01
 FAST = 1_000_000.0
-BOUNDS = Bounds(latency_target_s=1.0, size_start=16_384, size_min=256, size_max=1 << 24)
+BOUNDS = CreditBounds(latency_target_s=1.0, size_start=16_384, size_min=256, size_max=1 << 24)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Plant:
     credits: str = "adaptive"
 
     def __post_init__(self) -> None:
-        self.flow = Flow(Limits(**{"credits": self.credits, **self.limits}), 0, 0, 0)
+        self.flow = CreditFlow(Limits(**{"credits": self.credits, **self.limits}), 0, 0, 0)
         self.credits_max = Limits(**self.limits).credits_max
         self.now = 0.0
         self.held = [self.flow.first(len(self.rates)) for _ in self.rates]
@@ -74,7 +74,7 @@ class Plant:
                 self.wanted[number] -= count
                 self.held[number] -= count
                 self.sent[number] += count
-                self.flow.receive(self.now, Unappended(self.flow.end_sequence + count, count, number, count))
+                self.flow.receive(self.now, UnappendedRows(self.flow.end_sequence + count, count, number, count))
         for rows in self.flow.append(self.flow.end_sequence):
             self._pay(rows.session, self.flow.is_due)
         self.appended.append((self.now, self.flow.end_sequence))
@@ -172,7 +172,7 @@ def test_a_pipeline_that_slows_down_and_recovers_is_followed() -> None:
 def test_an_old_backlog_does_not_wind_the_window_down() -> None:
     plant = Plant(Pipeline(FAST * 1e3, 0.1, epoch_records_max=1_000), [FAST], credits="fixed").run(10)
     backlog = plant.flow.buffered
-    flow = Flow(Limits(credits="adaptive"), 0, backlog, 0)  # a gateway that was started again
+    flow = CreditFlow(Limits(credits="adaptive"), 0, backlog, 0)  # a gateway that was started again
     assert flow.allowed(1) == 0
     for number in range(1, backlog // 1_000):
         flow.commit(number * 0.1, number * 1_000)
@@ -209,7 +209,7 @@ def test_sessions_that_send_share_evenly_and_those_that_are_silent_take_nothing_
 
 
 def test_who_is_not_held_back_does_not_make_the_window_grow() -> None:
-    window = Window(BOUNDS)
+    window = AdaptiveWindow(BOUNDS)
     for number in range(100):
         window.receive(number, 5_000)
         window.commit(number + 0.1, 5_000, 5_000)
@@ -233,7 +233,7 @@ def test_whatever_happens_the_window_stays_within_its_bounds(
     steps: list[tuple[float, int, int, bool, float]], target_s: float, sizes: tuple[int, int, int]
 ) -> None:
     low, start, high = sorted(sizes)
-    window = Window(Bounds(target_s, start, low, high))
+    window = AdaptiveWindow(CreditBounds(target_s, start, low, high))
     now = 0.0
     for passed_s, records, left, has_come, late_s in steps:
         if has_come:
@@ -253,12 +253,12 @@ def test_whatever_happens_the_window_stays_within_its_bounds(
 def test_nobody_holds_more_than_the_maximum_and_when_all_is_committed_everybody_may_send(
     credits_max: int, credits_min: int, sessions: int, steps: list[tuple[int, int, float]]
 ) -> None:
-    flow = Flow(Limits(credits="adaptive", credits_max=credits_max, credits_min=credits_min), 0, 0, 0)
+    flow = CreditFlow(Limits(credits="adaptive", credits_max=credits_max, credits_min=credits_min), 0, 0, 0)
     now = 0.0
     for received, committed, passed_s in steps:
         now += passed_s
         if received:
-            flow.receive(now, Unappended(flow.end_sequence + received, received, 1, received))
+            flow.receive(now, UnappendedRows(flow.end_sequence + received, received, 1, received))
         for _ in flow.append(flow.end_sequence):
             pass
         flow.commit(now, min(flow.end_sequence, flow.committed_end + committed))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from procession.errors import RemoteProtocolError
 from procession.gateway.dedupe import fresh
-from procession.gateway.log_rows import Tail
+from procession.gateway.log_rows import LogTail
 from procession.gateway.registry import Registry
 from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED
@@ -21,7 +21,7 @@ ids = st.one_of(st.integers(0, 15), st.integers(0, 15), st.sampled_from([NOTHING
 @st.composite
 def registries(draw: st.DrawFn) -> Registry:
     """Streams as they may be in the middle of a session: committed, then seen before it opened, then seen in it."""
-    registry = Registry({}, Tail())
+    registry = Registry({}, LogTail())
     for stream_id in STREAMS:
         stream = registry.get_or_add(stream_id)
         committed, before, since = draw(position), draw(position), draw(position)
@@ -62,7 +62,7 @@ def test_many_records_are_judged_as_one_by_one(
 
 
 def test_judging_changes_nothing() -> None:
-    registry = Registry({7: Position("s", 3)}, Tail())
+    registry = Registry({7: Position("s", 3)}, LogTail())
     registry[7].open(1, "s")
     assert fresh(np.array([7], np.uint64), np.array([5], np.uint64), registry).last_ids == {7: 5}
     assert registry[7].seen == 3

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.gateway.draft_groups import HELD_BYTES
-from procession.gateway.gateway_events import Appended, Received, SessionClosed
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_events import FrameReceived, RowsAppended, SessionClosed
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.log_rows import whole_groups
 from procession.storage.segment import (
     INGRESS_SCHEMA,
@@ -78,7 +78,7 @@ def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
     assert isinstance(ok, DraftOk)
     told = ok.streams[0][2] if ok.streams else -1
     assert told == {0: -1, 1: 1, 2: 1, 3: 1, 4: 10, 5: 10, 6: 10, 7: 20}[committed]
-    bench.do(Received(B, Notify(7, "s", 0)))
+    bench.do(FrameReceived(B, Notify(7, "s", 0)))
     again = groups(200)
     after = next((at + 1 for at, message in enumerate(again) if message.message_id == told), 0)
     bench.take(B, *again[after:], unstable(888, b"7"), stable(30, b"8"))
@@ -171,7 +171,7 @@ def test_an_ephemeral_stream_ends_and_is_released_by_the_commit(bench: DraftBenc
     assert [row["kind"] for row in bench.rows] == [KIND_EPHEMERAL, KIND_EOS]
     bench.restart()
     bench.hello(B)
-    assert reasons(bench.do(Received(B, Notify(9, "s", 0))))
+    assert reasons(bench.do(FrameReceived(B, Notify(9, "s", 0))))
     bench.commit_to(0)
     bench.open(C, 9)
     bench.take(C, stable(1, stream_id=9))
@@ -258,7 +258,7 @@ def test_whatever_drops_dies_or_commits_every_record_is_in_the_log_once_and_in_o
             session += 1
             (ok,) = bench.hello(session)
             assert isinstance(ok, DraftOk)
-            bench.do(Received(session, Notify(7, "s", 0)))
+            bench.do(FrameReceived(session, Notify(7, "s", 0)))
             position = ok.streams[0][2] + 1 if ok.streams else 0
     expected = [b"%d" % number for number, kind in enumerate(shape) if kind != "b"]
     assert bench.payloads == expected[: len(bench.payloads)]
@@ -270,4 +270,4 @@ def test_nothing_of_the_draft_is_appended_twice_when_the_log_is_slow() -> None:
     bench = DraftBench(Limits(credits_max=100), appends=False)
     bench.open(A, 7)
     assert sent(bench.take(A, *(stable(number) for number in range(60))), A) == []
-    assert sent(bench.do(Appended(60)), A) == [Ack(61, ())]
+    assert sent(bench.do(RowsAppended(60)), A) == [Ack(61, ())]

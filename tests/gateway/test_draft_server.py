@@ -17,13 +17,13 @@ import pytest
 from procession.errors import RoundError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 from procession.wire import draft, frame_codec, v3
 from procession.wire.connection import Connection
 from procession.wire.dialect import DRAFT
-from procession.wire.draft_messages import AckCounts, Debug, DraftMessage, DraftOk, Extension, Fault
-from procession.wire.lifecycle import Role, Side
+from procession.wire.draft_messages import AckCounts, Debug, DebugFault, DraftMessage, DraftOk, Extension
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Error, Hello, Notify, Restart
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.gateway.producer import Producer
@@ -35,7 +35,7 @@ ALL = 2**40
 class DraftProducer(Producer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self.connection = Connection(Side.INITIATOR, Role.SOURCE, dialect=DRAFT)
+        self.connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE, dialect=DRAFT)
 
     def open(self, stream_id: int, *extensions: Extension) -> int:
         """What is committed, or -1."""
@@ -67,7 +67,10 @@ def rows(directory: Path, start: int, end: int) -> list[dict[str, Any]]:
             [draft.encode(Hello("draft", b"", "p", "i")), frame_codec.frame(b"M\x01\x00" + bytes(16))],
             "unknown message flags",
         ),
-        ([draft.encode(Hello("draft", b"", "p", "i")), draft.encode(Debug(Fault.CLOSE))], "Debug from the initiator"),
+        (
+            [draft.encode(Hello("draft", b"", "p", "i")), draft.encode(Debug(DebugFault.CLOSE))],
+            "Debug from the initiator",
+        ),
         ([draft.encode(Hello("draft", b"", "p", "i")), v3.encode(Error("no"))], "unknown frame tag 2"),
     ],
 )
@@ -186,11 +189,11 @@ def gateway_program(directory: Path, *options: str) -> Iterator[str]:
 
 def test_counts_and_faults_come_with_their_options(tmp_path: Path) -> None:
     with gateway_program(tmp_path, "--draft-counts", "--draft-debug") as listen:
-        for fault, kind in ((Fault.RESTART, Restart), (Fault.ERROR, Error), (Fault.CLOSE, None)):
+        for fault, kind in ((DebugFault.RESTART, Restart), (DebugFault.ERROR, Error), (DebugFault.CLOSE, None)):
             with DraftProducer(listen) as producer:
                 producer.open(7, *Extension)
                 producer.say(DraftMessage(7, 1, b"x"))
-                producer.send(Debug(Fault.TICK, 2))
+                producer.send(Debug(DebugFault.TICK, 2))
                 producer.expect(AckCounts)
                 producer.expect(AckCounts)
                 producer.send(Debug(fault))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from procession.gateway.draft_groups import MARKS_MAX, Group
-from procession.gateway.gateway_events import Action, Close, Received, Send, SessionClosed, SessionOpened, Ticked
-from procession.gateway.gateway_options import Limits
+from procession.gateway.draft_groups import MARKS_MAX, DraftGroup
+from procession.gateway.gateway_events import (
+    AckIntervalPassed,
+    Action,
+    CloseSession,
+    FrameReceived,
+    SendFrame,
+    SessionClosed,
+    SessionOpened,
+)
+from procession.gateway.gateway_limits import Limits
 from procession.storage.segment import (
     KIND_BOUNDARY,
     KIND_EOS,
@@ -16,9 +24,9 @@ from procession.wire import draft
 from procession.wire.draft_messages import (
     AckCounts,
     Debug,
+    DebugFault,
     DraftMessage,
     DraftOk,
-    Fault,
 )
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Restart
 from tests.gateway.bench import reasons, sent
@@ -35,8 +43,8 @@ def bench() -> DraftBench:
 
 def test_ok_lists_the_streams_that_have_something_committed(bench: DraftBench) -> None:
     assert bench.hello(A) == [DraftOk(100)]
-    bench.do(Received(A, Notify(7, "seven", 0)))
-    bench.do(Received(A, Notify(8, "eight", 0)))
+    bench.do(FrameReceived(A, Notify(7, "seven", 0)))
+    bench.do(FrameReceived(A, Notify(8, "eight", 0)))
     bench.take(A, stable(1), stable(2), stable(1, stream_id=8))
     bench.commit_to(0, 2)
     assert bench.hello(B) == [DraftOk(100, ((7, "seven", 2),))]
@@ -53,7 +61,7 @@ def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_d
     assert isinstance(ok, DraftOk)
     assert [stream_id for stream_id, _, _ in ok.streams] == [1, 2, 3]
     bench.do(SessionClosed(A))
-    bench.do(Received(B, Notify(4, "s", 0)))
+    bench.do(FrameReceived(B, Notify(4, "s", 0)))
     bench.take(B, stable(5, stream_id=4), stable(6, stream_id=4))
     assert len(bench.rows) == 5
 
@@ -68,7 +76,7 @@ def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_d
 def test_what_goes_beyond_the_draft_is_refused_unless_it_is_allowed(version: str, reason: str) -> None:
     bench = DraftBench()
     bench.do(SessionOpened(A))
-    assert bench.do(Received(A, Hello(version, b"", "p", "i"))) == [Close(A, reason)]
+    assert bench.do(FrameReceived(A, Hello(version, b"", "p", "i"))) == [CloseSession(A, reason)]
     bench = DraftBench(Limits(extensions=draft.VERSIONS[version]))
     assert bench.hello(A, version) == [DraftOk(Limits().credits_max)]
 
@@ -76,7 +84,7 @@ def test_what_goes_beyond_the_draft_is_refused_unless_it_is_allowed(version: str
 def test_a_cookie_is_asked_for_in_the_draft_too() -> None:
     bench = DraftBench(Limits(cookie=b"sesame"))
     bench.do(SessionOpened(A))
-    assert bench.do(Received(A, Hello("draft", b"", "p", "i"))) == [Close(A, "a cookie is needed here")]
+    assert bench.do(FrameReceived(A, Hello("draft", b"", "p", "i"))) == [CloseSession(A, "a cookie is needed here")]
 
 
 # Who holds a stream
@@ -84,14 +92,14 @@ def test_a_cookie_is_asked_for_in_the_draft_too() -> None:
 
 def test_a_notify_is_not_answered_and_its_credit_comes_back(bench: DraftBench) -> None:
     bench.hello(A)
-    assert bench.do(Received(A, Notify(7, "s", 0))) == []
-    assert bench.do(Ticked()) == [Send(A, Ack(1, ()))]
+    assert bench.do(FrameReceived(A, Notify(7, "s", 0))) == []
+    assert bench.do(AckIntervalPassed()) == [SendFrame(A, Ack(1, ()))]
 
 
 def test_a_notify_for_a_stream_of_another_session_ends_the_session_that_asked(bench: DraftBench) -> None:
     bench.open(A, 7)
     bench.hello(B)
-    assert reasons(bench.do(Received(B, Notify(7, "s", 0)))) == [f"{draft.IN_USE}: 7"]
+    assert reasons(bench.do(FrameReceived(B, Notify(7, "s", 0)))) == [f"{draft.IN_USE}: 7"]
     assert bench.state.registry[7].session == A
     bench.do(SessionClosed(A))
     bench.open(C, 7)
@@ -104,8 +112,8 @@ def test_whoever_ended_a_stream_may_open_it_again_at_once_and_others_when_the_en
     bench.take(A, stable(1), stable(2, is_last=True))
     assert [row["kind"] for row in bench.rows] == [KIND_RECORD, KIND_RECORD, KIND_EOS]
     bench.hello(B)
-    assert reasons(bench.do(Received(B, Notify(7, "s", 0))))
-    assert bench.do(Received(A, Notify(7, "s", 0))) == []
+    assert reasons(bench.do(FrameReceived(B, Notify(7, "s", 0))))
+    assert bench.do(FrameReceived(A, Notify(7, "s", 0))) == []
     bench.take(A, stable(3))
     bench.commit_to(0, 3)
     assert bench.state.registry[7].session == A, "the commit of its former end does not take it away"
@@ -148,7 +156,7 @@ def test_a_boundary_at_the_last_message_is_the_same_place_and_one_before_it_goes
     bench.open(A, 7)
     bench.take(A, stable(3), stable(3, None), stable(3, None, is_last=True))
     assert bench.written == [(KIND_RECORD, 3, b"x"), (KIND_EOS, 3, b"")]
-    bench.do(Received(A, Notify(7, "s", 0)))
+    bench.do(FrameReceived(A, Notify(7, "s", 0)))
     bench.take(A, stable(4))
     assert reasons(bench.take(A, stable(3, None), stable(5))) == [], "below what was there when it was opened again"
     bench.do(SessionClosed(A))
@@ -173,7 +181,7 @@ def test_a_boundary_that_is_no_point_of_reference_changes_nothing(bench: DraftBe
 
 
 def counted(actions: list[Action], session: int) -> list[tuple[int, int, int]]:
-    frames = [action.frame for action in actions if isinstance(action, Send) and action.session == session]
+    frames = [action.frame for action in actions if isinstance(action, SendFrame) and action.session == session]
     return [triple for frame in frames if isinstance(frame, AckCounts) for triple in frame.positions]
 
 
@@ -200,13 +208,13 @@ def test_counts_begin_anew_with_a_session_and_what_was_committed_before_is_settl
     bench.do(SessionClosed(A))
     bench.open(B, 7, version="draft+counts")
     bench.take(B, stable(1), unstable(6), stable(2), stable(3), stable(4))
-    assert counted(bench.do(Ticked()), B) == [(7, 2, 3)]
-    assert counted(bench.do(Ticked()), B) == []
+    assert counted(bench.do(AckIntervalPassed()), B) == [(7, 2, 3)]
+    assert counted(bench.do(AckIntervalPassed()), B) == []
     assert counted(bench.commit_to(1), B) == [(7, 4, 5)]
 
 
 def test_places_to_count_by_are_bounded_and_a_count_never_runs_ahead() -> None:
-    group = Group()
+    group = DraftGroup()
     for number in range(3 * MARKS_MAX):
         group.frames, group.reference = number + 1, number
         group.mark()
@@ -225,36 +233,36 @@ def faulty() -> DraftBench:
     bench = DraftBench(Limits(credits_max=100, extensions=ALL))
     bench.open(A, 7, version="draft+debug")
     bench.open(B, 8)
-    bench.do(Ticked())
+    bench.do(AckIntervalPassed())
     return bench
 
 
 def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(faulty: DraftBench) -> None:
-    faulty.do(Received(A, Debug(Fault.STUTTER, 2)))
+    faulty.do(FrameReceived(A, Debug(DebugFault.STUTTER, 2)))
     faulty.take(A, stable(1), stable(2))
     assert sent(faulty.commit_to(0, 1), A) == []
-    assert faulty.do(Ticked()) == [Send(B, Ack(0, ()))]
-    assert sent(faulty.do(Ticked()), A) == [], "the second one"
-    assert sent(faulty.do(Ticked()), A) == [Ack(3, ((7, 1),))]
+    assert faulty.do(AckIntervalPassed()) == [SendFrame(B, Ack(0, ()))]
+    assert sent(faulty.do(AckIntervalPassed()), A) == [], "the second one"
+    assert sent(faulty.do(AckIntervalPassed()), A) == [Ack(3, ((7, 1),))]
 
 
 def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftBench) -> None:
-    assert faulty.do(Received(A, Debug(Fault.TICK, 3))) == [
-        Send(A, Ack(1, ())),
-        Send(A, Ack(0, ())),
-        Send(A, Ack(0, ())),
+    assert faulty.do(FrameReceived(A, Debug(DebugFault.TICK, 3))) == [
+        SendFrame(A, Ack(1, ())),
+        SendFrame(A, Ack(0, ())),
+        SendFrame(A, Ack(0, ())),
     ]
 
 
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (Fault.RESTART, [Send(A, Restart()), Close(A, None)]),
-        (Fault.CLOSE, [Close(A, None)]),
-        (Fault.ERROR, [Close(A, "an error was asked for")]),
+        (DebugFault.RESTART, [SendFrame(A, Restart()), CloseSession(A, None)]),
+        (DebugFault.CLOSE, [CloseSession(A, None)]),
+        (DebugFault.ERROR, [CloseSession(A, "an error was asked for")]),
     ],
 )
-def test_a_session_may_ask_for_its_own_end(faulty: DraftBench, fault: Fault, expected: list[Action]) -> None:
-    assert faulty.do(Received(A, Debug(fault))) == expected
+def test_a_session_may_ask_for_its_own_end(faulty: DraftBench, fault: DebugFault, expected: list[Action]) -> None:
+    assert faulty.do(FrameReceived(A, Debug(fault))) == expected
     assert set(faulty.state.sessions) == {B}
     assert 7 not in faulty.state.registry

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from procession.errors import ConfigError
-from procession.gateway.gateway_events import Granted, SessionClosed, Ticked
+from procession.gateway.gateway_events import AckIntervalPassed, SessionClosed, StreamGranted
 from procession.gateway.gateway_metrics import stream_rows
-from procession.gateway.performer import Gateway
-from procession.merge.event_time import NO_REFERENCE, Declared
-from procession.merge.stream_clocks import Clock
+from procession.gateway.performer import GatewayPerformer
+from procession.merge.event_time import NO_REFERENCE, DeclaredOrder
+from procession.merge.stream_clocks import StreamClock
 from procession.storage.segment import KIND_EOS, KIND_LATE, KIND_RECORD
 from procession.wire.messages import Notify, NotifyAck
 from tests.gateway.ordered_site import Client, Site, in_loop
@@ -30,7 +30,7 @@ def records(*pairs: tuple[int, int]) -> list[tuple[int, int, int]]:
 
 @in_loop
 async def test_an_epoch_takes_what_is_settled_and_the_rest_stays_unacknowledged(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     fast, slow = Client(site, 1), Client(site, 2)
     fast.records(1, (0, 10), (1, 20), (2, 30))
     assert await site.epoch() == []
@@ -50,7 +50,7 @@ async def test_an_epoch_takes_what_is_settled_and_the_rest_stays_unacknowledged(
 
 @in_loop
 async def test_the_end_of_a_stream_is_released_by_the_commit_that_has_it_and_by_none_before(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     fast, slow = Client(site, 1), Client(site, 2)
     fast.records(1, (0, 100))
     fast.end(1)
@@ -67,7 +67,7 @@ async def test_the_end_of_a_stream_is_released_by_the_commit_that_has_it_and_by_
 
 @in_loop
 async def test_an_end_that_is_sent_again_after_its_commit_is_answered_and_makes_no_row(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     client = Client(site, 1)
     client.records(1, (7, 10))
     client.end(1)
@@ -87,7 +87,7 @@ async def test_an_end_that_is_sent_again_after_its_commit_is_answered_and_makes_
 
 @in_loop
 async def test_undeclared_streams_and_the_draft_are_refused(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1})))
     client = Client(site, 3)
     assert client.reason == "stream 3 is not declared in the pipeline"
     drafted = Client(site, version="draft")
@@ -97,7 +97,7 @@ async def test_undeclared_streams_and_the_draft_are_refused(tmp_path: Path) -> N
 
 @in_loop
 async def test_a_late_record_is_marked_and_stands_at_the_watermark_of_its_stream(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     one, two = Client(site, 1), Client(site, 2)
     one.records(1, (0, 10), (1, 30), (2, 20), (3, 40))
     two.records(2, (0, 25), (1, 40))
@@ -116,7 +116,7 @@ async def test_a_late_record_is_marked_and_stands_at_the_watermark_of_its_stream
 async def test_with_an_allowed_lateness_nothing_is_acknowledged_before_all_below_it_is_committed(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, Declared(frozenset({1}), lateness_ns=10))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1}), lateness_ns=10))
     client = Client(site, 1)
     client.records(1, (0, 100), (1, 95), (2, 111), (3, 102), (4, 113))
     assert await site.epoch() == records((1, 1), (1, 0), (1, 3))
@@ -132,7 +132,7 @@ async def test_with_an_allowed_lateness_nothing_is_acknowledged_before_all_below
 async def test_nobody_waits_for_an_idle_stream_and_what_then_comes_too_late_is_late_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2}), idle_timeout_s=1e-9))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2}), idle_timeout_s=1e-9))
     Client(site, 1).records(1, (0, 10), (1, 20))
     await site.read()
     await site.read()
@@ -147,12 +147,12 @@ async def test_nobody_waits_for_an_idle_stream_and_what_then_comes_too_late_is_l
 
 @in_loop
 async def test_a_directory_keeps_the_order_that_it_was_begun_with(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1})))
     Client(site, 1).records(1, (0, 1))
     await site.epoch()
     await site.gateway.close()
     with pytest.raises(ConfigError, match="begun in the order of event time, not of arrival"):
-        Gateway(replace(site.config, declared=None))
+        GatewayPerformer(replace(site.config, declared=None))
 
 
 # The whole, whatever the timing
@@ -173,7 +173,7 @@ async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int,
     """All rows, read while producers come and go, epochs are repeated, and the gateway is killed."""
     chance = random.Random(seed)
     streams = streams_of(1)
-    site = Site(directory, Declared(frozenset(streams), lateness_ns))
+    site = Site(directory, DeclaredOrder(frozenset(streams), lateness_ns))
     clients: dict[int, Client] = {}
     sent = dict.fromkeys(streams, 0)
     while site.status["committed_end"] < sum(map(len, streams.values())) + len(streams):
@@ -211,7 +211,7 @@ async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int,
                 await site.commit()
             case 4:
                 if chance.randrange(2):
-                    site.gateway.handle(Ticked())
+                    site.gateway.handle(AckIntervalPassed())
                 elif (client_ := clients.pop(stream_id, None)) is not None:
                     site.gateway.handle(SessionClosed(client_.number))
     assert site.positions == {stream_id: made[-1][0] for stream_id, made in streams.items()}
@@ -240,7 +240,7 @@ class Successor(Site):
     """The stream was at another gateway up to id 4; there only id 2 was taken, and the others were given up."""
 
     def ask(self, stream_id: int) -> None:
-        self.gateway.handle(Granted(stream_id, None, Clock(247, False, 4)))
+        self.gateway.handle(StreamGranted(stream_id, None, StreamClock(247, False, 4)))
 
 
 @pytest.mark.parametrize("is_floor_raised", [False, True], ids=["", "the log begins behind its coming"])
@@ -248,7 +248,7 @@ def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_
     tmp_path: Path, is_floor_raised: bool
 ) -> None:
     async def run() -> None:
-        site = Successor(tmp_path, Declared(frozenset({1}), lateness_ns=40))
+        site = Successor(tmp_path, DeclaredOrder(frozenset({1}), lateness_ns=40))
         first = Client(site, 1)
         if is_floor_raised:
             await site.epoch()
@@ -276,7 +276,7 @@ def lags(site: Site) -> dict[int, int]:
 async def test_each_stream_is_as_far_behind_as_its_own_records_are_not_committed_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})))
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     ahead, behind = Client(site, 1), Client(site, 2)
     ahead.records(1, *((number, 1_000 + number) for number in range(10)))
     behind.records(2, *((number, number) for number in range(7)))
@@ -295,7 +295,7 @@ class Lender(Site):
         super().start()
 
     def ask(self, stream_id: int) -> None:
-        self.gateway.handle(Granted(stream_id, *self.known.get(stream_id, (None, None))))
+        self.gateway.handle(StreamGranted(stream_id, *self.known.get(stream_id, (None, None))))
 
     def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
         self.known[stream_id] = committed, clock
@@ -304,7 +304,9 @@ class Lender(Site):
 
 @in_loop
 async def test_words_about_streams_do_not_fill_a_window_that_adapts(tmp_path: Path) -> None:
-    site = Lender(tmp_path, Declared(frozenset({1})), credits="adaptive", credits_max=50, credits_min=5, backlog_max=60)
+    site = Lender(
+        tmp_path, DeclaredOrder(frozenset({1})), credits="adaptive", credits_max=50, credits_min=5, backlog_max=60
+    )
     for number in range(100):
         client = Client(site, 1)
         client.records(1, (number, number))

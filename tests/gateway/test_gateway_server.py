@@ -23,7 +23,7 @@ from procession.gateway.control_client import ControlClient
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.listen_address import addresses
 from procession.gateway.server import serve
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 from procession.wire import frame_codec, v3
 from procession.wire.messages import (
     NOTHING_COMMITTED,

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from procession.errors import FencedError, StorageError
 from procession.gateway.gateway_events import (
-    Close,
-    Committed,
+    CloseSession,
+    EpochCommitted,
     FenceRaised,
-    Received,
-    Send,
+    FrameReceived,
+    SendFrame,
     SessionClosed,
     SessionOpened,
     SnapshotWritten,
-    Trim,
+    TrimLog,
     WriteSnapshot,
 )
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.snapshot import Position, Snapshot
 from procession.storage.segment import KIND_EOS
 from procession.wire.connection import Violation
@@ -48,7 +48,7 @@ def bench() -> Bench:
 @pytest.mark.parametrize("version", ["0.0.1", "v0.0.1"])
 def test_a_hello_of_version_3_is_granted_all_credits(bench: Bench, version: str) -> None:
     bench.do(SessionOpened(A))
-    assert sent(bench.do(Received(A, Hello(version, b"", "p", "i"))), A) == [Ok(100)]
+    assert sent(bench.do(FrameReceived(A, Hello(version, b"", "p", "i"))), A) == [Ok(100)]
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_a_hello_that_does_not_belong_here_is_refused_loudly(
 ) -> None:
     bench = Bench(Limits(cookie=expected))
     bench.do(SessionOpened(A))
-    assert bench.do(Received(A, Hello(version, given_cookie, "p", "i"))) == [Close(A, reason)]
+    assert bench.do(FrameReceived(A, Hello(version, given_cookie, "p", "i"))) == [CloseSession(A, reason)]
     assert not bench.state.sessions
 
 
 def test_one_session_too_many_is_closed_and_takes_no_place() -> None:
     bench = Bench(Limits(sessions_max=1))
     bench.hello(A)
-    assert bench.do(SessionOpened(B)) == [Close(B, "more than 1 sessions")]
+    assert bench.do(SessionOpened(B)) == [CloseSession(B, "more than 1 sessions")]
     bench.do(SessionClosed(A))
     assert bench.do(SessionOpened(3)) == []
 
@@ -82,9 +82,9 @@ def test_the_oldest_peer_that_has_not_greeted_makes_room_for_a_new_one() -> None
     bench.hello(A)
     for number in (B, 3):
         bench.do(SessionOpened(number))
-    assert bench.do(SessionOpened(4)) == [Close(B, "more than 3 sessions")]
+    assert bench.do(SessionOpened(4)) == [CloseSession(B, "more than 3 sessions")]
     bench.hello(5)
-    assert bench.do(SessionOpened(6)) == [Close(4, "more than 3 sessions")]
+    assert bench.do(SessionOpened(6)) == [CloseSession(4, "more than 3 sessions")]
 
 
 # Duplicates and order
@@ -162,7 +162,7 @@ def test_interleaved_streams_are_filtered_each_by_its_own_position(bench: Bench)
     bench.open(B, 7)
     assert bench.notify(B, 8).success
     mixed = Messages.of([7, 8, 7, 8, 7], [1, 50, 2, 51, 3], [0] * 5, [b"k"] * 5, [b"a", b"b", b"c", b"d", b"e"])
-    bench.do(Received(B, mixed))
+    bench.do(FrameReceived(B, mixed))
     assert [(row["stream_id"], row["message_id"], row["payload"]) for row in bench.rows[3:]] == [
         (8, 51, b"d"),
         (7, 3, b"e"),
@@ -174,7 +174,7 @@ def test_after_an_error_on_one_of_two_interleaved_streams_neither_moves(bench: B
     assert bench.notify(A, 8).success
     bench.message(A, 8, 50)
     mixed = Messages.of([7, 8, 7], [1, 50, 2], [0] * 3, [b""] * 3, [b""] * 3)
-    assert reasons(bench.do(Received(A, mixed))) == ["message id goes back on stream 8"]
+    assert reasons(bench.do(FrameReceived(A, mixed))) == ["message id goes back on stream 8"]
     assert bench.ids == [50, 1]
     assert bench.state.registry[7].seen == 1
 
@@ -194,7 +194,7 @@ def test_a_stream_that_is_active_is_refused_with_the_peers_own_point_of_referenc
 @pytest.mark.parametrize("last_word", [Violation("bad"), Error("mine")], ids=["violation", "error"])
 def test_a_session_that_errs_leaves_no_stream_behind(bench: Bench, last_word: Violation | Error) -> None:
     bench.open(A, 7)
-    bench.do(Received(A, last_word))
+    bench.do(FrameReceived(A, last_word))
     assert bench.message(A, 7, 1) == [], "what it still sends is not heard"
     bench.hello(B)
     assert bench.notify(B, 7).success
@@ -205,7 +205,7 @@ def test_a_session_that_errs_leaves_no_stream_behind(bench: Bench, last_word: Vi
 def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
     bench = Bench(Limits(streams_max=1))
     bench.open(A, 7)
-    assert reasons(bench.do(Received(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
+    assert reasons(bench.do(FrameReceived(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
     bench.open(B, 9)
 
 
@@ -215,7 +215,7 @@ def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
 def test_the_end_of_a_stream_is_a_row_with_a_sequence(bench: Bench) -> None:
     bench.open(A, 7)
     bench.message(A, 7, 4)
-    bench.do(Received(A, Eos(7)))
+    bench.do(FrameReceived(A, Eos(7)))
     assert (bench.rows[1]["kind"], bench.rows[1]["stream_id"], bench.rows[1]["message_id"]) == (KIND_EOS, 7, 4)
 
 
@@ -223,7 +223,7 @@ def test_an_ended_stream_is_released_only_by_a_commit_that_covers_its_end(bench:
     bench.open(A, 7)
     bench.hello(B)
     bench.message(A, 7, 1, 2)
-    bench.do(Received(A, Eos(7)))
+    bench.do(FrameReceived(A, Eos(7)))
     assert not bench.notify(B, 7).success
     assert sent(bench.commit(0, 2, s7=2), A) == [Ack(4, ((7, 2),))]
     assert not bench.notify(B, 7).success, "that checkpoint started before the end arrived"
@@ -234,7 +234,7 @@ def test_an_ended_stream_is_released_only_by_a_commit_that_covers_its_end(bench:
 def test_an_ended_stream_whose_session_left_is_released_by_the_commit_too(bench: Bench) -> None:
     bench.open(A, 7)
     bench.message(A, 7, 1)
-    bench.do(Received(A, Eos(7)))
+    bench.do(FrameReceived(A, Eos(7)))
     bench.do(SessionClosed(A))
     bench.hello(B)
     assert not bench.notify(B, 7).success
@@ -244,7 +244,7 @@ def test_an_ended_stream_whose_session_left_is_released_by_the_commit_too(bench:
 
 def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(bench: Bench) -> None:
     bench.open(A, 7)
-    bench.do(Received(A, Eos(7)))
+    bench.do(FrameReceived(A, Eos(7)))
     assert bench.rows[0]["message_id"] == NOTHING_COMMITTED
     assert sent(bench.commit(0, s7=NOTHING_COMMITTED), A) == [Ack(2, ())]
     assert 7 not in bench.state.registry
@@ -257,24 +257,24 @@ def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(bench: Ben
 def test_a_commit_is_told_only_after_its_snapshot_is_on_disk(bench: Bench) -> None:
     bench.open(A, 7)
     bench.message(A, 7, 1, 2)
-    (write,) = bench.state.handle(Committed(3, 5, 2, {7: 2}))
+    (write,) = bench.state.handle(EpochCommitted(3, 5, 2, {7: 2}))
     assert write == WriteSnapshot(Snapshot(3, 5, 2, 2, {7: Position("stream 7", 2)}))
     bench.hello(B)
     bench.do(SessionClosed(A))
     assert bench.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not true yet"
     assert isinstance(write, WriteSnapshot)
-    assert bench.do(SnapshotWritten(write.snapshot)) == [Send(B, Ack(1, ((7, 2),))), Trim(2)]
+    assert bench.do(SnapshotWritten(write.snapshot)) == [SendFrame(B, Ack(1, ((7, 2),))), TrimLog(2)]
 
 
 def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committed(bench: Bench) -> None:
     for stream_id in (7, 8, 9):
         bench.open(stream_id, stream_id)
         bench.message(stream_id, stream_id, 1)
-    assert [action for action in bench.commit(0, 2, s7=1, s8=1) if isinstance(action, Send)] == [
-        Send(7, Ack(2, ((7, 1),))),
-        Send(8, Ack(2, ((8, 1),))),
+    assert [action for action in bench.commit(0, 2, s7=1, s8=1) if isinstance(action, SendFrame)] == [
+        SendFrame(7, Ack(2, ((7, 1),))),
+        SendFrame(8, Ack(2, ((8, 1),))),
     ]
-    assert [action for action in bench.commit(1, 2, s7=1) if isinstance(action, Send)] == []
+    assert [action for action in bench.commit(1, 2, s7=1) if isinstance(action, SendFrame)] == []
 
 
 def test_a_commit_told_again_or_late_changes_nothing(bench: Bench) -> None:
@@ -315,7 +315,7 @@ def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_
     bench.message(A, 7, 1, 2, 3)
     bench.message(B, 8, 50)
     bench.commit(0, 2, s7=2)
-    bench.do(Received(B, Eos(8)))
+    bench.do(FrameReceived(B, Eos(8)))
     bench.restart()
     bench.hello(A)
     assert bench.notify(A, 7) == NotifyAck(True, 7, 2)

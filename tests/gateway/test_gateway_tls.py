@@ -64,7 +64,7 @@ def test_who_asks_for_streams_hears_what_is_wrong_and_a_failed_handshake_is_logg
     other = ClientTls(Authority(tmp_path / "another").ca)
     for cookie, tls, sentence in (
         (b"secret", None, "closes the connection"),
-        (b"secret", other, "its certificate is not to be trusted"),
+        (b"secret", other, "its certificate is not trusted"),
         (b"wrong", ClientTls(authority.ca), "wrong secret"),
     ):
         with pytest.raises(ConfigError, match=sentence) as told:
@@ -89,7 +89,7 @@ def test_the_side_door_speaks_tls_too_and_lets_nobody_in_without(
     other = ClientTls(Authority(tmp_path / "another").ca)
     for stranger, why in (
         (None, None),
-        (other, "its certificate is not to be trusted"),
+        (other, "its certificate is not trusted"),
         (ClientTls(authority.ca), None),
     ):
         # Time for more than one handshake: on a busy machine a single one may take as long as half a second.
@@ -173,7 +173,7 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
     gateway = gateway_process(
         tls=authority.server(), control_tls=ClientTls(authority.ca), handshake_timeout_s=2.0
     ).start()
-    held = hostile.descriptors(gateway.process.pid) + EVENT_LOOP_DESCRIPTORS
+    held = hostile.sockets(gateway.process.pid) + EVENT_LOOP_DESCRIPTORS
 
     async def at_height() -> None:
         assert await asyncio.to_thread(lambda: any(newcomer() for _ in range(10))), "nobody was served"
@@ -187,7 +187,7 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
 
     client_hello = hostile.SCANS["a TLS client"]
     asyncio.run(assaults[name](parse_address(gateway.listen), client_hello, at_height))
-    assert hostile.until(lambda: hostile.descriptors(gateway.process.pid) <= held), "descriptors were left open"
+    assert hostile.until(lambda: hostile.sockets(gateway.process.pid) <= held), "descriptors were left open"
 
 
 def test_a_producer_that_never_reads_is_dropped(gateway_process: Make, authority: Authority) -> None:
@@ -239,6 +239,6 @@ def test_a_gateway_that_is_not_to_be_trusted_ends_a_source_with_a_sentence(
     gateway = gateway_process(tls=authority.server()).start()
     options = SourceOptions("test", "test", tls=ClientTls(Authority(tmp_path / "another").ca), backoff_limit_s=0.1)
     client = SourceClient(ListSource({Stream(1, "one"): [b"x"]}), gateway.listen, options)
-    with pytest.raises(ConfigError, match="its certificate is not to be trusted") as caught:
+    with pytest.raises(ConfigError, match="its certificate is not trusted") as caught:
         asyncio.run(asyncio.wait_for(client.run(), hostile.DEADLINE_S))
     assert "certificates" in caught.value.next_step

@@ -112,16 +112,16 @@ def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_
     gateway: GatewayProcess, honest: Honest, name: str
 ) -> None:
     pid = gateway.process.pid
-    held, memory = hostile.descriptors(pid), hostile.memory_bytes(pid)
+    held, memory = hostile.sockets(pid), hostile.memory_bytes(pid)
 
     async def at_height() -> None:
         await asyncio.to_thread(honest.goes_on)
         await asyncio.to_thread(a_newcomer_is_served, gateway)
-        assert hostile.descriptors(pid) <= held + SESSIONS_MAX + LINGERING_MAX + 1
+        assert hostile.sockets(pid) <= held + SESSIONS_MAX + LINGERING_MAX + 1
 
     asyncio.run(ASSAULTS[name](parse_address(gateway.listen), HELLO, at_height))
     honest.goes_on()
-    assert hostile.until(lambda: hostile.descriptors(pid) <= held), "descriptors were left open"
+    assert hostile.until(lambda: hostile.sockets(pid) <= held), "connections were left open"
     assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX
 
 
@@ -140,10 +140,10 @@ def a_newcomer_is_served(gateway: GatewayProcess) -> None:
 
 def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make) -> None:
     gateway = gateway_process(linger_s=10 * hostile.DEADLINE_S, lingering_max=LINGERING_MAX).start()
-    held = hostile.descriptors(gateway.process.pid)
+    held = hostile.sockets(gateway.process.pid)
 
     async def at_height() -> None:
-        few = await asyncio.to_thread(hostile.until, lambda: hostile.descriptors(pid) <= held + LINGERING_MAX)
+        few = await asyncio.to_thread(hostile.until, lambda: hostile.sockets(pid) <= held + LINGERING_MAX)
         assert few, "refused connections stay open"
 
     pid = gateway.process.pid
@@ -152,19 +152,19 @@ def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make)
 
 def test_strangers_at_the_side_door_keep_no_driver_out(gateway_process: Make) -> None:
     gateway = gateway_process(controls_max=CONTROLS_MAX, handshake_timeout_s=10 * hostile.DEADLINE_S).start()
-    pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
+    pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
     with ExitStack() as open_doors:
         knock(gateway, open_doors)
         with gateway.client() as newcomer:
             assert newcomer.status()["sessions"] == 0
-            assert hostile.until(lambda: hostile.descriptors(pid) <= held + CONTROLS_MAX), "all of them stay"
+            assert hostile.until(lambda: hostile.sockets(pid) <= held + CONTROLS_MAX), "all of them stay"
 
 
 def test_strangers_at_the_side_door_are_sent_away_and_a_driver_stays(gateway: GatewayProcess, honest: Honest) -> None:
-    pid, held = gateway.process.pid, hostile.descriptors(gateway.process.pid)
+    pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
     with ExitStack() as open_doors:
         knock(gateway, open_doors)
-        assert hostile.until(lambda: hostile.descriptors(pid) <= held), "silent connections stay open"
+        assert hostile.until(lambda: hostile.sockets(pid) <= held), "silent connections stay open"
         honest.goes_on()
 
 

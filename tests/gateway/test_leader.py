@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_directory import MemberFile
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.leader import Leadership
-from procession.gateway.members import Member, Members, Standing
+from procession.gateway.members import Member, Members, MemberStatus
 from procession.gateway.state import GatewayState
 
 
@@ -20,7 +21,7 @@ def member(name: str, identity: str | None = None) -> Member:
 @pytest.fixture
 def leadership(tmp_path: Path) -> Leadership:
     state = GatewayState(Limits(), is_leading=True)
-    leads = Leadership(Members(tmp_path), state, lambda event: None)
+    leads = Leadership(Members(MemberFile(tmp_path)), state, lambda event: None)
     leads.begin(member("gateway-0"))
     return leads
 
@@ -50,7 +51,7 @@ def test_a_link_that_was_replaced_is_told_so_and_not_refused_for_ever(leadership
 def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) -> None:
     """Its holder may leave next, and nobody else has heard the name."""
     state = GatewayState(Limits(), is_leading=True)
-    leads = Leadership(Members(tmp_path), state, lambda event: None)
+    leads = Leadership(Members(MemberFile(tmp_path)), state, lambda event: None)
     leads.begin(member("gateway-0"))
     link, _ = leads.join(member("gateway-1"), [7, 8], {}, 0)
     leads.given_up(link, 7, 41, None, "orders")
@@ -61,7 +62,7 @@ def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) 
 
 
 def test_the_leader_retires_no_stream_that_a_gateway_holds_or_may_hold(tmp_path: Path) -> None:
-    members = Members(tmp_path)
+    members = Members(MemberFile(tmp_path))
     members.join(member("gateway-0"))
     members.join(member("gateway-1"))
     state = GatewayState(Limits(), is_leading=True)
@@ -75,7 +76,7 @@ def test_the_leader_retires_no_stream_that_a_gateway_holds_or_may_hold(tmp_path:
 
 
 def test_a_gateway_whose_log_is_not_confirmed_may_not_leave(tmp_path: Path) -> None:
-    members = Members(tmp_path)
+    members = Members(MemberFile(tmp_path))
     members.join(member("gateway-0"))
     members.join(member("gateway-1"))
     leads = Leadership(members, GatewayState(Limits(), is_leading=True), lambda event: None)
@@ -97,16 +98,16 @@ def test_a_gateway_goes_only_when_it_holds_nothing_and_the_leader_knows_its_epoc
 
 
 def test_a_name_stays_with_its_directory_over_a_leader_that_begins_anew(tmp_path: Path) -> None:
-    members = Members(tmp_path)
+    members = Members(MemberFile(tmp_path))
     assert [members.join(member("", identity)).name for identity in "ab"] == ["gateway-1", "gateway-2"]
-    members.stand("gateway-1", Standing.LEFT)
-    again = Members(tmp_path)
+    members.stand("gateway-1", MemberStatus.LEFT)
+    again = Members(MemberFile(tmp_path))
     assert list(again.present) == ["gateway-2"]
     assert again.join(member("", "c")).name == "gateway-3"
     with pytest.raises(ConfigError, match="already, with another directory"):
         again.join(member("gateway-1", "d"))
     assert again.join(member("", "a")).name == "gateway-1"
-    assert again["gateway-1"].standing is Standing.HERE
+    assert again["gateway-1"].standing is MemberStatus.HERE
 
 
 def test_a_directory_of_another_pipeline_is_refused(leadership: Leadership) -> None:

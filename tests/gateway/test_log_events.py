@@ -17,7 +17,7 @@ import pytest
 from procession.address import parse_address
 from procession.log_format import FORMAT_VARIABLE, LEVEL_VARIABLE
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Hello
 from procession.wire.v3 import SINK_VERSION
 from tests.gateway.gateway_process import GatewayProcess
@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 import structlog
 from procession.errors import ConfigError
-from procession.sdk import Home, SinkServer, SourceClient, SourceOptions
+from procession.sdk import SinkDirectory, SinkServer, SourceClient, SourceOptions
 from procession.sdk.testing import ListSource, MemoryOutput
 made = {made}
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ raise ConfigError("it does not work", next_step="repair it")
 """
 MADE = (
     "SinkServer(None)",
-    "Home(Path(sys.argv[1]), lambda instance: MemoryOutput())",
+    "SinkDirectory(Path(sys.argv[1]), lambda instance: MemoryOutput())",
     "SourceClient(ListSource({}), '127.0.0.1:1', SourceOptions('program', 'instance'))",
 )
 EVENTS = """
@@ -139,7 +139,7 @@ def test_a_sinks_program_says_nothing_while_all_is_well(tmp_path: Path) -> None:
     announced = tmp_path / "sink.json"
     wait_for(announced.exists, "the sink")
 
-    hello = Connection(Side.INITIATOR, Role.SINK).send(Hello(SINK_VERSION, b"secret", "test", "out"))
+    hello = Connection(ConnectionSide.INITIATOR, Role.SINK).send(Hello(SINK_VERSION, b"secret", "test", "out"))
     with socket.create_connection(parse_address(read_json(announced)["listen"]), PATIENCE_S) as worker:
         worker.sendall(hello)
         assert worker.recv(1), "the session is open"

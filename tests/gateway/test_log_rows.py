@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from procession.gateway.log_rows import Row, batch_of, size_of
+from procession.gateway.log_rows import LogRow, batch_of, size_of
 
-ROWS = [Row(0, 7, number, 5, b"k" * (number % 3), b"x" * number) for number in range(20)]
+ROWS = [LogRow(0, 7, number, 5, b"k" * (number % 3), b"x" * number) for number in range(20)]
 
 
 @pytest.mark.parametrize(

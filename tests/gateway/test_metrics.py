@@ -16,8 +16,8 @@ from procession import metrics
 from procession.address import Address, address_of, listening_socket
 from procession.cli.streams_table import table
 from procession.gateway.gateway_metrics import OTHERS
-from procession.merge.event_time import Declared
-from procession.metrics import Figure, MetricsDoor
+from procession.merge.event_time import DeclaredOrder
+from procession.metrics import Metric, MetricsServer
 from procession.wire.messages import Error, Message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
@@ -81,7 +81,7 @@ def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_pr
 def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their_place_is_settled(
     gateway_process: Make,
 ) -> None:
-    declared = Declared(frozenset({1, 2}))
+    declared = DeclaredOrder(frozenset({1, 2}))
     gateway = gateway_process(metrics="127.0.0.1:0", declared=declared).start()
     total, of_one, of_two = ("gateway-0",), ("gateway-0", "stream 1", "1"), ("gateway-0", "stream 2", "2")
     with Producer(gateway.listen) as one, Producer(gateway.listen) as two, gateway.client() as control:
@@ -136,7 +136,7 @@ def test_readers_who_say_nothing_hold_up_nobody_for_long(monkeypatch: pytest.Mon
     monkeypatch.setattr(metrics._Reader, "timeout", 0.05)
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
-    door = MetricsDoor(listening, lambda: [Figure("it", "gauge", "It.", (), [((), 7.0)])])
+    door = MetricsServer(listening, lambda: [Metric("it", "gauge", "It.", (), [((), 7.0)])])
     try:
         with ExitStack() as silent:
             for _ in range(5):
@@ -147,12 +147,12 @@ def test_readers_who_say_nothing_hold_up_nobody_for_long(monkeypatch: pytest.Mon
 
 
 def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
-    def late() -> list[Figure]:
+    def late() -> list[Metric]:
         raise TimeoutError
 
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
-    door = MetricsDoor(listening, late)
+    door = MetricsServer(listening, late)
     try:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             read(str(address))
@@ -163,7 +163,7 @@ def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics2", "/favicon.ico", "/-/reload"])
 def test_the_port_answers_nothing_but_metrics(path: str) -> None:
     listening = listening_socket(Address("127.0.0.1", 0))
-    door = MetricsDoor(listening, lambda: [Figure("secret_name", "gauge", "", (), [((), 1.0)])])
+    door = MetricsServer(listening, lambda: [Metric("secret_name", "gauge", "", (), [((), 1.0)])])
     try:
         address = address_of(listening)
         assert ("secret_name", ()) in read(str(address))

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, StorageError
-from procession.gateway import snapshot as snapshots
-from procession.gateway.fences import check_claimed
-from procession.gateway.gateway_events import Committed
-from procession.gateway.gateway_options import Limits
-from procession.gateway.log_rows import Tail
+from procession.gateway.gateway_directory import SNAPSHOT, load_snapshot
+from procession.gateway.gateway_events import EpochCommitted
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.log_rows import LogTail
 from procession.gateway.plausibility import check_end, check_positions
 from procession.gateway.registry import Registry
 from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
-from procession.gateway.stream_leases import Claims
+from procession.gateway.stream_leases import StreamLeases
+from procession.storage.driver_claim import check_claimed
 from procession.wire.messages import Notify
 
-REGISTRY = Registry({7: Position("seven", 41)}, Tail())
+REGISTRY = Registry({7: Position("seven", 41)}, LogTail())
 
 
-def claims(*found: int, opened: int | None = None, is_alone: bool = False) -> Claims:
-    made = Claims(found)
+def claims(*found: int, opened: int | None = None, is_alone: bool = False) -> StreamLeases:
+    made = StreamLeases(found)
     if opened is not None:
         made.has_leader = True
         made.notify(1, Notify(opened, "", 0))
@@ -42,7 +42,7 @@ def test_a_commit_ends_where_something_was_offered() -> None:
 @pytest.mark.parametrize(
     "among", [None, claims(opened=7), claims(is_alone=True)], ids=["no others", "held here", "alone"]
 )
-def test_a_message_id_that_never_came_is_not_committed(among: Claims | None) -> None:
+def test_a_message_id_that_never_came_is_not_committed(among: StreamLeases | None) -> None:
     check_positions({7: 41}, REGISTRY, among)
     with pytest.raises(StorageError, match=r"Message 42 of stream 7 .* the last that came is 41"):
         check_positions({7: 42}, REGISTRY, among)
@@ -54,7 +54,7 @@ def test_a_stream_that_a_restart_found_in_the_log_may_have_moved_before() -> Non
 
 def test_a_stream_of_which_only_the_end_is_left_after_a_restart_is_committed() -> None:
     """Its records came to another gateway before it moved here; this one was told so, and was started again since."""
-    tail = Tail()
+    tail = LogTail()
     tail.eos_sequences[8] = 0
     check_positions({8: 3}, Registry({}, tail), claims(8))
 
@@ -105,14 +105,14 @@ GOOD = {"fence": 1, "epoch": 2, "end_sequence": 3, "next_sequence": 3, "streams"
     ],
 )
 def test_a_snapshot_that_is_damaged_or_hostile_is_a_sentence(tmp_path: Path, text: str) -> None:
-    (tmp_path / snapshots.FILE_NAME).write_text(text)
+    (tmp_path / SNAPSHOT).write_text(text)
     with pytest.raises(StorageError, match=r"cannot be read") as caught:
-        snapshots.load(tmp_path)
+        load_snapshot(tmp_path)
     assert caught.value.next_step
 
 
 def test_a_state_refuses_what_its_log_does_not_have() -> None:
     state = GatewayState(Limits(), Snapshot(streams={7: Position("s", 3)}), next_sequence=5)
     with pytest.raises(StorageError, match="Message 9 of stream 7"):
-        state.handle(Committed(0, 0, 5, {7: 9}))
-    assert state.handle(Committed(0, 0, 5, {7: 3}))
+        state.handle(EpochCommitted(0, 0, 5, {7: 9}))
+    assert state.handle(EpochCommitted(0, 0, 5, {7: 3}))

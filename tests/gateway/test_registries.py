@@ -6,7 +6,7 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
-from procession.gateway.stream_leases import STEPS, Claim, Claims, Step, Verdict
+from procession.gateway.stream_leases import STEPS, LeaseDecision, LeaseState, LeaseStep, StreamLeases
 from procession.wire.messages import NOTHING_COMMITTED, Notify, NotifyAck
 from tests.gateway.several import Producer, Several
 
@@ -18,7 +18,7 @@ def several() -> Several:
     return Several(3)
 
 
-def claim(several: Several, number: int, stream_id: int = S) -> Claim | None:
+def claim(several: Several, number: int, stream_id: int = S) -> LeaseState | None:
     claims = several[number].state.claims
     assert claims is not None
     return claims[stream_id]
@@ -35,10 +35,10 @@ def opened(several: Several, number: int, stream_id: int = S) -> Producer:
 
 def test_notify_a_new_stream_is_asked_of_the_leader_and_is_then_active(several: Several) -> None:
     producer = several[1].open(S)
-    assert claim(several, 1) is Claim.PENDING_NOTIFY
+    assert claim(several, 1) is LeaseState.PENDING_NOTIFY
     assert producer.answers == []
     several.settle()
-    assert claim(several, 1) is Claim.ACTIVE
+    assert claim(several, 1) is LeaseState.ACTIVE
     assert several.registry.active == {S: "gateway-1"}
     assert producer.answers == [NotifyAck(True, S, NOTHING_COMMITTED)]
 
@@ -86,11 +86,11 @@ def test_eos_is_released_and_relinquished_by_a_checkpoint_that_began_after_it(se
     producer = opened(several, 1)
     producer.send()
     producer.end()
-    assert claim(several, 1) is Claim.PENDING_CLOSE
+    assert claim(several, 1) is LeaseState.PENDING_CLOSE
     several.settle()
     assert opened(several, 2).answers == [NotifyAck(False, S, 0)]
     several.take()
-    assert claim(several, 1) is Claim.PENDING_RELINQUISH
+    assert claim(several, 1) is LeaseState.PENDING_RELINQUISH
     several.settle()
     assert claim(several, 1) is None
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
@@ -183,9 +183,9 @@ def test_an_end_of_stream_during_a_checkpoint_waits_for_the_next_one(several: Se
     several.take(tells=lambda number: False)
     producer.end()
     several.tell(1)
-    assert claim(several, 1) is Claim.PENDING_CLOSE
+    assert claim(several, 1) is LeaseState.PENDING_CLOSE
     several.take()
-    assert claim(several, 1) is Claim.PENDING_RELINQUISH
+    assert claim(several, 1) is LeaseState.PENDING_RELINQUISH
 
 
 def test_a_gateway_that_died_holds_its_streams_until_it_is_back_and_what_it_took_is_committed(
@@ -244,7 +244,7 @@ def test_a_gateway_that_dies_before_its_first_commit_of_a_stream_asks_how_far_it
     assert early.answers == [NotifyAck(False, S, 0)], "only the leader knows, and it is not found yet"
     several.settle()
     early.notify()
-    assert claim(several, number) is Claim.PENDING_POSITION
+    assert claim(several, number) is LeaseState.PENDING_POSITION
     several.settle()
     assert early.answers[-1] == NotifyAck(True, S, 0), "its producer was told that record 0 is committed"
     early.send()
@@ -262,12 +262,14 @@ def test_a_stream_whose_position_is_asked_for_stays_held_when_the_leader_or_the_
     asking = several[1].open(S)
     several.lose(several[1])
     assert asking.answers == [NotifyAck(False, S, 0)]
-    assert claim(several, 1) is Claim.PENDING_CLOSE
+    assert claim(several, 1) is LeaseState.PENDING_CLOSE
     several.join(several[1])
     asking.notify()
     asking.close()
     several.take()
-    assert claim(several, 1) is Claim.PENDING_POSITION, "an answer is on its way: it must not meet a stream given up"
+    assert claim(several, 1) is LeaseState.PENDING_POSITION, (
+        "an answer is on its way: it must not meet a stream given up"
+    )
     several.settle()
     assert claim(several, 1) is None
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
@@ -301,10 +303,10 @@ def test_a_gateway_that_holds_a_stream_cannot_leave() -> None:
     assert registry.gateways == {}
 
 
-@pytest.mark.parametrize("step", Step)
-@pytest.mark.parametrize("state", Claim)
-def test_a_step_that_is_not_in_the_table_changes_nothing(state: Claim, step: Step) -> None:
-    claims = Claims([S], until=5)
+@pytest.mark.parametrize("step", LeaseStep)
+@pytest.mark.parametrize("state", LeaseState)
+def test_a_step_that_is_not_in_the_table_changes_nothing(state: LeaseState, step: LeaseStep) -> None:
+    claims = StreamLeases([S], until=5)
     claims.has_leader = True
     claims._claims[S] = state
     claims._step(S, step)
@@ -312,9 +314,11 @@ def test_a_step_that_is_not_in_the_table_changes_nothing(state: Claim, step: Ste
 
 
 def test_a_gateway_without_a_leader_takes_nothing_that_it_did_not_open_itself() -> None:
-    claims = Claims([1], until=5)
-    assert claims.notify(1, Notify(1, "", 0)) is Verdict.REFUSED, "it was found in the log: how far is it committed?"
-    assert claims.notify(1, Notify(2, "", 0)) is Verdict.REFUSED
+    claims = StreamLeases([1], until=5)
+    assert claims.notify(1, Notify(1, "", 0)) is LeaseDecision.REFUSED, (
+        "it was found in the log: how far is it committed?"
+    )
+    assert claims.notify(1, Notify(2, "", 0)) is LeaseDecision.REFUSED
 
 
 def test_the_leader_keeps_beside_its_own_gateway_only_what_that_does_not_know() -> None:

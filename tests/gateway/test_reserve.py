@@ -7,8 +7,8 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from procession.gateway.gateway_events import SessionClosed, Ticked
-from procession.merge.event_time import Declared
+from procession.gateway.gateway_events import AckIntervalPassed, SessionClosed
+from procession.merge.event_time import DeclaredOrder
 from procession.wire.messages import Notify, NotifyAck
 from tests.gateway.ordered_site import Client, Site, in_loop
 
@@ -36,7 +36,7 @@ def talk(
 
 async def goes_on(directory: Path, **limits: int) -> bool:
     """A fast stream fills the log while a slow one is silent; does the slow one then get on?"""
-    site = Site(directory, Declared(frozenset({1, 2})), **LIMITS | limits)
+    site = Site(directory, DeclaredOrder(frozenset({1, 2})), **LIMITS | limits)
     slow, fast = Client(site, 2), Client(site, 1)
     slow_ids, slow_times, fast_ids, fast_times = (itertools.count(start) for start in (0, 0, 0, 1_000))
     talk(slow, 2, slow_ids, slow_times, records_max=48)  # it stops with one credit left
@@ -49,7 +49,7 @@ async def goes_on(directory: Path, **limits: int) -> bool:
         talk(fast, 1, fast_ids, fast_times)
         came += talk(slow, 2, slow_ids, slow_times)
         await site.epoch()
-        site.gateway.handle(Ticked())
+        site.gateway.handle(AckIntervalPassed())
         assert site.status["lag_bytes"] < LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"]
         if came > 1_000:
             return True  # it has come to where the fast one is
@@ -66,7 +66,7 @@ def test_without_a_reserve_that_is_a_dead_lock(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_stream_over_its_share_waits_and_leaves_room_for_the_others(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2, 3})), **LIMITS | {"stream_bytes_max": 5_000})
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2, 3})), **LIMITS | {"stream_bytes_max": 5_000})
     greedy, other = Client(site, 1), Client(site, 2)
     ids, times = itertools.count(), itertools.count(1_000)
     while talk(greedy, 1, ids, times):
@@ -79,12 +79,12 @@ async def test_a_stream_over_its_share_waits_and_leaves_room_for_the_others(tmp_
 
 @in_loop
 async def test_a_session_that_sends_another_stream_from_the_reserve_is_held_when_it_is_used_up(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})), **LIMITS)
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     both, ids, times = Client(site, 1, 2), itertools.count(), itertools.count()
     for _ in range(300):
         talk(both, 1, ids, times)
         await site.epoch()
-        site.gateway.handle(Ticked())
+        site.gateway.handle(AckIntervalPassed())
     bound = LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"] + LIMITS["credits_max"] * 200
     assert site.status["lag_bytes"] < bound
     assert site.status["waits_for"] == 2
@@ -102,7 +102,7 @@ async def comes_up(site: Site, client: Client, stream_id: int, passed: int) -> b
     for _ in range(500):
         talk(client, stream_id, ids, times)
         await site.epoch()
-        site.gateway.handle(Ticked())
+        site.gateway.handle(AckIntervalPassed())
         if site.status["waits_for"] != stream_id:
             return next(times) > passed
     return False
@@ -114,7 +114,7 @@ GENEROUS = LIMITS | {"credits_max": 400, "credits_min": 5, "stream_bytes_max": 1
 
 @in_loop
 async def test_what_others_send_on_old_credits_is_not_taken_from_the_reserve(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})), **GENEROUS)
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **GENEROUS)
     fast, ids, times = Client(site, 1), itertools.count(), itertools.count(1_000)
     spend(fast, 1, ids, times, 200)
     await site.epoch()
@@ -137,7 +137,7 @@ async def fill(site: Site, times: itertools.count[int]) -> None:
 
 async def full_site(directory: Path, streams: int) -> Site:
     """So much has come of stream 1 that nobody is read; the merge waits for stream 2."""
-    site = Site(directory, Declared(frozenset(range(1, streams + 1))), **GENEROUS | {"overrun_bytes_max": 2_000})
+    site = Site(directory, DeclaredOrder(frozenset(range(1, streams + 1))), **GENEROUS | {"overrun_bytes_max": 2_000})
     for stream_id in range(3, streams + 1):
         Client(site, stream_id).records(stream_id, (0, 1 << 40))
     had = Client(site, 2)
@@ -158,14 +158,14 @@ async def test_who_brings_the_stream_that_is_waited_for_is_heard_also_when_nobod
 
 @in_loop
 async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_at_a_full_log(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})), **GENEROUS | {"overrun_bytes_max": 2_000})
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **GENEROUS | {"overrun_bytes_max": 2_000})
     had = Client(site, 2)
     had.records(2, (0, -1))
     again = Client(site, 2)
     assert NotifyAck(False, 2, 0) in again.frames
     await fill(site, itertools.count(1_000))
     had.die()
-    site.gateway.handle(Ticked())
+    site.gateway.handle(AckIntervalPassed())
     again.hear(Notify(2, "", 0))
     assert not again.unread
     assert await comes_up(site, again, 2, 1_000)
@@ -173,7 +173,7 @@ async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_
 
 @in_loop
 async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used_its_reserve_up(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
     two, three = Client(site, 2), Client(site, 3)
     two.records(2, (0, 100))
     three.records(3, (0, 0))
@@ -181,7 +181,7 @@ async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used
     assert site.status["waits_for"] == 3
     ids, times = itertools.count(1), itertools.count(200)
     while talk(three, 3, ids, times):  # the driver does not come meanwhile
-        site.gateway.handle(Ticked())
+        site.gateway.handle(AckIntervalPassed())
     two.die()
     three.die()
     await site.epoch()
@@ -217,7 +217,7 @@ async def test_a_session_with_more_streams_than_credits_opens_them_all_at_a_full
         while to_open and again.credits > again.spent:
             again.spent += 1
             again.hear(Notify(to_open.pop(0), "", 0))
-        site.gateway.handle(Ticked())
+        site.gateway.handle(AckIntervalPassed())
     assert not to_open
     assert await comes_up(site, again, 2, 1_000)
 
@@ -237,20 +237,20 @@ async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp
 
 @in_loop
 async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_reserve(tmp_path: Path) -> None:
-    site = Site(tmp_path, Declared(frozenset({1, 2})), **LIMITS)
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     waited_for, ids, times = Client(site, 1), itertools.count(), itertools.count()
     site.gateway.config = replace(site.config, disk_free_bytes_min=1 << 62)
     sent = talk(waited_for, 1, ids, times)
     assert sent < LIMITS["credits_max"]
     await site.epoch()
-    site.gateway.handle(Ticked())
+    site.gateway.handle(AckIntervalPassed())
     assert site.status["is_disk_short"]
     assert talk(waited_for, 1, ids, times) == 1, "what its NOTIFY took, and nothing else"
     await site.epoch()
-    site.gateway.handle(Ticked())
+    site.gateway.handle(AckIntervalPassed())
     assert talk(waited_for, 1, ids, times) == 0, "it waits, and keeps what it has"
     site.gateway.config = site.config
     site.gateway.look_at_disk()
-    site.gateway.handle(Ticked())
+    site.gateway.handle(AckIntervalPassed())
     assert not site.status["is_disk_short"]
     assert talk(waited_for, 1, ids, times) > 0

@@ -15,19 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import StorageError
-from procession.gateway import retired_file, snapshot
+from procession.gateway import retired_file
+from procession.gateway.gateway_directory import SNAPSHOT, save_snapshot
 from procession.gateway.gateway_events import (
-    Committed,
-    Received,
-    Retire,
+    EpochCommitted,
+    FrameReceived,
+    RetireStreams,
     SessionClosed,
     SessionOpened,
     SnapshotWritten,
     WriteSnapshot,
 )
-from procession.gateway.gateway_options import GatewayConfig, Limits
-from procession.gateway.log_rows import Tail
-from procession.gateway.performer import Gateway
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.log_rows import LogTail
+from procession.gateway.performer import GatewayPerformer
 from procession.gateway.plausibility import check_positions, news_of
 from procession.gateway.registry import Registry
 from procession.gateway.retired_streams import ENTRY, HEADER, Mark, RetiredStreams
@@ -36,7 +38,7 @@ from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.messages import NOTHING_COMMITTED, Messages, Notify, NotifyAck
-from tests.gateway.bench import A, B, Bench
+from tests.gateway.bench import A, B, Bench, recovered
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 from tests.gateway.several import HELLO, Several
@@ -56,7 +58,7 @@ def retired_bench(limits: Limits = AT_ONCE) -> Bench:
     bench.message(A, S, 0, 1, 2)
     bench.do(SessionClosed(A))
     bench.commit(0, s7=2)
-    bench.do(Retire())
+    bench.do(RetireStreams())
     return bench
 
 
@@ -81,16 +83,16 @@ def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_comm
     state = GatewayState(Limits(streams_retire_after_s=60))
     for session in (A, B):
         state.handle(SessionOpened(session), 0.0)
-        state.handle(Received(session, HELLO), 0.0)
-        state.handle(Received(session, Notify(session, "", 0)), 0.0)
-        state.handle(Received(session, Messages.of([session], [0], [0], [b""], [b""])), 0.0)
+        state.handle(FrameReceived(session, HELLO), 0.0)
+        state.handle(FrameReceived(session, Notify(session, "", 0)), 0.0)
+        state.handle(FrameReceived(session, Messages.of([session], [0], [0], [b""], [b""])), 0.0)
     state.handle(SessionClosed(A), 1.0)
-    assert state.handle(Retire(), 100.0) == [], "nothing is committed"
-    (write,) = state.handle(Committed(1, 0, 2, {A: 0, B: 0}), 110.0)
+    assert state.handle(RetireStreams(), 100.0) == [], "nothing is committed"
+    (write,) = state.handle(EpochCommitted(1, 0, 2, {A: 0, B: 0}), 110.0)
     assert isinstance(write, WriteSnapshot)
     state.handle(SnapshotWritten(write.snapshot), 110.0)
-    assert state.handle(Retire(), 169.0) == []
-    (write,) = state.handle(Retire(), 171.0)
+    assert state.handle(RetireStreams(), 169.0) == []
+    (write,) = state.handle(RetireStreams(), 171.0)
     assert isinstance(write, WriteSnapshot)
     assert write.retiring is not None
     assert write.retiring.streams == {A: 0}
@@ -109,13 +111,13 @@ def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -
             bench.hello(A)
     bench.do(SessionClosed(A))
     bench.commit(1, **{f"s{one}": 0 for one in range(6, 13)})
-    bench.do(Retire())
+    bench.do(RetireStreams())
     assert [stream.stream_id for stream in bench.state.registry] == list(range(5, 13))
 
 
 def test_a_stream_that_comes_back_while_it_is_being_retired_stays() -> None:
     bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=60))
-    (write,) = bench.state.handle(Retire(), 100.0)
+    (write,) = bench.state.handle(RetireStreams(), 100.0)
     assert isinstance(write, WriteSnapshot)
     assert write.retiring is not None
     bench.retired = write.retiring.data
@@ -142,7 +144,7 @@ def test_a_commit_that_is_told_again_brings_no_retired_or_forgotten_stream_back(
 def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() -> None:
     retired = RetiredStreams(Limits())
     retired.retired(retired.retiring({S: 41}, 0.0))
-    registry = Registry({}, Tail(), retired)
+    registry = Registry({}, LogTail(), retired)
     check_positions({S: 41}, registry, None)
     assert news_of({S: 41, 8: 1, 9: NOTHING_COMMITTED}, registry, is_late=False) == {8: 1}
     assert news_of({S: 42, 8: 1}, registry, is_late=True) == {S: 42}
@@ -245,12 +247,71 @@ def test_a_stream_is_remembered_for_its_age_by_the_time_that_the_gateway_ran() -
     assert mark is not None
     assert mark.clock_s == 40
     again = RetiredStreams(limits, mark, write.data, now=7.0)  # another clock; and the time between does not count
-    again.forget(76.0, 0, 0.0)
-    assert again.forgetting == set()
-    again.forget(77.0, 0, 0.0)
-    again.retired(again.retiring({}, 77.0))
+    again.forget(83.0, 0, 0.0)
+    assert again.forgetting == set(), "a sixteenth longer, so that the file is written seldom"
+    again.forget(84.0, 0, 0.0)
+    again.retired(again.retiring({}, 84.0))
     assert again.committed(S) is None
     assert again.forgotten == 1
+
+
+def test_at_the_limit_a_sixteenth_is_forgotten_at_once() -> None:
+    """To forget writes the whole file anew. At a million, each tick would write 24 MB."""
+    retired = RetiredStreams(Limits(streams_retired_max=160))
+    rewritten = 0
+    for stream_id in range(1000):
+        assert retired.forget(0.0, 1, 0.0) >= 1
+        write = retired.retiring({stream_id: stream_id}, 0.0)
+        rewritten += write.position == 0
+        retired.retired(write)
+        assert len(retired) <= 160
+    assert rewritten <= 1 + 1000 / 10
+    assert retired.committed(849) is None or len(retired) > 150
+    assert retired.committed(850) == 850, "no more than a sixteenth"
+
+
+def test_at_its_age_a_stream_is_forgotten_with_all_that_are_as_old() -> None:
+    retired = RetiredStreams(Limits(streams_retired_age_s=160))
+    for second in range(160):
+        retired.retired(retired.retiring({second: 1}, float(second)))
+    rewritten = []
+    for now in range(160, 200):
+        retired.forget(float(now), 0, 0.0)
+        if retired.forgetting:
+            rewritten.append(len(retired.forgetting))
+            retired.retired(retired.retiring({}, float(now)))
+    assert rewritten == [11, 11, 11]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_stream_is_not_forgotten_while_a_commit_may_name_it_again(is_restarted: bool) -> None:
+    """A round record names positions until the driver knows that they are on disk at every gateway."""
+    limits = Limits(streams_retired_max=1)
+    retired = RetiredStreams(limits)
+    write = retired.retiring({S: 100}, 0.0)
+    retired.retired(write, epoch=5)
+    if is_restarted:
+        retired = RetiredStreams(limits, write.mark, write.data, epoch=5)
+    retired.settle(4)
+    assert retired.forget(1.0, 1, 0.0) == 0
+    assert retired.forgetting == set()
+    retired.settle(5)
+    assert retired.forget(1.0, 1, 0.0) == 1
+    assert retired.forgetting == {S}
+
+
+def test_a_commit_that_names_a_stream_again_is_taken_although_streams_are_forgotten_at_once() -> None:
+    """The driver has not heard yet that the first commit is on disk, so the second names its positions, too."""
+    bench = Bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=0))
+    bench.open(A, S)
+    bench.message(A, S, 0, 1, 2)
+    bench.do(SessionClosed(A))
+    for epoch, kept in enumerate((0, 0, 0, 1)):
+        assert not bench.state.retired.forgotten
+        bench.do(EpochCommitted(1, epoch, len(bench.rows), {S: 2} if not kept else {}, epochs_kept=kept))
+        bench.do(RetireStreams())
+        bench.do(RetireStreams())
+    assert bench.state.retired.forgotten == 1
 
 
 def test_a_stream_is_forgotten_only_with_a_file_on_disk_that_leaves_it_out() -> None:
@@ -277,7 +338,7 @@ def test_a_stream_that_comes_back_is_not_forgotten_before_the_snapshot_has_it() 
 
 def test_what_is_too_old_is_forgotten_although_nobody_is_retired() -> None:
     bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=50))
-    (write,) = bench.state.handle(Retire(), 1000.0)
+    (write,) = bench.state.handle(RetireStreams(), 1000.0)
     assert isinstance(write, WriteSnapshot)
     assert write.retiring is not None
     assert write.retiring.data == HEADER
@@ -334,8 +395,8 @@ def test_a_file_with_many_entries_that_count_no_more_is_written_anew(monkeypatch
 
 def kept(directory: Path) -> dict[int, int | None]:
     """What a gateway that starts in a directory knows of two streams."""
-    found, data = retired_file.recover(directory)
-    again, renewed = retired_file.recover(directory)
+    found, data = recovered(directory)
+    again, renewed = recovered(directory)
     assert (again.streams, renewed) == (found.streams, data), "a start changes nothing"
     state = GatewayState(Limits(), found, retired=data)
     return {stream_id: state.registry.committed(stream_id) for stream_id in (7, 8)}
@@ -347,7 +408,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
     base = tmp_path / "base"
     base.mkdir()
     before = Snapshot(1, 3, 10, 10, {7: Position("seven", 70), 8: Position("eight", 80)})
-    snapshot.save(base, before)
+    save_snapshot(base, before)
     retired = RetiredStreams(Limits())
     first = retired.retiring({7: 70}, 0.0)
     for size in range(len(first.data) + 1):
@@ -358,7 +419,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
         assert list(directory.glob(retired_file.NAMES)) == [], "nobody names it"
     retired_file.write(base, first)
     retired.retired(first)
-    snapshot.save(base, replace(before, streams={8: Position("eight", 80)}, retired=first.mark))
+    save_snapshot(base, replace(before, streams={8: Position("eight", 80)}, retired=first.mark))
     second = retired.retiring({8: 80}, 5.0)
     for size in range(len(second.data) + 1):
         directory = tmp_path / f"more-{size}"
@@ -367,7 +428,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
             file.write(second.data[:size])
         assert kept(directory) == {7: 70, 8: 80}
     retired_file.write(base, second)
-    snapshot.save(base, replace(before, streams={}, retired=second.mark))
+    save_snapshot(base, replace(before, streams={}, retired=second.mark))
     assert kept(base) == {7: 70, 8: 80}
     assert len(list(base.glob(retired_file.NAMES))) == 1
 
@@ -380,11 +441,11 @@ def contents(directory: Path) -> dict[Path, bytes]:
 async def test_a_second_gateway_on_the_same_directory_changes_nothing(tmp_path: Path) -> None:
     write = RetiredStreams(Limits()).retiring({7: 70}, 0.0)
     retired_file.write(tmp_path, write)
-    snapshot.save(tmp_path, Snapshot(1, 3, 10, 10, {}, retired=write.mark))
-    first = Gateway(GatewayConfig(tmp_path))
+    save_snapshot(tmp_path, Snapshot(1, 3, 10, 10, {}, retired=write.mark))
+    first = GatewayPerformer(GatewayConfig(tmp_path))
     before = contents(tmp_path)
     with pytest.raises(StorageError, match="Another process holds"):
-        Gateway(GatewayConfig(tmp_path))
+        GatewayPerformer(GatewayConfig(tmp_path))
     assert contents(tmp_path) == before
     await first.close()
 
@@ -393,28 +454,28 @@ def test_a_file_that_is_damaged_or_gone_is_refused_with_a_sentence(tmp_path: Pat
     retired = RetiredStreams(Limits())
     write = retired.retiring({7: 70, 8: 80}, 0.0)
     retired_file.write(tmp_path, write)
-    snapshot.save(tmp_path, Snapshot(1, 3, 10, 10, {}, retired=write.mark))
+    save_snapshot(tmp_path, Snapshot(1, 3, 10, 10, {}, retired=write.mark))
     path = retired_file.path_of(tmp_path, 0)
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(StorageError, match="its checksum is wrong") as caught:
-            retired_file.recover(tmp_path)
+            recovered(tmp_path)
         assert "Restore the gateway's directory" in caught.value.next_step
     path.write_bytes(whole[:-1])
     with pytest.raises(StorageError, match=f"it has {len(whole) - 1} bytes, and {len(whole)} were written"):
-        retired_file.recover(tmp_path)
+        recovered(tmp_path)
     path.unlink()
     with pytest.raises(StorageError, match="it is not there"):
-        retired_file.recover(tmp_path)
+        recovered(tmp_path)
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     for data, why in ((b"something else\n", "does not begin as"), (HEADER + b"half", "does not end where")):
         retired_file.path_of(tmp_path, 0).write_bytes(data)
-        snapshot.save(tmp_path, Snapshot(retired=Mark(0, len(data), zlib.crc32(data), 0)))
+        save_snapshot(tmp_path, Snapshot(retired=Mark(0, len(data), zlib.crc32(data), 0)))
         with pytest.raises(StorageError, match=why):
-            retired_file.recover(tmp_path)
+            recovered(tmp_path)
 
 
 # Through the gateway
@@ -423,12 +484,12 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 class Peer:
     """A session without a socket."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: GatewayPerformer) -> None:
         self._gateway = gateway
         self.frames: list[AnyFrame] = []
         self.session = gateway.join(self)
         gateway.handle(SessionOpened(self.session))
-        gateway.handle(Received(self.session, HELLO))
+        gateway.handle(FrameReceived(self.session, HELLO))
 
     def send(self, frame: AnyFrame) -> None:
         if isinstance(frame, NotifyAck):
@@ -441,13 +502,13 @@ class Peer:
         pass
 
     def notify(self, stream_id: int) -> AnyFrame:
-        self._gateway.handle(Received(self.session, Notify(stream_id, f"short stream {stream_id}", 0)))
+        self._gateway.handle(FrameReceived(self.session, Notify(stream_id, f"short stream {stream_id}", 0)))
         return self.frames[-1]
 
     def messages(self, stream_ids: range, message_id: int) -> None:
         count = len(stream_ids)
         columns = ([message_id] * count, [0] * count, [b""] * count, [b"payload"] * count)
-        self._gateway.handle(Received(self.session, Messages.of(list(stream_ids), *columns)))
+        self._gateway.handle(FrameReceived(self.session, Messages.of(list(stream_ids), *columns)))
 
     def leave(self) -> None:
         self._gateway.leave(self.session)
@@ -476,9 +537,9 @@ async def test_many_short_streams_leave_small_files_and_keep_their_positions(tmp
         producer.messages(opened, epoch)
         producer.leave()
         end = await gateway.offer(1, epoch * each, 1 << 30, 1 << 40)
-        await gateway.commit(Committed(1, epoch, end, dict.fromkeys(opened, epoch)))
+        await gateway.commit(EpochCommitted(1, epoch, end, dict.fromkeys(opened, epoch)))
         await gateway.retire()
-        sizes.append(size_of(tmp_path / snapshot.FILE_NAME))
+        sizes.append(size_of(tmp_path / SNAPSHOT))
         assert len(gateway.state.registry) <= limits.streams_max
     assert max(sizes) < 100 * limits.streams_max
     status = gateway.status()

@@ -12,7 +12,7 @@ import pytest
 
 from procession.connectors.generator_source import GeneratorSource, Recipe
 from procession.errors import ProcessionError
-from procession.gateway.members import Standing
+from procession.gateway.members import MemberStatus
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from tests.gateway.gateway_process import GatewayProcess
@@ -87,7 +87,7 @@ def is_let_go(gateways: Gateways, gateway: GatewayProcess, chance: random.Random
 def has_left(gateways: Gateways, gateway: GatewayProcess) -> bool:
     """Whether a gateway that was let go has gone. One that was killed when it had just left is back, and here."""
     standing = {one["name"]: one["standing"] for one in gateways.list()}
-    return gateway.process.poll() is not None or standing.get(gateway.directory.name) == Standing.HERE
+    return gateway.process.poll() is not None or standing.get(gateway.directory.name) == MemberStatus.HERE
 
 
 @pytest.mark.timeout(3600)

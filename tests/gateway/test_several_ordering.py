@@ -16,12 +16,12 @@ import pytest
 from procession.driver import offsets
 from procession.driver.offsets import GatewayFeed
 from procession.errors import ProcessionError, RoundError
-from procession.merge.event_time import NO_REFERENCE, Declared
+from procession.merge.event_time import NO_REFERENCE, DeclaredOrder
 from procession.merge.interleave import woven
 from procession.sdk import Batch, SourceOptions, Stream
 from procession.sdk.source_client import SourceClient
-from procession.storage.log import LogReader
-from procession.storage.log_ranges import Piece
+from procession.storage.log_ranges import LogRange
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import KIND_LATE, KIND_RECORD, ORDERED
 from tests.gateway.gateways import Gateways
 from tests.gateway.taker import Taker
@@ -70,7 +70,7 @@ class OrderedTaker(Taker):
         other.placed = self.placed
         return other
 
-    def _read_all(self, pieces: list[Piece]) -> None:
+    def _read_all(self, pieces: list[LogRange]) -> None:
         paths = [list(LogReader(Path(one.place.directory), ORDERED).read(one.first, one.last)) for one in pieces]
         for row in woven(paths).to_pylist():
             if row["kind"] in (KIND_RECORD, KIND_LATE):
@@ -108,7 +108,7 @@ class World:
         self.seed = seed
         self.inputs = made(4, records, lateness)
         self.expected = sorted_slowly(self.inputs, lateness)
-        self.gateways = Gateways(work, gateways, declared=Declared(frozenset(self.inputs), lateness))
+        self.gateways = Gateways(work, gateways, declared=DeclaredOrder(frozenset(self.inputs), lateness))
         self.threads: list[threading.Thread] = []
 
     def taker(self) -> OrderedTaker:
@@ -235,12 +235,12 @@ def test_one_joins_and_one_leaves_and_the_sequence_stays_the_same(tmp_path: Path
 def test_one_that_orders_otherwise_may_not_join_and_idle_time_outs_take_one_gateway(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    with Gateways(tmp_path / "a", 1, declared=Declared(frozenset({1, 2}))) as gateways:
-        other = gateways.make(1, declared=Declared(frozenset({1, 2}), 5))
+    with Gateways(tmp_path / "a", 1, declared=DeclaredOrder(frozenset({1, 2}))) as gateways:
+        other = gateways.make(1, declared=DeclaredOrder(frozenset({1, 2}), 5))
         status, said = other.start().wait()
         assert status == 1
         assert "orders by event time of 2 streams" in said
-    with Gateways(tmp_path / "b", 1, declared=Declared(frozenset({1}), 0, 1.0)) as gateways:
+    with Gateways(tmp_path / "b", 1, declared=DeclaredOrder(frozenset({1}), 0, 1.0)) as gateways:
         status, said = gateways.make(1).start().wait()
         assert status == 1
         assert "idle_timeout_s takes one gateway" in said

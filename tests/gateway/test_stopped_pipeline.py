@@ -14,7 +14,8 @@ import pytest
 
 from procession.bench.producers import resident_bytes
 from procession.gateway.control_client import ControlClient
-from procession.storage.log import KIND_RECORD, LogReader
+from procession.storage.log_reader import LogReader
+from procession.storage.segment import KIND_RECORD
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Notify, Ok
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.gateway.producer import Producer

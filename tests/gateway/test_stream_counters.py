@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.gateway.gateway_events import (
-    Appended,
-    Committed,
-    Received,
+    EpochCommitted,
+    FrameReceived,
+    RowsAppended,
     SessionOpened,
     SnapshotWritten,
     WriteSnapshot,
 )
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.log_rows import record_rows
 from procession.gateway.state import GatewayState
-from procession.gateway.stream_counters import KINDS, RATE_TIME_S, Behind, Tally, kind_of
+from procession.gateway.stream_counters import KINDS, RATE_TIME_S, StreamCounters, UncommittedRows, kind_of
 from procession.wire import v3
 from procession.wire.connection import Connection, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Error, Frame, Hello, Message, Messages, Notify, Ok
 
 
@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, **limits: int) -> None:
         self.state = GatewayState(Limits(**limits))  # type: ignore[arg-type]
-        self.tally = Tally(self.state.limits.streams_max)
+        self.tally = StreamCounters(self.state.limits.streams_max)
         self.now = 0.0
 
     def handle(self, event: object) -> list[object]:
@@ -42,17 +42,17 @@ class Bench:
 
     def open(self, session: int, *streams: int) -> None:
         self.handle(SessionOpened(session))
-        self.handle(Received(session, Hello("0.0.1", b"", "", "")))
+        self.handle(FrameReceived(session, Hello("0.0.1", b"", "", "")))
         for stream_id in streams:
-            self.handle(Received(session, Notify(stream_id, f"s{stream_id}", 0)))
+            self.handle(FrameReceived(session, Notify(stream_id, f"s{stream_id}", 0)))
 
     def send(self, session: int, *rows: tuple[int, int, bytes]) -> None:
-        self.handle(Received(session, Messages.few([(stream, at, 0, b"k", load) for stream, at, load in rows])))
-        self.handle(Appended(self.state.next_sequence))
+        self.handle(FrameReceived(session, Messages.few([(stream, at, 0, b"k", load) for stream, at, load in rows])))
+        self.handle(RowsAppended(self.state.next_sequence))
 
     def commit(self, end: int, **positions: int) -> None:
         named = {int(name[1:]): at for name, at in positions.items()}
-        for action in self.handle(Committed(1, 0, end, named)):
+        for action in self.handle(EpochCommitted(1, 0, end, named)):
             assert isinstance(action, WriteSnapshot)
             self.handle(SnapshotWritten(action.snapshot))
 
@@ -96,7 +96,7 @@ def test_a_refused_notify_is_counted_for_the_gateway_and_the_stream() -> None:
 def test_credits_that_are_given_are_counted() -> None:
     bench = Bench(credits_max=100)
     bench.open(1, 7)
-    given_by = [a.frame.credits for a in bench.handle(Received(1, Notify(8, "", 0))) if _grants(a)]  # type: ignore[attr-defined]
+    given_by = [a.frame.credits for a in bench.handle(FrameReceived(1, Notify(8, "", 0))) if _grants(a)]  # type: ignore[attr-defined]
     assert bench.tally.credits_granted >= 100 + sum(given_by)
 
 
@@ -118,7 +118,7 @@ def test_the_rate_is_that_of_late_and_fades() -> None:
 def test_a_streams_lag_is_never_below_the_truth_and_nothing_when_all_is_committed(
     steps: list[tuple[bool, int]],
 ) -> None:
-    behind, end, committed = Behind(), 0, 0
+    behind, end, committed = UncommittedRows(), 0, 0
     for is_commit, number in steps:
         if is_commit:
             committed = min(end, committed + number)
@@ -135,7 +135,7 @@ def test_a_streams_lag_is_never_below_the_truth_and_nothing_when_all_is_committe
 def test_a_restarted_gateway_knows_how_far_behind_its_streams_are() -> None:
     columns = (np.array([7, 7, 8], np.uint64), np.array([1, 2, 3], np.uint64), np.zeros(3, np.int64))
     loads = Messages.of([7], [1], [0], [b""], [b"x"]).payloads.take([0, 0, 0])
-    tally = Tally(10)
+    tally = StreamCounters(10)
     assert sum(batch.num_rows for batch in tally.recovered(5, [record_rows(Messages(*columns, loads, loads))])) == 3
     assert (tally[7].behind.rows, tally[8].behind.rows, tally[7].frames) == (2, 1, 0)
 
@@ -167,7 +167,7 @@ GREETED: list[Frame] = [Hello("0.0.1", b"", "", "")]
     ],
 )
 def test_what_a_peer_does_wrong_has_a_kind(data: bytes, kind: str) -> None:
-    connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+    connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     connection.receive(v3.encode(GREETED[0]))
     connection.send(Ok(10))
     (violation,) = connection.receive(data)[-1:]
@@ -201,5 +201,5 @@ def test_a_reason_has_one_of_so_many_kinds(reason: str, kind: str) -> None:
 def test_an_error_that_the_peer_says_is_counted_as_its_own() -> None:
     bench = Bench()
     bench.open(1)
-    bench.handle(Received(1, Error("no")))
+    bench.handle(FrameReceived(1, Error("no")))
     assert bench.tally.errors == {"peer": 1}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point
-from procession.merge.stream_clocks import TIME_MAX, TIME_MIN, Clock
+from procession.merge.event_time import END_ID, NO_REFERENCE, ArrivedRows, DeclaredOrder, EventOrder, ReplayPoint
+from procession.merge.stream_clocks import TIME_MAX, TIME_MIN, StreamClock
 from procession.merge.waiting_rows import Key
 
 
@@ -31,8 +31,8 @@ class Placed(NamedTuple):
     is_late: bool
 
 
-def heard(rows: list[Row]) -> Heard:
-    return Heard(
+def heard(rows: list[Row]) -> ArrivedRows:
+    return ArrivedRows(
         np.array([row.stream_id for row in rows], np.uint64),
         np.array([row.message_id for row in rows], np.uint64),
         np.array([row.event_time for row in rows], np.int64),
@@ -97,7 +97,7 @@ def test_every_interleaving_gives_the_sequence_of_the_reference(
 ) -> None:
     streams, lateness = world
     rows = interleaved(lambda strategy: data.draw(strategy), streams)
-    order = EventOrder(Declared(frozenset(one[0].stream_id for one in streams), lateness))
+    order = EventOrder(DeclaredOrder(frozenset(one[0].stream_id for one in streams), lateness))
     expected, found = reference(streams, lateness), []
     while rows:
         size = data.draw(st.integers(1, 8))
@@ -119,11 +119,11 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
 ) -> None:
     streams, lateness = world
     log = interleaved(lambda strategy: data.draw(strategy), streams)
-    declared = Declared(frozenset(one[0].stream_id for one in streams), lateness)
+    declared = DeclaredOrder(frozenset(one[0].stream_id for one in streams), lateness)
     order, expected = EventOrder(declared), reference(streams, lateness)
     kept: list[Placed] = []
     told: list[int] = []
-    point, arrived = Point(), 0
+    point, arrived = ReplayPoint(), 0
     while arrived < len(log):
         size = data.draw(st.integers(1, 8))
         order.hear(heard(log[arrived : arrived + size]))
@@ -167,7 +167,7 @@ def check_references(placed: list[Placed], references: list[int]) -> None:
 
 
 def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_free() -> None:
-    order = EventOrder(Declared(frozenset({1, 2})))
+    order = EventOrder(DeclaredOrder(frozenset({1, 2})))
     order.hear(heard([Row(1, 0, 10), Row(1, 1, 20)]))
     assert taken_by(order)[0] == []
     assert order.clocks.slowest() == 2
@@ -177,7 +177,7 @@ def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_
 
 
 def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_waits_for_it() -> None:
-    order = EventOrder(Declared(frozenset({1, 2})))
+    order = EventOrder(DeclaredOrder(frozenset({1, 2})))
     order.hear(heard([Row(1, 0, 10), Row(2, 0, 10)]))
     assert [one.key.stream_id for one in taken_by(order)[0]] == [1], "stream 1 may have more of the same time"
     order.hear(heard([Row(1, 1, 10), Row(1, 2, 11)]))
@@ -185,7 +185,7 @@ def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_wait
 
 
 def test_a_record_is_late_only_against_its_own_stream() -> None:
-    order = EventOrder(Declared(frozenset({1, 2}), lateness_ns=5))
+    order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
     order.hear(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
     found = {one.key.message_id: one for one in taken_by(order)[0]}
     assert not found[0].is_late
@@ -194,7 +194,7 @@ def test_a_record_is_late_only_against_its_own_stream() -> None:
 
 
 def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_it_is_late() -> None:
-    order = EventOrder(Declared(frozenset({1, 2}), lateness_ns=5))
+    order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
     order.hear(heard([Row(1, 0, 100), Row(1, 1, 106)]))
     tick = order.clocks.tick(frozenset({2}))
     assert tick == 102
@@ -205,15 +205,15 @@ def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_
 
 
 def test_extreme_times_are_in_order_too() -> None:
-    order = EventOrder(Declared(frozenset({1}), lateness_ns=10**18))
+    order = EventOrder(DeclaredOrder(frozenset({1}), lateness_ns=10**18))
     order.hear(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
     assert [one.key.message_id for one in taken_by(order)[0]] == [0, 2, 1, END_ID]
-    assert order.clocks.known == {1: Clock(TIME_MAX, is_ended=True, seen=2)}
+    assert order.clocks.known == {1: StreamClock(TIME_MAX, is_ended=True, seen=2)}
 
 
 @pytest.mark.parametrize("lateness", [0, 7])
 def test_many_small_chunks_leave_few_stacks(lateness: int) -> None:
-    order, ids = EventOrder(Declared(frozenset({1, 2}), lateness)), count()
+    order, ids = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness)), count()
     for _ in range(300):
         order.hear(heard([Row(1, next(ids), 5), Row(1, next(ids), 6)]))
     assert len(order.waiting) == 600

@@ -101,7 +101,7 @@ def test_a_path_is_read_only_as_far_as_it_is_needed() -> None:
 )
 def test_a_place_that_is_taken_twice_or_a_path_that_goes_back_is_found(batches: list[list[list[Key]]]) -> None:
     length = len(batches[0][0][0])
-    with pytest.raises(StorageError, match="same place"):
+    with pytest.raises(StorageError, match="same order key"):
         rows_of(merged([[batch_of(keys, length) for keys in path] for path in batches]))
 
 

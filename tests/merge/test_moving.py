@@ -9,25 +9,25 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Point
-from procession.merge.stream_clocks import Bound, Clock, watermark_of
+from procession.merge.event_time import END_ID, NO_REFERENCE, DeclaredOrder, EventOrder, ReplayPoint
+from procession.merge.stream_clocks import StreamClock, WatermarkBound, watermark_of
 from procession.merge.waiting_rows import Key
 from tests.merge.test_event_time import Placed, Row, heard, reference, worlds
 
 
 class Site:
-    def __init__(self, declared: Declared) -> None:
+    def __init__(self, declared: DeclaredOrder) -> None:
         self.declared = declared
         self.log: list[Row] = []
         self.order = EventOrder(declared)
-        self.point = Point()
+        self.point = ReplayPoint()
         self.cut: Key | None = None
 
     def hear(self, *rows: Row) -> None:
         self.log += rows
         self.order.hear(heard(list(rows)))
 
-    def restart(self, safe: dict[int, int], told: dict[int, Clock]) -> None:
+    def restart(self, safe: dict[int, int], told: dict[int, StreamClock]) -> None:
         """It begins anew, from the last point that was kept and its log; what it had taken is kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
         self.order.clocks.tell(told)
@@ -51,14 +51,14 @@ class Cluster:
     def __init__(self, streams: list[list[Row]], lateness: int, sites: int) -> None:
         self.inputs = {rows[0].stream_id: rows for rows in streams}
         self.lateness = lateness
-        self.sites = [Site(Declared(frozenset(self.inputs), lateness)) for _ in range(sites)]
+        self.sites = [Site(DeclaredOrder(frozenset(self.inputs), lateness)) for _ in range(sites)]
         self.holders = dict.fromkeys(self.inputs, 0)
         self.sent = dict.fromkeys(self.inputs, 0)
         self.positions: dict[int, int] = {}
         self.found: list[Placed] = []
 
-    def clocks(self) -> dict[int, Clock]:
-        known: dict[int, Clock] = {}
+    def clocks(self) -> dict[int, StreamClock]:
+        known: dict[int, StreamClock] = {}
         for site in self.sites:
             for stream_id, clock in site.order.clocks.all_reached().items():
                 known[stream_id] = clock.later(known.get(stream_id))
@@ -91,7 +91,7 @@ class Cluster:
         if clock is None or clock.is_ended:
             return
         watermark = watermark_of(clock, self.lateness)
-        if waiting.has(stream_id, Bound(watermark, stream_id)):
+        if waiting.has(stream_id, WatermarkBound(watermark, stream_id)):
             return
         if waiting.has(stream_id):
             site.hear(Row(stream_id, 0, watermark, is_given=True))

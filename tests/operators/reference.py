@@ -17,14 +17,16 @@ import pyarrow as pa
 
 from procession.operators.codecs import DECODE, ENCODE
 from procession.operators.end_of_input import sources_before
-from procession.operators.expiry import Expiring
-from procession.operators.stream_join import LatePair
+from procession.operators.expiry import ExpiringState
+from procession.operators.keyed import KeyedOperator
+from procession.operators.sort import SortOperator
+from procession.operators.stream_join import LatePairRule
+from procession.operators.total import TotalOperator
 from procession.operators.value_codec import PLAIN
-from procession.operators.windows import Late, late_record
-from procession.planner.graph import Framing, Graph, Kind, Node, Order
+from procession.operators.windows import LateWindowRule, late_record
+from procession.planner.graph import Graph, Kind, Node, Order, SinkFraming
 from procession.planner.inputs import number_of
-from procession.planner.keyed_spec import RecordKey
-from procession.planner.keys import NO_KEY, KeyCodec
+from procession.planner.keys import NO_KEY, KeyCodec, RecordKey
 from procession.planner.order_key import AFTER
 from procession.planner.rules import make_plan
 from procession.planner.strategies import TABLE
@@ -178,7 +180,7 @@ class Sequential:
     def _due(self, index: int) -> Iterator[Any]:
         """What the watermark of a stage lets out, as it stands."""
         node = self.graph.nodes[index]
-        stage: Any = node.stateful and node.stateful.windowing
+        stage: Any = node.operator
         watermark = self.watermarks[index]
         if node.kind is Kind.JOIN:
             held = self.held.setdefault(index, [])
@@ -188,7 +190,7 @@ class Sequential:
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
                     self.fired = one["key"]
                     yield own(stage.join(PLAIN.thawed(one["value"]), None))
-        elif isinstance(stage, Expiring):
+        elif isinstance(stage, ExpiringState):
             yield from self._expired(index, watermark)
         elif not stage.windows.count:
             opened = self.windows.setdefault(index, {})
@@ -212,7 +214,7 @@ class Sequential:
                 and all(source.ends for source in sources_before(self.graph, index))
                 and all(self.has_ended.get(stream) for stream in mine)
                 and not self.is_over.get(index)
-                and node.stateful is not None
+                and node.operator is not None
             ):
                 self.is_over[index] = True
                 self.time = self.latest
@@ -230,27 +232,25 @@ class Sequential:
     def _fired(self, index: int) -> Iterator[Any]:
         """What a stage still holds."""
         node = self.graph.nodes[index]
-        stateful: Any = node.stateful
+        stage: Any = node.operator
         if node.kind is Kind.JOIN:
             for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
-                if stateful.windowing.is_outer and one["side"] == 0 and not one["partners"]:
-                    yield own(stateful.windowing.join(PLAIN.thawed(one["value"]), None))
-        elif isinstance(stateful.windowing, Expiring):
+                if stage.is_outer and one["side"] == 0 and not one["partners"]:
+                    yield own(stage.join(PLAIN.thawed(one["value"]), None))
+        elif isinstance(stage, ExpiringState):
             yield from self._expired(index, AFTER)
-        elif stateful.windowing is not None:
+        elif node.kind in (Kind.WINDOW, Kind.WINDOW_BY_KEY):
             opened = self.windows.pop(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened):
                 held = opened[whose, end]
-                start, values = (0, held) if stateful.windowing.windows.count else held
+                start, values = (0, held) if stage.windows.count else held
                 yield self._told(node, start, end, values, whose, "end")
-        if stateful.sorting is not None:
+        if isinstance(stage, SortOperator):
             self.fired = NO_KEY
-            ranked = sorted(
-                self.windows.pop(index, {}).values(), reverse=stateful.sorting.is_reversed, key=itemgetter(0)
-            )
+            ranked = sorted(self.windows.pop(index, {}).values(), reverse=stage.is_reversed, key=itemgetter(0))
             yield from (value for _, value in ranked)
-        if stateful.totals is not None:
-            total = stateful.totals.aggregate
+        if isinstance(stage, TotalOperator):
+            total = stage.aggregate
             held = self.windows.pop(index, {})
             if not held and node.key is None:
                 held = {NO_KEY: [0, total.create()]}
@@ -260,10 +260,10 @@ class Sequential:
                 yield named | {"count": count, "value": own(total.finish(one))}
 
     def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
-        stateful: Any = node.stateful
+        stage: Any = node.operator
         self.fired = whose
         named = {"key": self.keys.decode(whose)} if node.key is not None else {}
-        result = stateful.windowing.aggregate.of(own(values))
+        result = stage.aggregate.of(own(values))
         unit = node.unit
         times = {"start": in_unit(start, unit), "end": in_unit(end, unit)}
         return named | times | {"count": len(values), "value": result, "fired": why}
@@ -292,7 +292,7 @@ class Sequential:
         node = self.graph.nodes[index]
         if node.kind is Kind.SINK:
             output = self._output_of(node, record, key)
-            self.outputs[output] += ENCODE[node.codec](value) + (b"\n" if node.framing is Framing.LINES else b"")
+            self.outputs[output] += ENCODE[node.codec](value) + (b"\n" if node.framing is SinkFraming.LINES else b"")
             return
         try:
             key_of = node.function if node.kind in (Kind.KEY_BY, Kind.REBALANCE) else node.key
@@ -310,7 +310,7 @@ class Sequential:
             letters.append((index, letter_of(record, node.name, error)))
             return
         aside, self.aside = self.aside, None
-        if aside is not None and node.stateful is not None and node.stateful.sets_late_aside:
+        if aside is not None and node.operator is not None and node.operator.state.late_to_dead_letters:
             letters.append((index, letter_of(record, node.name, aside)))
         self.input = self.origins.get(index) or self.input
         for one, its_key in values:
@@ -372,15 +372,13 @@ class Sequential:
             case Kind.JOIN:
                 yield from self._pairs(index, value)
             case Kind.SORT:
-                assert node.stateful is not None
-                assert node.stateful.sorting is not None
+                assert isinstance(node.operator, SortOperator)
                 records = self.windows.setdefault(index, {})
-                records[len(records)] = node.stateful.sorting.by(value), value
+                records[len(records)] = node.operator.by(value), value
             case Kind.AGGREGATE | Kind.AGGREGATE_BY_KEY:
                 key = self._asked(node, value)
-                assert node.stateful is not None
-                assert node.stateful.totals is not None
-                total = node.stateful.totals.aggregate
+                assert isinstance(node.operator, TotalOperator)
+                total = node.operator.aggregate
                 all_held = self.windows.setdefault(index, {})
                 held = all_held.get(key) or [0, total.create()]
                 held[1] = total.add(held[1], value)
@@ -392,8 +390,7 @@ class Sequential:
     def _windows(self, index: int, value: Any) -> Iterator[Any]:
         """Every open window of every key in one dictionary, looked through for each record."""
         node = self.graph.nodes[index]
-        assert node.stateful is not None
-        stage: Any = node.stateful.windowing
+        stage: Any = node.operator
         key = self._asked(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
@@ -415,10 +412,10 @@ class Sequential:
         yield from self._due(index)
         near = [end for whose, end in opened if whose == key and time < end and time + by.size > opened[whose, end][0]]
         if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
-            if stage.late is Late.FIRE:
+            if stage.late is LateWindowRule.FIRE:
                 for end in by.ends(time):
                     yield told(end - by.size, end, 1, [value], key, "late")
-            if stage.late is not Late.OLDEST:
+            if stage.late is not LateWindowRule.OLDEST:
                 self.aside = late_record(time, watermark)
                 return
             time = watermark
@@ -441,15 +438,14 @@ class Sequential:
     def _pairs(self, index: int, sided: Any) -> Iterator[Any]:
         """Every record that is held, of whatever key, in one list, looked through for each record."""
         node = self.graph.nodes[index]
-        assert node.stateful is not None
-        stage: Any = node.stateful.windowing
+        stage: Any = node.operator
         key = self._asked(node, sided)
         time = nanoseconds(node.time(sided), node.unit) if node.time is not None else self.time
         side, value = sided
-        watermark = self._moved(index, (time - stage.lateness) // stage.step * stage.step)
+        watermark = self._moved(index, (time - stage.lateness) // stage.step_ns * stage.step_ns)
         held = self.held.setdefault(index, [])
         yield from self._due(index)
-        if time + stage.within < watermark and stage.late is not LatePair.MEET:
+        if time + stage.within < watermark and stage.late is not LatePairRule.MEET:
             self.aside = late_record(time, watermark)
             return
         near = [one for one in held if one["key"] == key and one["side"] != side]
@@ -469,8 +465,8 @@ class Sequential:
     def _expiring(self, index: int, value: Any) -> Iterator[Any]:
         """A record has come to a stage: what has expired by its time goes before the record is looked at."""
         node = self.graph.nodes[index]
-        stage: Any = node.stateful and node.stateful.windowing
-        if not isinstance(stage, Expiring):
+        stage: Any = node.operator
+        if not isinstance(stage, ExpiringState):
             return
         self._asked(node, value)
         self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
@@ -479,7 +475,7 @@ class Sequential:
 
     def _expired(self, index: int, watermark: int) -> Iterator[Any]:
         node = self.graph.nodes[index]
-        stage: Any = node.stateful and node.stateful.windowing
+        stage: Any = node.operator
         gone = sorted((end, key) for (of, key), end in self.expiries.items() if of == index and end <= watermark)
         for _, key in gone:
             del self.expiries[index, key]
@@ -492,19 +488,19 @@ class Sequential:
     def _stay(self, index: int, key: bytes) -> None:
         """This record's key is remembered from now on, or for longer."""
         node = self.graph.nodes[index]
-        if node.stateful is not None and isinstance(node.stateful.windowing, Expiring):
-            until = max(self.stage_time, self.watermarks[index]) + node.stateful.windowing.ttl
+        if isinstance(node.operator, ExpiringState):
+            until = max(self.stage_time, self.watermarks[index]) + node.operator.ttl
             self.expiries[index, key] = max(until, self.expiries.get((index, key), until))
 
     def _stateful(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]
-        assert node.stateful is not None
-        assert node.stateful.step is not None
+        assert isinstance(node.operator, KeyedOperator | ExpiringState)
+        assert node.operator.step is not None
         place = index, self._asked(node, value)
-        state = PLAIN.thawed(self.states[place]) if place in self.states else node.stateful.initial()
+        state = PLAIN.thawed(self.states[place]) if place in self.states else node.operator.initial()
         is_known = place in self.states
         try:
-            state, result = node.stateful.step(state, value)
+            state, result = node.operator.step(state, value)
             results = list(result) if node.kind is Kind.FLAT_MAP_STATEFUL else [result]
         except Exception:
             # What a step has done to its state before it raised stays done.

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.api.pipeline import PARALLELISM_MAX
-from procession.operators.buckets import SHARES, dealt, parted, share_of
+from procession.operators.buckets import SHARES, share_of, split_by_key, split_evenly
 
 
 @given(rows=st.integers(0, 500), buckets=st.integers(1, 20), turn=st.integers(0, 50))
 def test_rows_are_dealt_evenly_once_and_in_stretches(rows: int, buckets: int, turn: int) -> None:
-    stretches = list(dealt(rows, buckets, turn))
+    stretches = list(split_evenly(rows, buckets, turn))
     assert [row for _, first, count in stretches for row in range(first, first + count)] == list(range(rows))
     assert len({bucket for bucket, _, _ in stretches}) == len(stretches) == min(rows, buckets)
     counts = [count for _, _, count in stretches]
@@ -23,13 +23,13 @@ def test_rows_are_dealt_evenly_once_and_in_stretches(rows: int, buckets: int, tu
 
 
 def test_a_few_rows_at_a_time_do_not_all_go_to_one_task() -> None:
-    got = [bucket for turn in range(8) for bucket, _, _ in dealt(1, 4, turn)]
+    got = [bucket for turn in range(8) for bucket, _, _ in split_evenly(1, 4, turn)]
     assert sorted(got) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @given(keys=st.lists(st.binary(max_size=2), max_size=100), buckets=st.integers(1, 9))
 def test_rows_are_parted_by_key_once_each_in_order(keys: list[bytes], buckets: int) -> None:
-    found = dict(parted(pa.array(keys, pa.binary()), buckets))
+    found = dict(split_by_key(pa.array(keys, pa.binary()), buckets))
     assert sorted(row for rows in found.values() for row in rows.tolist()) == list(range(len(keys)))
     for bucket, rows in found.items():
         assert rows.tolist() == sorted(rows.tolist())

@@ -20,7 +20,7 @@ from procession.api.stage import Stage
 from procession.errors import ProcessionError, RecordError
 from procession.operators import chain as chain_module
 from procession.operators.chain import Chain
-from procession.operators.chain_rows import Rows
+from procession.operators.chain_rows import ChainRows
 from procession.planner.graph import Graph
 from procession.planner.rules import make_plan
 from tests.operators.reference import Sequential, batch_of
@@ -35,7 +35,7 @@ def outputs(graph: Graph, batch: pa.RecordBatch) -> dict[str, bytes]:
     """What each sink gets, all slices of a batch together."""
     got = {sink.name: b"" for sink in graph.sinks}
     chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
-    for output in chain.run(Rows.of_ingress(batch, np.arange(batch.num_rows))):
+    for output in chain.run(ChainRows.of_ingress(batch, np.arange(batch.num_rows))):
         payload = output.rows.column("payload")
         assert payload.type == pa.binary()
         assert payload.null_count == 0
@@ -87,6 +87,7 @@ STAGES: dict[str, Callable[[Stage], Stage]] = {
     codec=st.sampled_from(["bytes", "text"]),
     framing=st.sampled_from(["lines", "raw"]),
     slice_records=st.sampled_from([1, 3, 1000]),
+    fusion=st.booleans(),
 )
 def test_a_chain_writes_what_a_sequential_program_would_have_written(
     payloads: list[bytes],
@@ -96,8 +97,9 @@ def test_a_chain_writes_what_a_sequential_program_would_have_written(
     codec: Any,
     framing: Any,
     slice_records: int,
+    fusion: bool,
 ) -> None:
-    pipeline = Pipeline("p", dead_letter="file:dead")
+    pipeline = Pipeline("p", dead_letter="file:dead", fusion=fusion)
     stage = pipeline.source(codec=codec)
     for name in filter(None, (first, second)):
         stage = STAGES[name](stage)
@@ -258,3 +260,20 @@ def test_nothing_in_gives_nothing_out() -> None:
     pipeline.source().map(picky).flat_map(pieces).map_batches(mirrored).sink("out", to="file:out")
     assert outputs(pipeline.graph(), batch_of([])) == {"out": b"", "dead-letter": b""}
     assert outputs(pipeline.graph(), batch_of([b"bad"]))["out"] == b""
+
+
+@pytest.mark.parametrize(("fusion", "calls"), [(True, ["a", "b", "a", "b"]), (False, ["a", "a", "b", "b"])])
+def test_without_fusion_each_stage_is_called_by_itself(fusion: bool, calls: list[str]) -> None:
+    called: list[str] = []
+
+    def calling(name: str) -> Callable[[bytes], bytes]:
+        def call(value: bytes) -> bytes:
+            called.append(name)
+            return value
+
+        return call
+
+    pipeline = Pipeline("p", fusion=fusion)
+    pipeline.source().map(calling("a")).map(calling("b")).sink("out", to="file:out")
+    assert outputs(pipeline.graph(), batch_of([b"x", b"y"])) == {"out": b"x\ny\n"}
+    assert called == calls

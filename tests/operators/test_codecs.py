@@ -12,7 +12,7 @@ import pytest
 from procession import Pipeline
 from procession.errors import RecordError
 from procession.operators.codecs import from_arrow, to_arrow
-from procession.planner.graph import Framing
+from procession.planner.graph import SinkFraming
 from tests.operators.reference import batch_of
 from tests.operators.test_chain import outputs
 
@@ -60,7 +60,7 @@ def test_binary_codecs_are_written_raw_and_others_as_lines() -> None:
     source = pipeline.source()
     for codec in ("bytes", "text", "json", "msgpack", "arrow"):
         source.sink(codec, to="file:out", codec=codec)  # type: ignore[arg-type]
-    raw = {sink.name for sink in pipeline.graph().sinks if sink.framing is Framing.RAW}
+    raw = {sink.name for sink in pipeline.graph().sinks if sink.framing is SinkFraming.RAW}
     assert raw == {"msgpack", "arrow"}
 
 

@@ -16,7 +16,7 @@ from procession.api.pipeline import Pipeline
 from procession.errors import ProcessionError, RecordError
 from procession.operators import chain as chain_module
 from procession.operators.chain import Chain
-from procession.operators.chain_rows import Rows
+from procession.operators.chain_rows import ChainRows
 from procession.planner.graph import Graph
 from procession.planner.rules import make_plan
 from tests.operators.reference import batch_of
@@ -36,7 +36,7 @@ def merged(late: Any, *, has_letters: bool = False) -> Graph:
 def run(graph: Graph, payloads: list[bytes], late: list[bool]) -> tuple[list[bytes], list[dict[str, Any]]]:
     """What the sink gets, and the dead letters: records go round the streams, and those that are marked came late."""
     chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
-    rows = Rows.of_ingress(batch_of(payloads, STREAMS[0], len(STREAMS)), np.arange(len(payloads)), np.array(late))
+    rows = ChainRows.of_ingress(batch_of(payloads, STREAMS[0], len(STREAMS)), np.arange(len(payloads)), np.array(late))
     got: dict[str, bytes] = {"out": b"", "dead-letter": b""}
     for output in chain.run(rows):
         got[graph.nodes[output.to].name] += b"".join(output.rows.column("payload").to_pylist())
@@ -97,7 +97,7 @@ def test_to_fail_names_a_late_record_and_what_to_do_whether_or_not_there_are_let
     error = caught.value
     assert error.sentence == "message 20 of stream 7 is late: its event time 1 is behind its stream's watermark"
     assert (error.stage, error.stream_id, error.message_id) == ("words", 7, 20)
-    for word in ("lateness_s", "new directory", 'late="drop"', 'late="dead-letter"', "nothing of this epoch was"):
+    for word in ("lateness_s", "new directory", 'late="drop"', 'late="dead-letter"', "nothing of this epoch is"):
         assert word in error.next_step
     assert "trace" not in error.fields, "it is no error of anybody's code"
     again = ProcessionError.from_dict(json.loads(json.dumps(error.as_dict())))

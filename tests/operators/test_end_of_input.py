@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
-from procession.operators.end_of_input import Change, Ending, Listening, find_endings, new_mark
+from procession.operators.end_of_input import EndCondition, StreamChange, StreamChanges, find_endings, new_mark
 from procession.planner.rules import make_plan
 from tests.operators.random_pipelines import FIRST_STREAM, STREAMS
 from tests.operators.reference import Ends, batch_of
@@ -159,7 +159,7 @@ def test_a_total_of_a_source_that_never_ends_is_refused_with_two_ways_out(word: 
 
 def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
     batch = batch_of([b"x"] * 6, 10, 2, [(3, 0), (6, 1)])
-    listening = Listening()
+    listening = StreamChanges()
     numbers = np.arange(100, 100 + batch.num_rows)
     is_end = batch.column("kind").to_numpy() == 1
     listening.add(batch.slice(0, 2), numbers[:2], is_end[:2])
@@ -176,9 +176,9 @@ def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
 
 
 def test_what_is_known_of_streams_is_bounded_by_those_that_are_open_or_awaited() -> None:
-    mark, ending = new_mark(), Ending(("s",), frozenset({5}))
+    mark, ending = new_mark(), EndCondition(("s",), frozenset({5}))
     for stream in range(1000):
-        ending.follow(mark, [Change(stream, stream, False, 0), Change(stream, stream, True, 0)])
+        ending.follow(mark, [StreamChange(stream, stream, False, 0), StreamChange(stream, stream, True, 0)])
     assert mark["open"] == {}
     assert list(mark["ended"]) == [5]
 

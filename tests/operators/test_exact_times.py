@@ -106,5 +106,5 @@ def test_a_unit_that_is_none_is_refused(unit: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, -1, float("nan"), 1e-10, "1", True, None, 1e10])
 def test_a_length_of_time_that_is_none_is_refused(size: Any) -> None:
-    with pytest.raises(PlanError, match=r"size_s=.* is no time"):
+    with pytest.raises(PlanError, match=r"size_s=.* is not a duration"):
         windows.tumbling(size)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates
-from procession.operators.expiry import Expiring
-from procession.planner.keyed_spec import Gives
+from procession.operators.expiry import ExpiringState
+from procession.operators.keyed import StepResult
+from procession.operators.operator import OperatorRows
+from procession.operators.stage_rows import StageRows
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.test_window_operator import RECORDS
 from tests.operators.timed_records import key, shown, time
@@ -114,13 +117,14 @@ class Counted(dict[bytes, Any]):
 
 
 def test_an_epoch_costs_the_keys_that_it_touches_and_those_that_expire_not_all() -> None:
-    stage = Expiring(Gives.ONE, lambda state, value: (1, value), int, 8_000)
+    stage = ExpiringState(StepResult.ONE, lambda state, value: (1, value), int, 8_000)
     states: Any = Counted()
 
     def epoch(keys: list[bytes], at: int) -> int:
         states.asked, states.serial = 0, states.serial + 1
-        nothing = np.zeros(len(keys), bool)
-        stage.run(states, keys, keys, np.full(len(keys), at, np.int64), nothing, lambda row, error: None)
+        records = StageRows(keys, keys=pa.array(keys, pa.binary()))
+        rows = OperatorRows(records, np.full(len(keys), at, np.int64), np.zeros(len(keys), bool))
+        stage.add(states, rows, lambda row, error: None)
         return int(states.asked)
 
     epoch([b"%d" % number for number in range(10_000)], 0)

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates
 from procession.operators import sort as module
-from procession.operators.sort import Sorting, check_rank
+from procession.operators.operator import OperatorRows
+from procession.operators.sort import SortOperator, check_rank
+from procession.operators.stage_rows import StageRows
 from procession.operators.value_codec import PLAIN
 from procession.storage import state_file
-from procession.storage.state_store import Codec, States
+from procession.storage.state_store import TaskStates
+from procession.storage.state_version import StateCodec
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.test_end_of_input import MARKS
 from tests.operators.test_window_operator import RECORDS
@@ -68,8 +71,8 @@ def test_i11_records_are_sorted_and_equal_ones_keep_their_order(
 @pytest.mark.parametrize(
     "rank", [math.nan, Decimal("nan"), (1, math.nan), [("a", (math.nan,))], {1}, (1, frozenset())], ids=repr
 )
-def test_a_rank_that_has_no_place_among_others_is_refused_wherever_it_is(rank: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="no place among others"):
+def test_a_rank_that_cannot_be_ordered_is_refused_wherever_it_is(rank: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="cannot be ordered"):
         check_rank(rank)
 
 
@@ -85,7 +88,7 @@ def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
     monkeypatch.setattr(module, "SPILL_BLOCKS", 4)
     monkeypatch.setattr(module, "FAN_IN", 4)
     monkeypatch.setattr(state_file, "PIECE_BYTES", 4096)
-    states, stage = States(tmp_path, (), Codec(PLAIN.packed, PLAIN.thawed)), Sorting(lambda value: value)
+    states, stage = TaskStates(tmp_path, (), StateCodec(PLAIN.packed, PLAIN.thawed)), SortOperator(lambda value: value)
     values = list(range(20_000))
     random.Random(3).shuffle(values)
     held_max = 0
@@ -100,7 +103,7 @@ def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
     monkeypatch.setattr(states, "take", taking)
     for epoch, start in enumerate(range(0, len(values), 100)):
         states.begin(f"{epoch:010d}", epoch)
-        stage.add(states, values[start : start + 100], lambda row, error: None)
+        stage.add(states, OperatorRows(StageRows(values[start : start + 100])), lambda row, error: None)
         states.finish()
     states.begin("end", 1000)
     found = [value for some in stage.end(states) for *_, value in some]

@@ -192,5 +192,5 @@ def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: dict[
 def test_stages_of_other_pipelines_and_tables_are_not_joined_so() -> None:
     left, _ = two_sources(Pipeline("p"))
     for other in (Pipeline("q").source(), {}):
-        with pytest.raises(PlanError, match="no stage of pipeline 'p'"):
+        with pytest.raises(PlanError, match="not a stage of pipeline 'p'"):
             left.join(other, within_s=1, join=together, key=key)  # type: ignore[arg-type]

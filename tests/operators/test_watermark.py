@@ -19,9 +19,9 @@ from procession import Pipeline, PlanError, aggregates, windows
 from procession.api.pipeline import Stage
 from procession.errors import ProcessionError
 from procession.operators import chain as chain_module
-from procession.operators.watermark import Slots
+from procession.operators.watermark import InputFrontier
 from procession.planner.rules import make_plan
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
 from tests.operators.reference import Sequential
@@ -59,7 +59,7 @@ def ran(
         write_log(work / "log", batch_of(sent))
         (work / "state").mkdir()
         committed = Remembered()
-        task = Task(plan, work / "log", work / "runs", Keeping(work / "state", committed, 1, 2))
+        task = Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", committed, 1, 2))
         edges = [0, *sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
         epochs = []
         for epoch, edge in enumerate(pairwise(edges)):
@@ -244,7 +244,7 @@ def test_i11_any_watermark_over_several_inputs_is_that_of_the_sequential_run(
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "move"]), st.integers(0, 4), st.integers(0, 9))))
 def test_the_least_step_is_that_of_all_inputs_there_are(moves: list[tuple[str, int, int]]) -> None:
-    slots, plain = Slots({}), dict[int, int]()
+    slots, plain = InputFrontier({}), dict[int, int]()
     for what, number, step in moves:
         if what == "begin":
             slots.begin(number)

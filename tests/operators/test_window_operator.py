@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
 from procession.operators.windows import Windows
-from procession.planner.order_key import KEY_BYTES, PLACE, flow_of, rank_of
+from procession.planner.order_key import KEY_BYTES, PLACE, rank_of, rows_of_results
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.timed_records import key, shown, time, timed_records
 from tests.spark.test_plans import expected, ran
@@ -116,7 +116,7 @@ def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_op
 @example([b"", b"\0", b"\0\0", b"a", b"a\0", b"a\0\0b"])
 @example([b"x" * KEY_BYTES, b"x" * KEY_BYTES + b"\0", b"x" * (KEY_BYTES - 1) + b"\0"])
 def test_places_are_unique_and_stand_in_the_order_of_keys(keys: list[bytes]) -> None:
-    tail = flow_of([(0, (7, key, 0), key, None) for key in keys]).tail
+    tail = rows_of_results([(0, (7, key, 0), key, None) for key in keys]).tail
     assert len(tail) == PLACE
     numbers = list(zip(*(column.tolist() for column in tail), strict=True))
     assert len(set(numbers)) == len(keys)

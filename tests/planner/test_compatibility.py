@@ -11,7 +11,7 @@ import pytest
 
 from procession import Pipeline, PlanError, aggregates, windows
 from procession.api.pipeline import Stage
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.errors import StorageError
 from procession.planner.rules import make_plan
@@ -36,14 +36,14 @@ def windowed(stage: Stage, kind: windows.Windows = MINUTES, parallelism: int = 2
     return stage.window(kind, aggregates.count(), key=key, time=float, name="minutes", parallelism=parallelism, **more)
 
 
-def last_round(change: Change) -> Round:
+def last_round(change: Change) -> RoundRecord:
     """What a program that was so leaves behind."""
     plan = _planned(change)
     states = {
         name: replace(version, tasks=((),) * plan.chains[chain].tasks)
         for chain, (name, version) in keyed_versions(plan).items()
     }
-    return Round(7, 1, "", 0, 9, {}, states=states)
+    return RoundRecord(7, 1, "", 0, 9, {}, states=states)
 
 
 def _planned(change: Change) -> Any:
@@ -71,8 +71,8 @@ def test_changes_around_states_go_on(before: Change, after: Change) -> None:
     ("before", "after", "stage", "sentence", "step"),
     [
         (stateful, lambda one: stateful(one, "other"), "other", "states of stage 'counted'", "name='counted'"),
-        (stateful, lambda one: one, "counted", "the program has no more", "put the stage back"),
-        (lambda one: one, stateful, "counted", "has none of it", "leave the stage out"),
+        (stateful, lambda one: one, "counted", "the program no longer has", "put the stage back"),
+        (lambda one: one, stateful, "counted", "has no states of it", "remove the stage"),
         (
             stateful,
             lambda one: one.distinct(key, name="counted"),
@@ -94,7 +94,7 @@ def test_changes_around_states_go_on(before: Change, after: Change) -> None:
             "sessions with gaps of 9 s",
             "again",
         ),
-        (windowed, lambda one: windowed(one, parallelism=3), "minutes", "ran with parallelism 2", "parallelism=2"),
+        (windowed, lambda one: windowed(one, parallelism=3), "minutes", "had parallelism 2", "parallelism=2"),
         (
             lambda one: one.sort(key, reverse=True, name="sorted"),
             lambda one: one.sort(key, name="sorted"),
@@ -169,7 +169,7 @@ COUNT, SUM = (counted, key), (summed, key)
 
 def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart() -> None:
     error = refused(unnamed(COUNT, SUM), unnamed(SUM, COUNT))
-    assert "'map-stateful-1' are of what is 'map-stateful-2' now" in told(error)
+    assert "'map-stateful-1' is 'map-stateful-2' now" in told(error)
     assert "give 'map-stateful-2' name='map-stateful-1'" in told(error)
     assert "give 'map-stateful-1' name='map-stateful-2'" in told(error)
 
@@ -177,7 +177,7 @@ def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart()
 def test_lambdas_on_one_line_that_were_swapped_are_told_apart() -> None:
     one, two = (lambda state, value: (state + 1, value)), (lambda state, value: (state + 2, value))
     error = refused(unnamed((one, key), (two, key)), unnamed((two, key), (one, key)))
-    assert "'map-stateful-1' are of what is 'map-stateful-2' now" in told(error)
+    assert "'map-stateful-1' is 'map-stateful-2' now" in told(error)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -208,7 +208,7 @@ def test_one_function_may_be_edited_but_not_two_that_could_be_swapped() -> None:
 
     check_last(_planned(unnamed((edited, key), SUM)), last_round(unnamed(COUNT, SUM)))
     error = refused(unnamed(COUNT, SUM), unnamed((edited, key), (lambda state, value: (state, value), key)))
-    assert "cannot be told" in told(error)
+    assert "not known which states belong" in told(error)
     assert "name='map-stateful-1'" in told(error)
 
 
@@ -225,7 +225,7 @@ def test_another_key_is_refused_and_accepted_by_name() -> None:
 
 def test_a_setting_that_names_no_stage_with_states_is_refused() -> None:
     error = refused(stateful, stateful, ("count",))
-    assert "'count', which is no stage that keeps states" in told(error)
+    assert "'count', which is not a stage with state" in told(error)
     assert "counted" in told(error)
 
 
@@ -259,10 +259,13 @@ def test_a_stage_that_is_fed_by_another_is_refused_and_accepted_by_name() -> Non
         name: replace(version, tasks=((),) * plan.chains[chain].tasks)
         for chain, (name, version) in keyed_versions(plan).items()
     }
-    last = Round(7, 1, "", 0, 9, {}, states=states)
+    last = RoundRecord(7, 1, "", 0, 9, {}, states=states)
     with pytest.raises(PlanError) as caught:
         check_last(second_of("source"), last)
-    assert "'second' was fed by first when the checkpoint was made, and is fed by source now" in caught.value.sentence
+    assert (
+        "'second' had its input from first when the checkpoint was made, and has it from source now"
+        in caught.value.sentence
+    )
     check_last(second_of("source"), last, ("second",))
     check_last(second_of("first"), last)
 
@@ -272,12 +275,12 @@ def test_a_checkpoint_from_before_identities_were_kept_goes_on_by_name_and_kind(
     record = json.loads(last.to_json())
     for version in record["states"].values():
         del version["identity"]
-    old = Round.from_json(json.dumps(record).encode())
+    old = RoundRecord.from_json(json.dumps(record).encode())
     check_last(_planned(unnamed((counted, other_key), SUM)), old)
     assert "put the stage back" in told(refused_by(old, unnamed(COUNT)))
 
 
-def refused_by(last: Round, after: Change) -> PlanError:
+def refused_by(last: RoundRecord, after: Change) -> PlanError:
     with pytest.raises(PlanError) as caught:
         check_last(_planned(after), last)
     return caught.value
@@ -285,7 +288,7 @@ def refused_by(last: Round, after: Change) -> PlanError:
 
 def test_the_round_record_keeps_what_a_stage_is_known_by() -> None:
     last = last_round(stateful)
-    assert Round.from_json(last.to_json()) == last
+    assert RoundRecord.from_json(last.to_json()) == last
     assert last.states["counted"].identity["named"] == "yes"
 
 
@@ -314,13 +317,13 @@ def total(stage: Stage, name: str | None) -> Stage:
     return stage.aggregate(aggregates.count(), name=name)
 
 
-def as_of_landed(last: Round, *, has_files: bool = False) -> Round:
+def as_of_landed(last: RoundRecord, *, has_files: bool = False) -> RoundRecord:
     """The same as the landed version wrote it: without formats, and without what stages are known by."""
     told = json.loads(last.to_json())
     for version in told["states"].values():
         del version["format"], version["identity"]
         version["tasks"] = [[["file", 1]]] if has_files else [[]]
-    return Round.from_json(json.dumps(told).encode())
+    return RoundRecord.from_json(json.dumps(told).encode())
 
 
 @pytest.mark.parametrize("add", [of_all, total])
@@ -332,9 +335,9 @@ def test_a_stage_of_all_records_that_a_key_by_feeds_now_is_refused_with_the_way_
     # As `key_by` was before it fed the stages behind it: a stage that changes nothing about them.
     last = last_round(lambda stage: add(stage.peek(len), name))
     (kept,) = last.states
-    with pytest.raises(PlanError, match=f"stage '{kept}' was of all records .* takes the key of the key_by") as caught:
+    with pytest.raises(PlanError, match=f"stage '{kept}' was over all records .* uses the key of the key_by") as caught:
         check_last(_planned(lambda stage: add(stage.key_by(key), name)), as_of_landed(last) if is_landed else last)
-    assert "write the key_by behind it, or on another branch" in caught.value.next_step
+    assert "write the key_by after it or on another branch" in caught.value.next_step
     assert "--dir" in caught.value.next_step
     # As the sentence says.
     behind = _planned(lambda stage: add(stage.peek(len), name).key_by(len))

@@ -84,7 +84,7 @@ def test_an_idempotent_sink_of_a_pipeline_not_declared_deterministic_is_refused_
     with pytest.raises(PlanError, match="'store'") as error:
         stage.sink("store", to="file:out", idempotent=True)
     assert "deterministic=True" in error.value.next_step
-    assert "leave idempotent=True away" in error.value.next_step
+    assert "remove idempotent=True" in error.value.next_step
 
 
 @pytest.mark.parametrize("level", ["at-most-once", "none"])

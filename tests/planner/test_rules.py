@@ -15,7 +15,7 @@ from procession.planner.explain import explain
 from procession.planner.graph import Graph, Kind, Node, Order
 from procession.planner.plan import Plan
 from procession.planner.rules import RUNS_MAX, check_runnable, make_plan
-from procession.planner.strategies import STRATEGIES, TABLE, Strategy, Tasks, Way, stage_rows, strategy_rows
+from procession.planner.strategies import STRATEGIES, TABLE, Routing, Strategy, Tasks, stage_rows, strategy_rows
 from tests.planner.pipelines import PIPELINES, keep, same, words
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "order.md"
@@ -54,7 +54,7 @@ def test_every_kind_of_stage_and_every_strategy_has_its_row_and_the_docs_show_it
         assert f"| {' | '.join(row)} |" in page
 
 
-KEYED = [kind for kind, row in TABLE.items() if row.has_state and row.way is Way.BY_KEY]
+KEYED = [kind for kind, row in TABLE.items() if row.has_state and row.way is Routing.BY_KEY]
 NARROW = [Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC, Kind.KEY_BY, Kind.PEEK]
 
 
@@ -95,7 +95,7 @@ def test_the_number_of_tasks_at_a_row_of_the_table_is_what_the_planner_gives() -
         plan = make_plan(graph_of(Kind.SOURCE, Kind.FILTER, kind, Kind.SINK))
         (chain,) = plan.chains_of[2]
         assert plan.chains[chain].tasks == (1 if row.tasks is Tasks.ONE else 4)
-        assert (2 in plan.exchanges) == (row.way is not Way.NARROW)
+        assert (2 in plan.exchanges) == (row.way is not Routing.NARROW)
 
 
 # Smart planning: order is protected between a creator and a sensitive stage

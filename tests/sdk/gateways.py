@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from procession.errors import RoundError
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 from tests.gateway.gateway_process import GatewayProcess
 

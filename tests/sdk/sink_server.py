@@ -10,10 +10,10 @@ from typing import Any
 
 from procession.address import Address, address_of, listening_socket
 from procession.sdk.output import Wait
-from procession.sdk.participant import Outlet
+from procession.sdk.participant import SinkParticipant
 from procession.sdk.sink_server import SinkServer
 from procession.sdk.testing import MemoryOutput, Worker
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.transaction_log import TransactionLog
 from procession.wire.messages import Error
 
 
@@ -26,10 +26,10 @@ class Sink:
         self.address = Address("127.0.0.1", 0)
         self.server: SinkServer | None = None
 
-    def open_outlet(self, instance: str, wait: Wait) -> Outlet:
-        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
+    def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
+        txnlog = TransactionLog(self.directory / f"{instance}.txnlog")
         txnlog.open()
-        return Outlet(self.outputs.setdefault(instance, MemoryOutput()), txnlog, wait=wait)
+        return SinkParticipant(self.outputs.setdefault(instance, MemoryOutput()), txnlog, wait=wait)
 
     @asynccontextmanager
     async def serving(
@@ -41,7 +41,7 @@ class Sink:
         frame_bytes_max: int = 10_000,
     ) -> AsyncIterator[asyncio.Task[None]]:
         self.server = server = SinkServer(
-            self.open_outlet,
+            self.open_participant,
             cookie=cookie,
             sessions_max=sessions_max,
             handshake_timeout_s=handshake_timeout_s,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import RecordError
-from procession.sdk.batching import Gather, GatherLimits
+from procession.sdk.batching import GatherLimits, StreamBatcher
 from procession.sdk.source_records import PAYLOAD_BYTES_MAX, Batch, Item, Stream
 
 ONE = Stream(1, "one")
@@ -35,7 +35,7 @@ def rows(batch: Batch) -> list[tuple[int, int, bytes, bytes]]:
 
 def gathered(items: list[Item], limits: GatherLimits, after: int | None = None) -> list[Batch]:
     """All of it, as a reader that takes whatever is due."""
-    gather, batches = Gather(ONE, after, limits), []
+    gather, batches = StreamBatcher(ONE, after, limits), []
     for item in items:
         assert gather.has_room
         gather.add(item)
@@ -67,7 +67,7 @@ def test_nothing_is_lost_or_moved_however_it_comes_and_no_batch_is_over_a_limit_
 
 def test_a_batch_is_whole_at_either_limit_and_then_there_is_no_room() -> None:
     for limits, count in ((GatherLimits(3, 1000), 3), (GatherLimits(1000, 10), 5)):
-        gather = Gather(ONE, None, limits)
+        gather = StreamBatcher(ONE, None, limits)
         for number in range(count):
             assert gather.has_room
             assert not gather.is_due

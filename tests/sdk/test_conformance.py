@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from procession.sdk.conformance import CASES, POINTS, RECOVERY_POINTS, Case, Conformance, Outcome
-from procession.sdk.scripted_worker import Story, reply
-from procession.sdk.sink_process import Trial
+from procession.sdk.conformance import CASES, POINTS, RECOVERY_POINTS, CaseOutcome, Conformance, ConformanceCase
+from procession.sdk.scripted_worker import ScriptedWorker, reply
+from procession.sdk.sink_process import SinkProcess
 from procession.sdk.transaction_log import committed_ranges
 from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2
@@ -94,20 +94,20 @@ def shown(directory: Path, instance: str) -> bytes:
 @pytest.mark.parametrize(("bug", "name"), BUGS.items())
 def test_a_planted_bug_is_found(tmp_path: Path, bug: str, name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]
-    with Trial(command(bug), tmp_path, shown) as trial:
+    with SinkProcess(command(bug), tmp_path, shown) as trial:
         finding = asyncio.run(Conformance(trial).run(case))
-    assert finding.outcome is Outcome.BROKEN
+    assert finding.outcome is CaseOutcome.BROKEN
     assert finding.why
 
 
 def test_where_no_bug_is_planted_none_is_found(tmp_path: Path) -> None:
     cases = [case for case in CASES if case.name in BUGS.values()]
     assert len(cases) == len(set(BUGS.values()))
-    with Trial(command(""), tmp_path, shown) as trial:
+    with SinkProcess(command(""), tmp_path, shown) as trial:
         conformance = Conformance(trial)
         for case in [*cases, CASES[-1]]:
             finding = asyncio.run(conformance.run(case))
-            assert finding.outcome is Outcome.KEPT, f"{case.name}: {finding.why}"
+            assert finding.outcome is CaseOutcome.KEPT, f"{case.name}: {finding.why}"
 
 
 def test_every_fault_point_of_a_round_has_its_case() -> None:
@@ -123,15 +123,15 @@ TINY_LOG = """
 import sys
 from pathlib import Path
 from procession.connectors.file_sink import opener
-from procession.sdk.sink_directory import Home, serve
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.sink_directory import SinkDirectory, serve
+from procession.sdk.transaction_log import TransactionLog
 
 DIRECTORY = Path(sys.argv[1])
 
 
-class TinyHome(Home):
+class TinyHome(SinkDirectory):
     def open_txnlog(self, instance):
-        txnlog = TxnLog(DIRECTORY / f"{instance}.txnlog", entries_max=8, transactions_kept=2)
+        txnlog = TransactionLog(DIRECTORY / f"{instance}.txnlog", entries_max=8, transactions_kept=2)
         txnlog.open()
         return txnlog
 
@@ -146,7 +146,7 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
         data = (directory / f"{instance}.data").read_bytes()
         return b"".join(data[start:end] for start, end in committed_ranges(directory / f"{instance}.txnlog"))
 
-    async def play(story: Story) -> None:
+    async def play(story: ScriptedWorker) -> None:
         for _ in range(2):
             worker = await story.greet()
             story.trial.arm(point)
@@ -160,9 +160,9 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
             await story.trial.died()
             await story.goes_on(await story.settle(txn_id, data, True))
 
-    with Trial([sys.executable, "-c", TINY_LOG, "{dir}", "{listen}"], tmp_path, committed) as trial:
-        finding = asyncio.run(Conformance(trial).run(Case("compacts", "it compacts", play)))
-        assert finding.outcome is Outcome.KEPT, finding.why
+    with SinkProcess([sys.executable, "-c", TINY_LOG, "{dir}", "{listen}"], tmp_path, committed) as trial:
+        finding = asyncio.run(Conformance(trial).run(ConformanceCase("compacts", "it compacts", play)))
+        assert finding.outcome is CaseOutcome.KEPT, finding.why
         assert trial.lives == 3
 
 

@@ -33,18 +33,18 @@ import sys
 from pathlib import Path
 from procession.address import Address, address_of, listening_socket
 from procession.sdk import sink_server
-from procession.sdk.participant import Outlet
+from procession.sdk.participant import SinkParticipant
 from procession.sdk.connector_program import run_program
 from procession.sdk.testing import MemoryOutput
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.transaction_log import TransactionLog
 
-def open_outlet(instance, wait):
-    txnlog = TxnLog(Path(sys.argv[1]) / f"{{instance}}.txnlog")
+def open_participant(instance, wait):
+    txnlog = TransactionLog(Path(sys.argv[1]) / f"{{instance}}.txnlog")
     txnlog.open()
-    return Outlet(MemoryOutput(), txnlog, wait=wait)
+    return SinkParticipant(MemoryOutput(), txnlog, wait=wait)
 
 server = sink_server.SinkServer(
-    open_outlet, sessions_max={SESSIONS_MAX}, lingering_max={LINGERING_MAX}, handshake_timeout_s=2.0
+    open_participant, sessions_max={SESSIONS_MAX}, lingering_max={LINGERING_MAX}, handshake_timeout_s=2.0
 )
 with listening_socket(Address("127.0.0.1", 0)) as listener:
     print(address_of(listener).port, file=sys.stderr, flush=True)
@@ -127,10 +127,10 @@ async def worker_under(assault: hostile.Assault, directory: Path) -> None:
         async def at_height() -> None:
             await honest.goes_on()
             await admitted(address)
-            assert hostile.descriptors(pid) <= held + SESSIONS_MAX + LINGERING_MAX + UNCOUNTED + FILES_OF_NEW_INSTANCES
+            assert hostile.sockets(pid) <= held + SESSIONS_MAX + LINGERING_MAX + UNCOUNTED + FILES_OF_NEW_INSTANCES
 
-        held, memory = hostile.descriptors(pid), hostile.memory_bytes(pid)
+        held, memory = hostile.sockets(pid), hostile.memory_bytes(pid)
         await assault(address, HELLO, at_height)
         await honest.goes_on()
-        assert await until(lambda: hostile.descriptors(pid) <= held + FILES_OF_NEW_INSTANCES), "left open"
+        assert await until(lambda: hostile.sockets(pid) <= held + FILES_OF_NEW_INSTANCES), "left open"
         assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX

@@ -1,4 +1,4 @@
-"""An idempotent outlet: committed positions may come again with the same bytes, and count once."""
+"""An idempotent participant: committed positions may come again with the same bytes, and count once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from procession.connectors.file_sink import opener
 from procession.errors import RemoteProtocolError, StorageError
 from procession.sdk.output import refuse_to_wait
-from procession.sdk.participant import Outlet
-from procession.sdk.sink_directory import Home
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.sink_directory import SinkDirectory
 from procession.sdk.transaction_log import committed_ranges
 
 
@@ -20,14 +20,14 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._home: Home | None = None
+        self._home: SinkDirectory | None = None
 
-    def open(self, instance: str = "app") -> Outlet:
+    def open(self, instance: str = "app") -> SinkParticipant:
         self.close()
-        self._home = Home(self.directory, opener(self.directory, {"app"}), idempotent={"app"})
-        outlet = self._home.open_outlet(instance, refuse_to_wait)
-        outlet.begin()
-        return outlet
+        self._home = SinkDirectory(self.directory, opener(self.directory, {"app"}), idempotent={"app"})
+        participant = self._home.open_participant(instance, refuse_to_wait)
+        participant.begin()
+        return participant
 
     def close(self) -> None:
         if self._home is not None:
@@ -46,80 +46,80 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-def send(outlet: Outlet, txn: str, start: int, data: bytes) -> bool:
-    outlet.append([start], [data]) if data else None
-    vote = outlet.phase1(txn, [(1, start, start + len(data))])
-    outlet.phase2(txn, vote)
+def send(participant: SinkParticipant, txn: str, start: int, data: bytes) -> bool:
+    participant.append([start], [data]) if data else None
+    vote = participant.phase1(txn, [(1, start, start + len(data))])
+    participant.phase2(txn, vote)
     return vote
 
 
 def test_an_epoch_that_comes_again_at_the_same_positions_counts_once(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
-    assert send(outlet, "2:c_id=1", 5, b"one\n")
-    outlet = place.open()
-    assert outlet.committed_end == 9
-    assert send(outlet, "3:c_id=1", 5, b"one\n")
-    assert send(outlet, "4:c_id=2", 9, b"two\n")
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
+    assert send(participant, "2:c_id=1", 5, b"one\n")
+    participant = place.open()
+    assert participant.committed_end == 9
+    assert send(participant, "3:c_id=1", 5, b"one\n")
+    assert send(participant, "4:c_id=2", 9, b"two\n")
     assert place.shown() == b"zero\none\ntwo\n"
     assert committed_ranges(place.directory / "app.txnlog") == [(0, 13)]
 
 
 def test_it_may_come_again_in_the_same_session_and_go_on_beyond_what_was_there(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
-    outlet.append([0], [b"zero\n"])
-    outlet.append([5], [b"more\n"])
-    assert outlet.phase1("2:c_id=0", [(1, 0, 10)])
-    outlet.phase2("2:c_id=0", True)
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
+    participant.append([0], [b"zero\n"])
+    participant.append([5], [b"more\n"])
+    assert participant.phase1("2:c_id=0", [(1, 0, 10)])
+    participant.phase2("2:c_id=0", True)
     assert place.shown() == b"zero\nmore\n"
-    assert outlet.committed_end == 10
+    assert participant.committed_end == 10
 
 
 def test_other_bytes_at_the_same_position_say_that_the_pipeline_is_not_deterministic(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
     with pytest.raises(StorageError, match="not deterministic"):
-        outlet.append([0], [b"ZERO\n"])
+        participant.append([0], [b"ZERO\n"])
     assert place.shown() == b"zero\n"
 
 
 def test_an_abort_of_what_came_again_leaves_what_was_committed(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
-    outlet.append([0], [b"zero\nmore\n"])
-    assert outlet.phase1("2:c_id=1", [(1, 0, 10)])
-    outlet.phase2("2:c_id=1", False)
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
+    participant.append([0], [b"zero\nmore\n"])
+    assert participant.phase1("2:c_id=1", [(1, 0, 10)])
+    participant.phase2("2:c_id=1", False)
     assert place.shown() == b"zero\n"
     assert (place.directory / "app.data").read_bytes() == b"zero\n"
-    assert send(outlet, "3:c_id=1", 5, b"one\n")
+    assert send(participant, "3:c_id=1", 5, b"one\n")
     assert place.shown() == b"zero\none\n"
 
 
 def test_what_was_prepared_again_and_not_decided_survives_a_death_of_the_sink(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
-    outlet.append([0], [b"zero\n"])
-    assert outlet.phase1("2:c_id=0", [(1, 0, 5)])
-    outlet = place.open()
-    assert outlet.uncommitted == ("2:c_id=0",)
-    outlet.phase2("2:c_id=0", True)
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
+    participant.append([0], [b"zero\n"])
+    assert participant.phase1("2:c_id=0", [(1, 0, 5)])
+    participant = place.open()
+    assert participant.uncommitted == ("2:c_id=0",)
+    participant.phase2("2:c_id=0", True)
     assert place.shown() == b"zero\n"
-    assert outlet.committed_end == 5
+    assert participant.committed_end == 5
 
 
 def test_a_gap_is_still_an_abort_and_going_back_within_a_transaction_still_an_error(place: Place) -> None:
-    outlet = place.open()
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
-    assert not send(outlet, "2:c_id=1", 7, b"gap\n")
-    outlet = place.open()
-    outlet.append([5], [b"one\n"])
+    participant = place.open()
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
+    assert not send(participant, "2:c_id=1", 7, b"gap\n")
+    participant = place.open()
+    participant.append([5], [b"one\n"])
     with pytest.raises(RemoteProtocolError):
-        outlet.append([0], [b"zero\n"])
+        participant.append([0], [b"zero\n"])
 
 
 def test_an_output_that_is_not_idempotent_takes_no_position_again(place: Place) -> None:
-    outlet = place.open("other")
-    assert send(outlet, "1:c_id=0", 0, b"zero\n")
+    participant = place.open("other")
+    assert send(participant, "1:c_id=0", 0, b"zero\n")
     with pytest.raises(RemoteProtocolError):
-        outlet.append([0], [b"zero\n"])
+        participant.append([0], [b"zero\n"])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from procession.errors import RemoteProtocolError
 from procession.sdk import output
-from procession.sdk.participant import Outlet
+from procession.sdk.participant import SinkParticipant
 from procession.sdk.testing import MemoryOutput
-from procession.sdk.transaction_log import TxnLog, committed_ranges
+from procession.sdk.transaction_log import TransactionLog, committed_ranges
 
 
 def test_the_example_of_an_output_is_one() -> None:
@@ -30,16 +30,16 @@ class Life:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "out.txnlog"
         self.output = MemoryOutput()
-        self.txnlog = TxnLog(self.path)
-        self.outlet = self.restart()
+        self.txnlog = TransactionLog(self.path)
+        self.participant = self.restart()
 
-    def restart(self) -> Outlet:
+    def restart(self) -> SinkParticipant:
         self.txnlog.close()
-        self.txnlog = TxnLog(self.path)
+        self.txnlog = TransactionLog(self.path)
         self.txnlog.open()
-        self.outlet = Outlet(self.output, self.txnlog)
-        self.outlet.begin()
-        return self.outlet
+        self.participant = SinkParticipant(self.output, self.txnlog)
+        self.participant.begin()
+        return self.participant
 
 
 @pytest.fixture
@@ -54,28 +54,28 @@ def where(start: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def test_a_round_makes_its_bytes_visible_and_only_then(life: Life) -> None:
-    outlet = life.outlet
-    outlet.append([0, 3], [b"abc", b"de"])
-    assert outlet.phase1("t1", where(0, 5))
-    assert (life.output.visible, outlet.committed_end, outlet.uncommitted) == (b"", 0, ("t1",))
-    outlet.phase2("t1", commit=True)
-    assert (life.output.visible, outlet.committed_end, outlet.uncommitted) == (b"abcde", 5, ())
-    outlet.append([5], [b"f"])
-    assert outlet.phase1("t2", where(5, 6))
-    outlet.phase2("t2", commit=False)
+    participant = life.participant
+    participant.append([0, 3], [b"abc", b"de"])
+    assert participant.phase1("t1", where(0, 5))
+    assert (life.output.visible, participant.committed_end, participant.uncommitted) == (b"", 0, ("t1",))
+    participant.phase2("t1", commit=True)
+    assert (life.output.visible, participant.committed_end, participant.uncommitted) == (b"abcde", 5, ())
+    participant.append([5], [b"f"])
+    assert participant.phase1("t2", where(5, 6))
+    participant.phase2("t2", commit=False)
     assert (life.output.visible, bytes(life.output.data)) == (b"abcde", b"abcde")
-    outlet.append([5], [b"g"])
-    assert outlet.phase1("t3", where(5, 6))
-    outlet.phase2("t3", commit=True)
+    participant.append([5], [b"g"])
+    assert participant.phase1("t3", where(5, 6))
+    participant.phase2("t3", commit=True)
     assert life.output.visible == b"abcdeg"
 
 
 def test_an_epoch_without_output_has_a_round_too(life: Life) -> None:
-    assert life.outlet.phase1("t1", where(0, 0))
-    life.outlet.phase2("t1", commit=True)
-    assert life.outlet.phase1("t2", [])
-    life.outlet.phase2("t2", commit=True)
-    assert life.outlet.committed_end == 0
+    assert life.participant.phase1("t1", where(0, 0))
+    life.participant.phase2("t1", commit=True)
+    assert life.participant.phase1("t2", [])
+    life.participant.phase2("t2", commit=True)
+    assert life.participant.committed_end == 0
 
 
 @pytest.mark.parametrize(
@@ -91,66 +91,66 @@ def test_an_epoch_without_output_has_a_round_too(life: Life) -> None:
     ],
 )
 def test_a_range_that_is_not_what_came_is_voted_abort(life: Life, ranges: list[tuple[int, int, int]]) -> None:
-    life.outlet.append([0], [b"abcde"])
-    assert not life.outlet.phase1("t1", ranges)
-    assert life.outlet.uncommitted == ()
+    life.participant.append([0], [b"abcde"])
+    assert not life.participant.phase1("t1", ranges)
+    assert life.participant.uncommitted == ()
     with pytest.raises(RemoteProtocolError):
-        life.outlet.phase2("t1", commit=True)
+        life.participant.phase2("t1", commit=True)
 
 
 def test_a_gap_is_voted_abort_and_what_follows_it_is_dropped(life: Life) -> None:
-    outlet = life.outlet
-    outlet.append([0, 4], [b"abc", b"e"])
-    outlet.append([3], [b"d"])
-    outlet.append([5], [b"f"])
+    participant = life.participant
+    participant.append([0, 4], [b"abc", b"e"])
+    participant.append([3], [b"d"])
+    participant.append([5], [b"f"])
     assert bytes(life.output.data) == b"abc"
-    assert not outlet.phase1("t1", where(0, 6))
-    outlet.phase2("t1", commit=False)
-    outlet.append([0], [b"abcdef"])
-    assert outlet.phase1("t2", where(0, 6))
+    assert not participant.phase1("t1", where(0, 6))
+    participant.phase2("t1", commit=False)
+    participant.append([0], [b"abcdef"])
+    assert participant.phase1("t2", where(0, 6))
 
 
 def test_an_id_below_the_position_is_the_workers_error(life: Life) -> None:
-    life.outlet.append([0], [b"abc"])
+    life.participant.append([0], [b"abc"])
     with pytest.raises(RemoteProtocolError, match="message id 2 is below the position 3"):
-        life.outlet.append([2], [b"x"])
+        life.participant.append([2], [b"x"])
     with pytest.raises(RemoteProtocolError, match="message id 3 is below the position 4"):
-        life.outlet.append([3, 3], [b"d", b"e"])
+        life.participant.append([3, 3], [b"d", b"e"])
 
 
 def test_after_a_restart_what_was_prepared_is_kept_and_the_rest_is_gone(life: Life) -> None:
-    life.outlet.append([0], [b"abc"])
-    life.outlet.phase1("t1", where(0, 3))
+    life.participant.append([0], [b"abc"])
+    life.participant.phase1("t1", where(0, 3))
     life.output.data += b"torn"
-    outlet = life.restart()
-    assert (bytes(life.output.data), outlet.committed_end, outlet.uncommitted) == (b"abc", 0, ("t1",))
+    participant = life.restart()
+    assert (bytes(life.output.data), participant.committed_end, participant.uncommitted) == (b"abc", 0, ("t1",))
     with pytest.raises(RemoteProtocolError, match="settling"):
-        outlet.append([3], [b"d"])
-    outlet = life.restart()
-    outlet.phase2("t1", commit=True)
-    assert (life.output.visible, outlet.uncommitted) == (b"abc", ())
-    outlet.append([3], [b"d"])
-    outlet = life.restart()
+        participant.append([3], [b"d"])
+    participant = life.restart()
+    participant.phase2("t1", commit=True)
+    assert (life.output.visible, participant.uncommitted) == (b"abc", ())
+    participant.append([3], [b"d"])
+    participant = life.restart()
     assert bytes(life.output.data) == b"abc", "unprepared data is dropped at HELLO"
     with pytest.raises(RemoteProtocolError, match="not open here"):
-        outlet.phase2("t1", commit=True)
+        participant.phase2("t1", commit=True)
 
 
 def test_what_was_voted_abort_is_never_committed_nor_listed(life: Life) -> None:
-    life.outlet.append([5], [b"abc"])
-    assert not life.outlet.phase1("t1", where(0, 8))
-    outlet = life.restart()
-    assert outlet.uncommitted == ()
+    life.participant.append([5], [b"abc"])
+    assert not life.participant.phase1("t1", where(0, 8))
+    participant = life.restart()
+    assert participant.uncommitted == ()
     with pytest.raises(RemoteProtocolError, match="not open here"):
-        outlet.phase2("t1", commit=True)
+        participant.phase2("t1", commit=True)
 
 
 def test_to_abort_what_is_not_open_changes_nothing(life: Life) -> None:
-    life.outlet.append([0], [b"abc"])
-    life.outlet.phase2("never heard of", commit=False)
-    assert life.outlet.phase1("t1", where(0, 3))
-    life.outlet.phase2("never heard of", commit=False)
-    life.outlet.phase2("t1", commit=True)
+    life.participant.append([0], [b"abc"])
+    life.participant.phase2("never heard of", commit=False)
+    assert life.participant.phase1("t1", where(0, 3))
+    life.participant.phase2("never heard of", commit=False)
+    life.participant.phase2("t1", commit=True)
     assert life.output.visible == b"abc"
 
 
@@ -166,33 +166,33 @@ class Model:
 
 def say_data(life: Life, model: Model) -> None:
     payload = b"<%d>" % len(model.sent)
-    life.outlet.append([len(model.committed) + len(model.sent)], [payload])
+    life.participant.append([len(model.committed) + len(model.sent)], [payload])
     model.sent += payload
 
 
 def say_gap(life: Life, model: Model) -> None:
-    life.outlet.append([len(model.committed) + len(model.sent) + 1], [b"gap"])
+    life.participant.append([len(model.committed) + len(model.sent) + 1], [b"gap"])
 
 
 def say_phase1(life: Life, model: Model) -> None:
     model.txn_count += 1
     txn_id = f"t{model.txn_count}"
     start = len(model.committed)
-    if life.outlet.phase1(txn_id, where(start, start + len(model.sent))):
+    if life.participant.phase1(txn_id, where(start, start + len(model.sent))):
         model.prepared[txn_id] = model.sent
 
 
 def say_commit(life: Life, model: Model) -> None:
     txn_id = f"t{model.txn_count}"
-    life.outlet.phase2(txn_id, commit=True)
+    life.participant.phase2(txn_id, commit=True)
     model.committed += model.prepared.pop(txn_id)
     model.sent = b""
 
 
 def say_abort(life: Life, model: Model) -> None:
     txn_id = f"t{model.txn_count}"
-    life.outlet.phase2(txn_id, commit=False)
-    if model.prepared.pop(txn_id, None) is not None or life.outlet.committed_end == len(life.output.data):
+    life.participant.phase2(txn_id, commit=False)
+    if model.prepared.pop(txn_id, None) is not None or life.participant.committed_end == len(life.output.data):
         model.sent = b""
 
 
@@ -215,8 +215,8 @@ def run_script(directory: Path, script: Sequence[Word]) -> None:
             say_restart(life, model)
         names = " ".join(of.__name__ for of in script)
         assert life.output.visible == model.committed, names
-        assert life.outlet.committed_end == len(model.committed), names
-        assert set(life.outlet.uncommitted) == set(model.prepared), names
+        assert life.participant.committed_end == len(model.committed), names
+        assert set(life.participant.uncommitted) == set(model.prepared), names
         assert committed_ranges(life.path) == ([(0, len(model.committed))] if model.committed else []), names
     life.txnlog.close()
 
@@ -231,4 +231,4 @@ def test_in_every_order_of_four_words_the_output_is_what_the_committed_rounds_wr
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), min_size=5, max_size=20))
 def test_in_long_orders_too(tmp_path_factory: pytest.TempPathFactory, script: list[Word]) -> None:
-    run_script(tmp_path_factory.mktemp("outlet"), script)
+    run_script(tmp_path_factory.mktemp("participant"), script)

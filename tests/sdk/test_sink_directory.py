@@ -9,16 +9,16 @@ import pytest
 from procession.address import Address
 from procession.errors import StorageError
 from procession.sdk.output import refuse_to_wait
-from procession.sdk.sink_directory import Home
+from procession.sdk.sink_directory import SinkDirectory
 from procession.sdk.testing import MemoryOutput
 
 
 def test_a_home_is_held_by_one(tmp_path: Path) -> None:
-    home = Home(tmp_path, lambda _: MemoryOutput())
+    home = SinkDirectory(tmp_path, lambda _: MemoryOutput())
     with pytest.raises(StorageError, match="Another process holds"):
-        Home(tmp_path, lambda _: MemoryOutput())
+        SinkDirectory(tmp_path, lambda _: MemoryOutput())
     home.close()
-    Home(tmp_path, lambda _: MemoryOutput()).close()
+    SinkDirectory(tmp_path, lambda _: MemoryOutput()).close()
 
 
 def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Path) -> None:
@@ -26,23 +26,23 @@ def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Pa
     others = ["out.txnlog", "out.draft", "mine.7.draft", "out.data"]
     for name in drafts + others:
         (tmp_path / name).write_bytes(b"")
-    Home(tmp_path, lambda _: MemoryOutput()).close()
+    SinkDirectory(tmp_path, lambda _: MemoryOutput()).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
 def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
     told: list[object] = []
-    home = Home(tmp_path, lambda _: MemoryOutput(), tell=told.append)
+    home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), tell=told.append)
     assert home.previous() is None
     home.announce(Address("127.0.0.1", 7200))
     assert home.previous() == Address("127.0.0.1", 7200)
-    outlet = home.open_outlet("app", refuse_to_wait)
-    outlet.begin()
+    participant = home.open_participant("app", refuse_to_wait)
+    participant.begin()
     for number, commit in enumerate((True, False)):
-        outlet.append([outlet.committed_end], [b"abc"])
-        assert outlet.phase1(f"t{number}", [(1, outlet.committed_end, outlet.committed_end + 3)])
-        outlet.phase2(f"t{number}", commit)
-    outlet.close()
+        participant.append([participant.committed_end], [b"abc"])
+        assert participant.phase1(f"t{number}", [(1, participant.committed_end, participant.committed_end + 3)])
+        participant.phase2(f"t{number}", commit)
+    participant.close()
     home.close()
     listening, *decided = told
     assert isinstance(listening, dict)

@@ -18,11 +18,11 @@ from procession.sdk.backoff import Backoff
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream
-from procession.sdk.source_session import CONFIRM_PAUSE_S, Feed
-from procession.sdk.stream_progress import Roster
+from procession.sdk.source_session import CONFIRM_PAUSE_S, StreamFeed
+from procession.sdk.stream_progress import KnownStreams
 from procession.sdk.testing import Crash, Crashed, Gateway, ListSource, Peer
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -396,8 +396,8 @@ class Reset:
 @on_a_loop
 async def test_a_connection_that_is_reset_under_our_hands_is_a_lost_session_and_no_other_error() -> None:
     writer = cast(asyncio.StreamWriter, Reset())
-    options, connection = SourceOptions("test", "test"), Connection(Side.INITIATOR, Role.SOURCE)
-    feed = Feed(ListSource({}), Roster(), options, connection, asyncio.StreamReader(), writer)
+    options, connection = SourceOptions("test", "test"), Connection(ConnectionSide.INITIATOR, Role.SOURCE)
+    feed = StreamFeed(ListSource({}), KnownStreams(), options, connection, asyncio.StreamReader(), writer)
     with pytest.raises(ConnectionError):
         await feed.run(Hello("0.0.1", b"", "test", "test"))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from procession.sdk import source_report as report_module
 from procession.sdk import stream_progress as progress_module
 from procession.sdk.source_records import Stream
-from procession.sdk.source_report import Report, Teller
-from procession.sdk.stream_progress import Ids, Progress
+from procession.sdk.source_report import Report, SourceReporter
+from procession.sdk.stream_progress import Ids, StreamProgress
 from procession.wire.messages import NOTHING_COMMITTED
 
 ONE = Stream(1, "one")
@@ -29,7 +29,7 @@ def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress_module, "PIECES_MAX", pieces_max)
-        progress, ids = Progress(ONE), 0
+        progress, ids = StreamProgress(ONE), 0
         for count, is_acknowledged in steps:
             ids += count
             progress.send(piece(ids - count, ids), 10 * count)
@@ -44,7 +44,7 @@ def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
 
 
 def test_what_is_sent_again_after_a_lost_session_is_committed_once() -> None:
-    progress = Progress(ONE)
+    progress = StreamProgress(ONE)
     progress.send(piece(0, 10), 0)
     progress.send(piece(10, 20), 0)
     progress.send(piece(20, 30), 0)
@@ -59,7 +59,7 @@ def test_what_is_sent_again_after_a_lost_session_is_committed_once() -> None:
 
 
 def test_a_session_that_ends_in_the_middle_of_a_piece_has_committed_its_first_part() -> None:
-    progress = Progress(ONE)
+    progress = StreamProgress(ONE)
     progress.send(piece(0, 10), 0)
     progress.send(piece(10, 20), 0)
     progress.begin()
@@ -71,7 +71,7 @@ def test_a_session_that_ends_in_the_middle_of_a_piece_has_committed_its_first_pa
 
 
 def test_a_stream_is_done_when_its_last_record_and_its_end_are_committed() -> None:
-    progress = Progress(ONE)
+    progress = StreamProgress(ONE)
     assert not progress.is_acknowledged
     progress.end()
     assert progress.is_acknowledged, "it had no records"
@@ -97,7 +97,7 @@ def test_reports_are_lines_for_people_and_objects_for_programs(
     monkeypatch.setattr(report_module, "LINE_INTERVAL_S", 0.0)
     going = Report("waiting for credits", 2, 1, 1234, 99, 1000, 234, 0, 5.5, 1)
     done = Report("done", 2, 2, 1234, 99, 1234, 0, 0, 0.0, 1)
-    tell = Teller()
+    tell = SourceReporter()
     tell(going)
     tell(done)
     tell.close()
@@ -107,7 +107,7 @@ def test_reports_are_lines_for_people_and_objects_for_programs(
         "sent 1,234, committed 1,000, 6 records/s, 1 of 2 streams ended, waiting for credits",
         "1,234 records committed",
     ]
-    tell = Teller(is_json=True)
+    tell = SourceReporter(is_json=True)
     tell(going)
     tell.close()
     told = capsys.readouterr()

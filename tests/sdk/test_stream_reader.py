@@ -11,7 +11,7 @@ import pytest
 from procession.errors import RecordError
 from procession.sdk.batching import GatherLimits
 from procession.sdk.source_records import Items, Record, Stream
-from procession.sdk.stream_reader import Reading, begin_reading
+from procession.sdk.stream_reader import StreamReader, begin_reading
 from procession.sdk.testing import Crashed
 from tests.sdk.loops import on_a_loop
 
@@ -49,7 +49,7 @@ KINDS: list[Callable[..., Items]] = [plain, asynchronous]
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-async def ids(reading: Reading) -> list[list[int]]:
+async def ids(reading: StreamReader) -> list[list[int]]:
     return [batch.message_ids.tolist() async for batch in reading]
 
 

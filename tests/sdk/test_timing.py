@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.sdk.backoff import Backoff
-from procession.sdk.rate_limit import BURST_S, Pace
+from procession.sdk.rate_limit import BURST_S, RateLimit
 
 
 @given(st.integers())
@@ -22,7 +22,7 @@ def test_waits_grow_to_the_limit_never_to_nothing_and_start_again(seed: int) -> 
 
 @given(st.floats(0.5, 1e6), st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10**6)), max_size=50))
 def test_a_pace_is_never_above_its_rate_but_for_one_burst(rate: float, steps: list[tuple[float, int]]) -> None:
-    pace = Pace(rate, now_s=0.0)
+    pace = RateLimit(rate, now_s=0.0)
     now_s, taken = 0.0, 0
     for wait_s, wanted in steps:
         now_s += wait_s
@@ -34,7 +34,7 @@ def test_a_pace_is_never_above_its_rate_but_for_one_burst(rate: float, steps: li
 
 @given(st.floats(0.5, 1e6))
 def test_one_who_waits_as_told_gets_something_and_keeps_the_rate(rate: float) -> None:
-    pace = Pace(rate, now_s=0.0)
+    pace = RateLimit(rate, now_s=0.0)
     now_s, taken = 0.0, 0
     for _ in range(200):
         now_s += pace.wait_s() * 1.001

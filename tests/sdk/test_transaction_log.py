@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from procession.errors import StorageError
 from procession.sdk.transaction_log import (
-    Ledger,
     Transaction,
-    TxnLog,
-    TxnTail,
+    TransactionLog,
+    TransactionStates,
+    TransactionTail,
     committed_ranges,
     compacted,
     uncommitted,
@@ -23,14 +23,14 @@ from procession.storage.journal import Entry, Journal, read_journal
 
 def test_what_is_voted_for_and_not_decided_is_uncommitted_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
-    log = TxnLog(path)
+    log = TransactionLog(path)
     log.open()
     log.vote(Transaction("a", 0, 10), commit=True)
     log.vote(Transaction("b", 10, 12), commit=False)
     log.vote(Transaction("c", 10, 20), commit=True)
     log.decide("a", commit=True)
     log.close()
-    again = TxnLog(path)
+    again = TransactionLog(path)
     again.open()
     for of in (log, again):
         assert of.committed_end == 10
@@ -53,7 +53,7 @@ def test_committed_ranges_are_the_bytes_of_the_transactions_that_were_voted_for_
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, bool, bool]]
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
-    log = TxnLog(path)
+    log = TransactionLog(path)
     log.open()
     expected: list[int] = []
     for number, (length, vote, decision) in enumerate(rounds):
@@ -70,7 +70,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "log")
     journal.open()
     journal.append({"op": "phase1", "txn": 3})
-    for read in (committed_ranges, uncommitted, lambda path: TxnLog(path).open()):
+    for read in (committed_ranges, uncommitted, lambda path: TransactionLog(path).open()):
         with pytest.raises(StorageError, match="not an entry"):
             read(tmp_path / "log")
 
@@ -82,7 +82,7 @@ Step = tuple[int, bool, bool, bool]
 steps = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans(), st.booleans()), max_size=40)
 
 
-def write(log: TxnLog, number: int, step: Step) -> None:
+def write(log: TransactionLog, number: int, step: Step) -> None:
     length, vote, commit, is_repeatable = step
     start = max(0, log.committed_end - 3) if is_repeatable else log.committed_end
     log.vote(Transaction(f"{number}", start, start + length), commit=vote, is_repeatable=is_repeatable)
@@ -90,8 +90,8 @@ def write(log: TxnLog, number: int, step: Step) -> None:
     log.compact()
 
 
-def ledger_of(entries: list[Entry]) -> Ledger:
-    ledger = Ledger()
+def ledger_of(entries: list[Entry]) -> TransactionStates:
+    ledger = TransactionStates()
     for entry in entries:
         ledger.take(entry)
     return ledger
@@ -103,7 +103,7 @@ def test_a_compacted_log_adds_up_to_the_same_and_is_short(
     tmp_path_factory: pytest.TempPathFactory, history: list[Step], kept: int, has_open: bool
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
-    log = TxnLog(path)
+    log = TransactionLog(path)
     log.open()
     for number, step in enumerate(history):
         write(log, number, step)
@@ -127,10 +127,10 @@ def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under
     tmp_path_factory: pytest.TempPathFactory, history: list[Step], kept: int, every: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
-    log = TxnLog(path, entries_max=max(4, 4 * kept), transactions_kept=kept)
+    log = TransactionLog(path, entries_max=max(4, 4 * kept), transactions_kept=kept)
     log.open()
     expected: list[Transaction] = []
-    eager, lazy = TxnTail(path), TxnTail(path)
+    eager, lazy = TransactionTail(path), TransactionTail(path)
     seen: list[Transaction] = []
     late: list[Transaction] = []
     for number, step in enumerate(history):
@@ -145,7 +145,7 @@ def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under
     late += lazy.look()
     if kept:
         assert seen == expected
-    for given_to in (seen, late, list(TxnTail(path).look())):
+    for given_to in (seen, late, list(TransactionTail(path).look())):
         assert [one.start for one in given_to] == [0, *(one.end for one in given_to)][: len(given_to)], "without a gap"
         assert {one.txn_id for one in given_to} <= {one.txn_id for one in expected}
         assert [one.txn_id for one in given_to][-1:] == [one.txn_id for one in expected][-1:]
@@ -154,7 +154,7 @@ def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under
 
 def test_a_gap_between_commits_is_not_hidden_by_compacting(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
-    log = TxnLog(path, entries_max=4, transactions_kept=1)
+    log = TransactionLog(path, entries_max=4, transactions_kept=1)
     log.open()
     for number, start in enumerate((0, 10, 30, 40, 50)):
         log.vote(Transaction(f"{number}", start, start + 10), commit=True)
@@ -165,7 +165,7 @@ def test_a_gap_between_commits_is_not_hidden_by_compacting(tmp_path: Path) -> No
 
 def test_a_log_is_compacted_when_it_is_long_and_goes_on_after_it(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
-    log = TxnLog(path, entries_max=8, transactions_kept=2)
+    log = TransactionLog(path, entries_max=8, transactions_kept=2)
     log.open()
     for number in range(100):
         log.vote(Transaction(f"{number}", number, number + 1), commit=True)
@@ -173,10 +173,10 @@ def test_a_log_is_compacted_when_it_is_long_and_goes_on_after_it(tmp_path: Path)
         log.compact()
     log.close()
     assert next(read_journal(path)) == {"op": "base", "turn": 49, "count": 98, "txn": "97", "end": 98, "format": 2}
-    again = TxnLog(path, entries_max=8, transactions_kept=2)
+    again = TransactionLog(path, entries_max=8, transactions_kept=2)
     again.open()
     assert (again.committed_end, again.prepared) == (100, ())
-    assert list(TxnTail(path).look()) == [("97", 0, 98), ("98", 98, 99), ("99", 99, 100)]
+    assert list(TransactionTail(path).look()) == [("97", 0, 98), ("98", 98, 99), ("99", 99, 100)]
 
 
 def test_a_base_is_only_ever_the_first_entry(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from procession.sim.runner import plan_of, run_plan
-from procession.sim.violation import Breach
+from procession.sim.violation import InvariantViolation
 from tests.sim.planted import BUGS, Bug
 
 RUNS_MAX = 10_000
 
 
-def first_breach(start: int, runs: int, *, is_blind: bool = False) -> Breach | None:
+def first_breach(start: int, runs: int, *, is_blind: bool = False) -> InvariantViolation | None:
     for seed in range(start, start + runs):
         if (breach := run_plan(plan_of(seed), is_blind=is_blind).breach) is not None:
             return breach

@@ -13,11 +13,11 @@ from procession.errors import ConfigError, StorageError
 from procession.sim.disk import Directory, Disk, File
 from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine
-from procession.sim.fault_plan import KINDS, Fault, Plan, SinkPlan, StreamPlan
-from procession.sim.run_totals import Tally
-from procession.sim.runner import BLOCK_RUNS, Done, plan_of, run_again, run_block, run_plan, run_seeds
+from procession.sim.fault_plan import KINDS, FaultPlan, PlannedFault, SinkPlan, StreamPlan
+from procession.sim.run_totals import RunTotals
+from procession.sim.runner import BLOCK_RUNS, BlockResult, plan_of, run_again, run_block, run_plan, run_seeds
 from procession.sim.shrink import shrink
-from procession.sim.simulated_process import Process
+from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
 from tests.sim.planted import what_was_seen_is_forgotten_on_reconnect
 
@@ -26,7 +26,7 @@ SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.json"))
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_what_once_failed_stays_mended(path: Path) -> None:
-    breach = run_plan(Plan.from_json(path.read_text())).breach
+    breach = run_plan(FaultPlan.from_json(path.read_text())).breach
     assert breach is None, json.loads(path.read_text())["why"]
 
 
@@ -45,7 +45,7 @@ def test_listening_to_the_story_changes_nothing() -> None:
 
 def test_a_plan_is_read_as_it_was_written() -> None:
     for seed in range(20):
-        assert Plan.from_json(plan_of(seed).to_json()) == plan_of(seed)
+        assert FaultPlan.from_json(plan_of(seed).to_json()) == plan_of(seed)
 
 
 FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
@@ -69,12 +69,12 @@ FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
 )
 def test_what_is_no_plan_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="no plan of a simulation"):
-        Plan.from_json(text)
+        FaultPlan.from_json(text)
 
 
 @pytest.mark.parametrize("streams", [(), (StreamPlan(0, True),)], ids=("no streams", "no records"))
 def test_a_plan_that_shows_nothing_is_no_clean_one(streams: tuple[StreamPlan, ...]) -> None:
-    report = run_again(Plan(1, streams, (SinkPlan(),)))
+    report = run_again(FaultPlan(1, streams, (SinkPlan(),)))
     assert report.verdict == "unknown"
     assert next(report.lines()).startswith("unknown: ")
 
@@ -111,15 +111,15 @@ def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPa
     first, plan, *_, smallest = report.lines()
     seed = int(first.split(":")[0].removeprefix("seed "))
     assert seed == report.next_seed - 1
-    assert Plan.from_json(plan.removeprefix("plan: ")) == plan_of(seed)
-    assert len(Plan.from_json(smallest).faults) <= len(plan_of(seed).faults)
+    assert FaultPlan.from_json(plan.removeprefix("plan: ")) == plan_of(seed)
+    assert len(FaultPlan.from_json(smallest).faults) <= len(plan_of(seed).faults)
     told = json.loads(json.dumps(report.as_dict()))["failure"]
     assert told["seed"] == seed
-    assert Plan.from_json(json.dumps(told["smallest"])) == Plan.from_json(smallest)
+    assert FaultPlan.from_json(json.dumps(told["smallest"])) == FaultPlan.from_json(smallest)
     assert told["story"]
-    assert run_again(Plan.from_json(smallest)).verdict == "violated"
+    assert run_again(FaultPlan.from_json(smallest)).verdict == "violated"
     monkeypatch.undo()
-    assert run_again(Plan.from_json(smallest)).verdict == "clean"
+    assert run_again(FaultPlan.from_json(smallest)).verdict == "clean"
 
 
 def test_several_processes_say_what_one_says() -> None:
@@ -140,10 +140,10 @@ def test_of_several_seeds_that_fail_the_lowest_is_told(monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_is_no_verdict_and_says_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(seeds: range) -> Done:
+    def interrupted(seeds: range) -> BlockResult:
         if seeds[0] == 2 * BLOCK_RUNS:
             raise KeyboardInterrupt
-        return Done(Tally(runs=len(seeds)))
+        return BlockResult(RunTotals(runs=len(seeds)))
 
     monkeypatch.setattr("procession.sim.runner.run_block", interrupted)
     report = run_seeds(0, 5 * BLOCK_RUNS)
@@ -164,8 +164,8 @@ def test_a_shrunk_plan_fails_too_and_has_nothing_to_spare(monkeypatch: pytest.Mo
 def test_i11_neither_tasks_nor_cuts_of_epochs_are_seen_in_the_output() -> None:
     outputs = set()
     for tasks, epoch_records_max in product(((1,), (2,), (3,), (3, 1, 2)), (1, 2, 1000)):
-        kill = Fault("driver", 60, "kill", 0.05)
-        plan = Plan(0, (StreamPlan(9, True),), (SinkPlan(),), (kill,), 16, epoch_records_max, tasks=tasks)
+        kill = PlannedFault("driver", 60, "kill", 0.05)
+        plan = FaultPlan(0, (StreamPlan(9, True),), (SinkPlan(),), (kill,), 16, epoch_records_max, tasks=tasks)
         world = World(plan, random.Random(0))
         assert world.run().breach is None
         outputs.add(
@@ -199,7 +199,7 @@ def test_a_power_cut_leaves_a_file_that_was_cut_as_it_was_or_as_it_is() -> None:
 def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_durable() -> None:
     world = World(plan_of(0), random.Random(0))
     machine = Machine("m")
-    files = Files(Process(world.site, "p", machine), machine.disk)
+    files = Files(SimulatedProcess(world.site, "p", machine), machine.disk)
     files.make_directory("d")
     machine.disk.fsync_failures = 1
     with pytest.raises(StorageError, match="Cannot sync"):

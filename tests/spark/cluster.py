@@ -1,4 +1,4 @@
-"""A plan's tasks, run here without Spark: the same tasks, the same parcels, in an order that nobody can rely on."""
+"""A plan's tasks, run here without Spark: the same tasks, the same envelopes, in an order that nobody can rely on."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from procession.commit.emitter import payloads, runs_for
 from procession.planner.compatibility import keyed_stages
 from procession.planner.plan import Plan
 from procession.spark.epoch_tasks import deal, run_first
-from procession.spark.exchange import Hop
-from procession.spark.manifest_routing import Parcel, addressed, from_rows, manifests, slots
+from procession.spark.exchange import ExchangeLevel
+from procession.spark.manifest_routing import RoutedManifest, addressed, from_rows, manifests, slots
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.state_store import Version
+from procession.storage.state_version import StateVersion
 
 
 @dataclass
 class Remembered:
     """The versions of states that epochs have committed, as the round records would have them."""
 
-    versions: dict[int, dict[str, Version]] = field(default_factory=dict)
+    versions: dict[int, dict[str, StateVersion]] = field(default_factory=dict)
 
-    def states(self, epoch: int) -> dict[str, Version]:
+    def states(self, epoch: int) -> dict[str, StateVersion]:
         return self.versions[epoch]
 
     def add(self, plan: Plan, told: list[Manifest]) -> None:
         self.versions[told[0].epoch] = versions_of(plan, told)
 
 
-def versions_of(plan: Plan, told: list[Manifest]) -> dict[str, Version]:
+def versions_of(plan: Plan, told: list[Manifest]) -> dict[str, StateVersion]:
     return {
-        name: Version(tuple(one.states or () for one in told if one.stage == chain), kind)
+        name: StateVersion(tuple(one.states or () for one in told if one.stage == chain), kind)
         for chain, (name, kind) in keyed_stages(plan).items()
     }
 
@@ -70,29 +70,29 @@ def write_log(directory: Path, batch: pa.RecordBatch) -> None:
 
 
 def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Random) -> list[Manifest]:
-    """One epoch: every level's tasks in any order, their parcels shuffled, some tasks tried twice."""
+    """One epoch: every level's tasks in any order, their envelopes shuffled, some tasks tried twice."""
     plan = task.plan
-    parcels: list[Parcel] = []
+    envelopes: list[RoutedManifest] = []
     ranges = deal(start, end, plan.chains[0].tasks)
     chance.shuffle(ranges)
     for one in ranges:
         for attempt in range(chance.randint(1, 2)):
             made = list(run_first(task, Attempt(epoch, one.number, attempt), one))
-        parcels += made
+        envelopes += made
     for level in range(1, plan.levels):
-        parcels = list(_hop(task, epoch, level, parcels, chance))
-    return manifests(plan, parcels, RunStore(task.runs_directory))
+        envelopes = list(_hop(task, epoch, level, envelopes, chance))
+    return manifests(plan, envelopes, RunStore(task.runs_directory))
 
 
-def _hop(task: Task, epoch: int, level: int, parcels: list[Parcel], chance: random.Random) -> Any:
+def _hop(task: Task, epoch: int, level: int, envelopes: list[RoutedManifest], chance: random.Random) -> Any:
     order = list(range(len(slots(task.plan, level))))
     chance.shuffle(order)
     for slot in order:
-        mine = [parcel for parcel in parcels if addressed(task.plan, level, parcel) == slot]
+        mine = [envelope for envelope in envelopes if addressed(task.plan, level, envelope) == slot]
         chance.shuffle(mine)
         for attempt in range(chance.randint(1, 2)):
-            out = list(Hop(task, level).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
-        yield from (parcel for batch in out for parcel in from_rows(batch))
+            out = list(ExchangeLevel(task, level).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
+        yield from (envelope for batch in out for envelope in from_rows(batch))
 
 
 def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """A pipeline with every kind of stage that keeps states, each with a sink of its own, and with places where somebody
 can be killed.
 
-The one rule: it needs nothing of the tests, so that its text is an app, too.
+Invariant: it needs nothing of the tests, so that its text is an app, too.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from procession.commit.round_record import Round, Rounds
+from procession.commit.round_files import RoundRecords
+from procession.commit.round_record import RoundRecord
 from procession.planner.plan import Plan
 from procession.spark.query import ship_by_value, start_query
 from procession.spark.session import Session, open_session
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
-from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 from procession.storage.run_store import Manifest
 from tests.spark.cluster import versions_of, write_log
 
@@ -45,8 +46,8 @@ class Cuts:
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         return {name: next((end for end in self.ends if end > start), start) for name, start in starts.items()}
 
-    def places(self) -> dict[str, Place]:
-        return {FIRST_GATEWAY: Place(str(self.log))}
+    def places(self) -> dict[str, LogLocation]:
+        return {FIRST_GATEWAY: LogLocation(str(self.log))}
 
 
 @contextmanager
@@ -68,17 +69,17 @@ def run_on_spark(
     told: list[list[Manifest]] = []
     news: queue.SimpleQueue[bool] = queue.SimpleQueue()
     """Whether it is over, after each epoch."""
-    rounds = Rounds(work / "rounds")
+    rounds = RoundRecords(work / "rounds")
     (work / "state").mkdir(exist_ok=True)
 
     def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
         told.append(manifests)
-        rounds.write(Round(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
+        rounds.write(RoundRecord(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
         news.put(any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests))
 
     query = start_query(
         spark,
-        Task(plan, work / "log", work / "runs", Keeping(work / "state", rounds, 1)),
+        Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", rounds, 1)),
         Cuts((*cuts, batch.num_rows), work / "log"),
         checkpoint=work / "cp",
         interval_s=0,

@@ -2,7 +2,7 @@
 overtake one another, and epochs of one, few and many records, against the sequential run, byte for byte; on threads and
 on two executors, with exchanges through the run store and through Spark's shuffle.
 
-The one rule: all rows go through one query, each to a sink of its own, and Spark starts once for a kind of master.
+Invariant: all rows go through one query, each to a sink of its own, and Spark starts once for a kind of master.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from procession import Pipeline
 from procession.operators.codecs import ENCODE
-from procession.planner.graph import Codec, Exchange, Kind
+from procession.planner.graph import Exchange, Kind, PayloadCodec
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.strategies import TABLE
 from tests.operators.reference import Sequential, batch_of
@@ -179,7 +179,7 @@ def of_every_codec(count: int) -> list[bytes]:
         lambda number: [number, b"bytes", {"n": number}],
         lambda number: pa.table({"number": [number, number + 1]}),
     ]
-    return [ENCODE[Codec(CODECS[number % 4])](makers[number % 4](number)) for number in range(count)]
+    return [ENCODE[PayloadCodec(CODECS[number % 4])](makers[number % 4](number)) for number in range(count)]
 
 
 @dataclass

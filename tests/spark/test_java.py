@@ -71,5 +71,5 @@ def test_a_user_without_a_name_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyError(uid)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigError, match=f"user {os.getuid()} has no name here"):
+    with pytest.raises(ConfigError, match=f"user {os.getuid()} has no user name on this machine"):
         check_java()

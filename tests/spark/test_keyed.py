@@ -1,7 +1,7 @@
 """Keyed stages on real Spark: every kind that keeps states, with four tasks that overtake one another and workers that
 are killed, and epochs of one, few and many records, against the sequential run, byte for byte.
 
-The one rule: all go through one query, each to a sink of its own, so that Spark starts once for a kind of master.
+Invariant: all go through one query, each to a sink of its own, so that Spark starts once for a kind of master.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ def test_i11_a_keyed_stage_writes_what_the_sequential_run_would_have_written(
 
 
 def test_every_kind_that_keeps_states_and_can_be_run_is_in_the_query() -> None:
-    kinds = {node.kind for node in every_kind().graph().nodes if node.stateful is not None}
+    kinds = {node.kind for node in every_kind().graph().nodes if node.operator is not None}
     assert kinds == {kind for kind, row in TABLE.items() if row.has_state and not row.comes_with}

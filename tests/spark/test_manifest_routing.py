@@ -11,7 +11,7 @@ import pytest
 from procession.errors import RoundError, StorageError
 from procession.planner.rules import make_plan
 from procession.spark.manifest_routing import (
-    Parcel,
+    RoutedManifest,
     addressed,
     as_rows,
     from_rows,
@@ -35,46 +35,48 @@ def of_first(partition: int, *runs: Run) -> Manifest:
     return Manifest(5, 0, partition, partition, partition + 1, runs=runs)
 
 
-def all_sent() -> list[Parcel]:
-    return [parcel for partition in range(3) for parcel in sent(PLAN, of_first(partition), 3)]
+def all_sent() -> list[RoutedManifest]:
+    return [envelope for partition in range(3) for envelope in sent(PLAN, of_first(partition), 3)]
 
 
-def test_a_parcel_passes_through_json_unchanged() -> None:
+def test_an_envelope_passes_through_json_unchanged() -> None:
     for run in (None, Run("spread", 2, "file", 3, 4, 1)):
-        parcel = Parcel(1, 2, 0, 1, 3, run, is_failed=True, attempt=7, piece=1, pieces=2)
-        assert Parcel.from_json(parcel.to_json()) == parcel
-        assert Parcel.from_json(replace(parcel, cell=b"rows").to_json(), b"rows") == replace(parcel, cell=b"rows")
+        envelope = RoutedManifest(1, 2, 0, 1, 3, run, is_failed=True, attempt=7, piece=1, pieces=2)
+        assert RoutedManifest.from_json(envelope.to_json()) == envelope
+        assert RoutedManifest.from_json(replace(envelope, cell=b"rows").to_json(), b"rows") == replace(
+            envelope, cell=b"rows"
+        )
 
 
-def test_a_task_sends_one_parcel_to_each_task_behind_and_its_manifest_to_the_driver() -> None:
+def test_a_task_sends_one_envelope_to_each_task_behind_and_its_manifest_to_the_driver() -> None:
     run = Run("rebalance-2.stage", 3, "file", 10, 100, 1)
-    parcels = sent(PLAN, of_first(1, run), 3)
-    assert [(parcel.level, parcel.slot, parcel.run) for parcel in parcels] == [
+    envelopes = sent(PLAN, of_first(1, run), 3)
+    assert [(envelope.level, envelope.slot, envelope.run) for envelope in envelopes] == [
         (1, 0, None),
         (1, 1, None),
         (1, 2, None),
         (1, 3, run),
         (3, 1, None),
     ]
-    assert Manifest.from_json(parcels[-1].manifest).runs == (), "the driver need not know what tasks gave one another"
+    assert Manifest.from_json(envelopes[-1].manifest).runs == (), "the driver need not know what tasks gave one another"
 
 
-def test_parcels_that_pass_through_a_level_go_to_any_of_its_tasks() -> None:
+def test_envelopes_that_pass_through_a_level_go_to_any_of_its_tasks() -> None:
     assert [slots(PLAN, level) for level in (1, 2)] == [[(1, bucket) for bucket in range(4)], [(2, 0), (2, 1)]]
-    for parcel in all_sent():
-        at = addressed(PLAN, 1, parcel)
-        assert at == (parcel.slot if parcel.level == 1 else parcel.slot % 4)
-        assert 0 <= addressed(PLAN, 2, parcel) < 2 or parcel.level == 1
+    for envelope in all_sent():
+        at = addressed(PLAN, 1, envelope)
+        assert at == (envelope.slot if envelope.level == 1 else envelope.slot % 4)
+        assert 0 <= addressed(PLAN, 2, envelope) < 2 or envelope.level == 1
 
 
-def test_a_task_opens_one_parcel_from_each_task_before_it_in_their_order() -> None:
-    mine = [parcel for parcel in reversed(all_sent()) if (parcel.level, parcel.slot) == (1, 2)]
-    assert [parcel.partition for parcel in opened(PLAN, 1, 2, mine)] == [0, 1, 2]
+def test_a_task_opens_one_envelope_from_each_task_before_it_in_their_order() -> None:
+    mine = [envelope for envelope in reversed(all_sent()) if (envelope.level, envelope.slot) == (1, 2)]
+    assert [envelope.partition for envelope in opened(PLAN, 1, 2, mine)] == [0, 1, 2]
 
 
-def test_a_parcel_that_is_missing_doubled_misdirected_or_of_another_chain_is_found() -> None:
-    mine = [parcel for parcel in all_sent() if (parcel.level, parcel.slot) == (1, 2)]
-    other = [parcel for parcel in all_sent() if (parcel.level, parcel.slot) == (1, 1)]
+def test_an_envelope_that_is_missing_doubled_misdirected_or_of_another_chain_is_found() -> None:
+    mine = [envelope for envelope in all_sent() if (envelope.level, envelope.slot) == (1, 2)]
+    other = [envelope for envelope in all_sent() if (envelope.level, envelope.slot) == (1, 1)]
     for wrong in (mine[:-1], [*mine, mine[0]], [], [*mine[:-1], other[0]], [*mine, replace(mine[0], chain=2)]):
         with pytest.raises(StorageError):
             opened(PLAN, 1, 2, wrong)
@@ -83,10 +85,10 @@ def test_a_parcel_that_is_missing_doubled_misdirected_or_of_another_chain_is_fou
 TASKS = ((0, 2), (1, 4), (2, 2))
 
 
-def all_told(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[Parcel]:
+def all_told(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[RoutedManifest]:
     """The manifests of all tasks, each of which has read of the first try at every task before it; but for one."""
     tries = {
-        number: heard(Parcel(0, 0, number - 1, partition, tasks, attempt=1) for partition in range(tasks))
+        number: heard(RoutedManifest(0, 0, number - 1, partition, tasks, attempt=1) for partition in range(tasks))
         for number, tasks in ((1, 2), (2, 4))
     }
     told = [
@@ -96,7 +98,9 @@ def all_told(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[Par
     ]
     told = [replace(one, **changes) if (one.stage, one.partition) == odd_one else one for one in told]
     tasks_of = dict(TASKS)
-    return [parcel for one in told for parcel in sent(PLAN, one, tasks_of[one.stage]) if parcel.level == PLAN.levels]
+    return [
+        envelope for one in told for envelope in sent(PLAN, one, tasks_of[one.stage]) if envelope.level == PLAN.levels
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def all_told(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[Par
 def test_an_epoch_in_which_somebody_read_of_another_try_at_a_task_than_the_driver_is_run_again(
     task: tuple[int, int], changes: dict[str, int]
 ) -> None:
-    with pytest.raises(RoundError, match="another try"):
+    with pytest.raises(RoundError, match="another attempt"):
         manifests(PLAN, all_told(task, **changes))
 
 
@@ -131,27 +135,27 @@ def test_a_run_goes_along_in_cells_of_bounded_size_and_is_whole_again_in_whateve
     rows = 3 * CELL_BYTES_MAX // 1000
     manifest, store = celled(rows)
     sending = list(loaded(sent(PLAN, manifest, 3), store))
-    assert max(len(parcel.cell or b"") for parcel in sending) < 1.1 * CELL_BYTES_MAX
-    assert {parcel.pieces for parcel in sending if parcel.cell} == {3}
+    assert max(len(envelope.cell or b"") for envelope in sending) < 1.1 * CELL_BYTES_MAX
+    assert {envelope.pieces for envelope in sending if envelope.cell} == {3}
     batches = list(as_rows(PLAN, 1, sending[::-1]))
     assert len(batches) > 1, "no more than a few cells are held as one batch"
     other = CellStore()
-    came = unloaded([parcel for batch in batches for parcel in from_rows(batch)], other)
-    assert sorted(parcel.slot for parcel in came if parcel.level == 1) == [0, 1, 2, 3]
-    for parcel in came:
-        if parcel.run is not None:
-            found = pa.concat_batches(list(other.read(5, parcel.run)))
+    came = unloaded([envelope for batch in batches for envelope in from_rows(batch)], other)
+    assert sorted(envelope.slot for envelope in came if envelope.level == 1) == [0, 1, 2, 3]
+    for envelope in came:
+        if envelope.run is not None:
+            found = pa.concat_batches(list(other.read(5, envelope.run)))
             assert found.column("order_0").to_pylist() == list(range(rows))
 
 
 def test_a_cell_that_is_missing_doubled_or_torn_is_found() -> None:
     manifest, store = celled(3 * CELL_BYTES_MAX // 1000)
-    sending = [parcel for parcel in loaded(sent(PLAN, manifest, 3), store) if parcel.slot == 1 and parcel.cell]
+    sending = [envelope for envelope in loaded(sent(PLAN, manifest, 3), store) if envelope.slot == 1 and envelope.cell]
     for wrong in (sending[:-1], sending[1:], [*sending, sending[0]]):
-        with pytest.raises(StorageError, match="of the 3 cells"):
+        with pytest.raises(StorageError, match="has 3 cells"):
             unloaded(wrong, CellStore())
     torn = CellStore()
-    unloaded([replace(parcel, cell=(parcel.cell or b"")[:100]) for parcel in sending], torn)
+    unloaded([replace(envelope, cell=(envelope.cell or b"")[:100]) for envelope in sending], torn)
     assert sending[0].run is not None
     with pytest.raises(StorageError, match="torn"):
         list(torn.read(5, sending[0].run))
@@ -174,5 +178,5 @@ def test_the_driver_wants_a_manifest_of_every_task_of_every_chain() -> None:
         (chain, partition) for chain, tasks in TASKS for partition in range(tasks)
     ]
     for wrong in (told[:-1], told[1:], [*told, told[3]]):
-        with pytest.raises(StorageError, match="the driver was told by"):
+        with pytest.raises(StorageError, match="the driver got envelopes from"):
             manifests(PLAN, wrong)

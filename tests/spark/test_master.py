@@ -34,7 +34,7 @@ def test_the_forms_that_spark_knows_are_taken(master: str) -> None:
     ["", "foo", "spark://", "spark://h", "spark:h:1", "local[", "local-cluster", "local-cluster[2,1]", "k8s://"],
 )
 def test_what_is_no_address_of_a_master_is_refused_with_the_forms(master: str) -> None:
-    with pytest.raises(UsageError, match="is not the address of a master of Spark") as caught:
+    with pytest.raises(UsageError, match="is not a valid address of a Spark master") as caught:
         check_master(master)
     assert "spark://HOST:PORT" in caught.value.next_step
 
@@ -53,7 +53,7 @@ def test_a_user_is_told_within_ten_seconds_of_the_start_of_the_command_not_of_sp
     assert 100.0 + PATIENCE_S == due <= 108.0
     notice = ExecutorNotice("spark://h:1", due, now=105.0)
     assert notice.look(0, due - 0.01) is None
-    assert "spark://h:1 has given us no executor yet; waiting for one: start a worker" in (notice.look(0, due) or "")
+    assert "spark://h:1 has assigned no executor yet; still waiting: start a worker" in (notice.look(0, due) or "")
 
 
 def test_a_driver_that_is_started_later_has_patience_of_its_own() -> None:
@@ -75,5 +75,5 @@ def test_it_is_told_again_and_that_an_executor_came_and_that_it_left() -> None:
     assert "executors/work" in told
     assert notice.look(0, 106.5 + PATIENCE_S) is None
     assert notice.look(0, 106.0 + PATIENCE_S + REPEAT_S) == told
-    assert notice.look(2, 200.0) == "Spark's master local-cluster[2,1,1024] has given us an executor"
+    assert notice.look(2, 200.0) == "Spark's master local-cluster[2,1,1024] has assigned an executor"
     assert notice.look(2, 300.0) is None

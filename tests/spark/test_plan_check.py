@@ -17,12 +17,12 @@ from tests.spark.cluster import written
 from tests.spark.spark import Session, failures, run_on_spark, session
 
 PHYSICAL = """\
-MapInArrow Hop(at#3, parcel#4)#5, [at#6, parcel#7], false
+MapInArrow Hop(at#3, envelope#4)#5, [at#6, envelope#7], false
 +- Exchange shufflepartitionidpassthrough(direct_shuffle_partition_id(at#3), 3), REPARTITION_BY_NUM, [plan_id=152]
-   +- MapInArrow Hop(at#0, parcel#1)#2, [at#3, parcel#4], false
+   +- MapInArrow Hop(at#0, envelope#1)#2, [at#3, envelope#4], false
       +- Exchange shufflepartitionidpassthrough(direct_shuffle_partition_id(at#0), 4), REPARTITION_BY_NUM, [plan_id=1]
-         +- *(1) Project [at#0, parcel#1]
-            +- MicroBatchScan[at#0, parcel#1] (Python)
+         +- *(1) Project [at#0, envelope#1]
+            +- MicroBatchScan[at#0, envelope#1] (Python)
 """
 
 
@@ -55,9 +55,9 @@ def test_the_exchanges_of_the_plan_and_no_others_are_accepted() -> None:
         PHYSICAL.replace(
             "shufflepartitionidpassthrough(direct_shuffle_partition_id(at#0), 4)", "hashpartitioning(at#0, 4)"
         ),
-        PHYSICAL.replace("*(1) Project [at#0, parcel#1]", "Exchange RoundRobinPartitioning(4), REPARTITION_BY_NUM"),
-        PHYSICAL.replace("*(1) Project [at#0, parcel#1]", "AQEShuffleRead coalesced"),
-        PHYSICAL.replace("*(1) Project [at#0, parcel#1]", "Coalesce 1"),
+        PHYSICAL.replace("*(1) Project [at#0, envelope#1]", "Exchange RoundRobinPartitioning(4), REPARTITION_BY_NUM"),
+        PHYSICAL.replace("*(1) Project [at#0, envelope#1]", "AQEShuffleRead coalesced"),
+        PHYSICAL.replace("*(1) Project [at#0, envelope#1]", "Coalesce 1"),
         PHYSICAL.replace("REPARTITION_BY_NUM, [plan_id=1]", "ENSURE_REQUIREMENTS, [plan_id=1]"),
         PHYSICAL.replace("shufflepartitionidpassthrough(direct_shuffle_partition_id(at#0), 4)", "SinglePartition"),
         "AdaptiveSparkPlan isFinalPlan=false\n+- " + PHYSICAL.replace("\n", "\n   "),
@@ -74,9 +74,9 @@ def test_an_exchange_that_the_plan_does_not_know_is_refused(planted: str) -> Non
 
 
 ONE_TASK = """\
-MapInArrow Hop(at#0, parcel#1)#2, [at#3, parcel#4], false
+MapInArrow Hop(at#0, envelope#1)#2, [at#3, envelope#4], false
 +- Exchange SinglePartition, REPARTITION_BY_NUM, [plan_id=16]
-   +- *(1) Scan ExistingRDD[at#0,parcel#1]
+   +- *(1) Scan ExistingRDD[at#0,envelope#1]
 """
 
 
@@ -116,7 +116,7 @@ MapInArrow Store(payload#7, order_0#8, at#9)#10, [run#11], false
 def check(executed: str, *, strict: bool = False) -> None:
     pipeline = Pipeline("p", strict=strict)
     pipeline.source().transform(bytes, name="mine").sink("out", to="file:out")
-    check_sql(make_plan(pipeline.graph()), "mine", executed, tasks=2, inlet="Unroll", outlet="Store")
+    check_sql(make_plan(pipeline.graph()), "mine", executed, tasks=2, reader="Unroll", writer="Store")
 
 
 def test_a_plan_is_read_as_the_tree_that_it_is() -> None:

@@ -22,7 +22,7 @@ from procession.operators import chain as chain_module
 from procession.planner.graph import Exchange, Graph
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.strategies import Strategy
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
 from tests.operators.random_pipelines import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
 from tests.operators.reference import Ends, Sequential, batch_of
@@ -50,7 +50,7 @@ def ran(
         write_log(work / "log", batch)
         (work / "state").mkdir()
         committed = Remembered()
-        keeping = Keeping(work / "state", committed, 1, keys_max)
+        keeping = TaskStateStore(work / "state", committed, 1, keys_max)
         task = Task(plan, work / "log", work / "runs", keeping)
         chance = random.Random(seed)
         edges = [0, *sorted(cut for cut in cuts if cut < batch.num_rows), batch.num_rows]
@@ -210,7 +210,7 @@ def test_a_value_that_cannot_go_over_an_exchange_is_the_error_of_the_stage_that_
     got = ran(pipeline.graph(), RECORDS, set(), 0)
     (letter,) = map(json.loads, got["dead-letter"].splitlines())
     assert (letter["stage"], letter["message_id"]) == ("mine", 50)
-    assert "(5+0j) is a builtins.complex, which cannot go over an exchange" in letter["error"]
+    assert "(5+0j) is a builtins.complex, which can be neither exchanged nor stored" in letter["error"]
     assert got["out"].count(b"\n") == 59
 
 
@@ -349,7 +349,7 @@ def test_a_time_that_is_none_is_the_error_of_its_record() -> None:
     stage.sink("out", to="file:out")
     got = ran(pipeline.graph(), RECORDS[:5], set(), 1)
     letter = json.loads(got["dead-letter"])
-    assert (letter["stage"], letter["error"]) == ("mine", "TypeError: the time is a str: give a number, or a datetime")
+    assert (letter["stage"], letter["error"]) == ("mine", "TypeError: the time is a str: use a number or a datetime")
     assert got["out"] == b"0\n1\n2\n4\n"
 
 
@@ -380,7 +380,7 @@ def test_map_batches_that_loses_its_rows_places_where_they_are_needed_is_told_ho
     stage = pipeline.source().filter(bool).rebalance(parallelism=2)
     stage.map_batches(lambda batch: batch.column("payload")[1:]).sink("out", to="file:out")
     got = ran(pipeline.graph(), RECORDS[:6], set(), 1)
-    assert "give back a RecordBatch with the column 'row'" in json.loads(got["dead-letter"].splitlines()[0])["error"]
+    assert "return a RecordBatch with the column 'row'" in json.loads(got["dead-letter"].splitlines()[0])["error"]
 
 
 def test_letters_of_branches_that_end_in_no_sink_keep_their_order() -> None:

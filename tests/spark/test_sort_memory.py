@@ -26,7 +26,7 @@ from procession.commit.emitter import payloads, runs_for
 from procession.operators import sort
 from procession.planner.rules import make_plan
 from procession.spark.tasks import Task
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.storage.log import IngressLog
 from procession.storage.run_store import RunStore
 from tests.operators.reference import batch_of
@@ -73,7 +73,7 @@ with IngressLog(work / "log") as log:
     log.sync()
 (work / "state").mkdir()
 committed = Remembered()
-task = Task(plan, work / "log", work / "runs", Keeping(work / "state", committed, 1))
+task = Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", committed, 1))
 before = held()
 for epoch, (first, last) in enumerate(itertools.pairwise(bounds)):
     told = run_epoch(task, epoch, first, last, random.Random(0))

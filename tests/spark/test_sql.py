@@ -19,7 +19,7 @@ from procession.errors import ProcessionError
 from procession.planner.graph import Exchange
 from procession.planner.rules import make_plan
 from procession.spark.log_source import BATCH_PROPERTY
-from procession.spark.manifest_routing import Parcel, sent
+from procession.spark.manifest_routing import RoutedManifest, sent
 from procession.spark.query import ship_by_value
 from procession.spark.sql import placed, through_sql
 from procession.spark.tasks import Attempt, Task
@@ -184,23 +184,25 @@ def none_at_all(records: DataFrame) -> Any:
 
 
 REFUSED: list[tuple[Callable[[Any], Any], str]] = [
-    (without_key, "gave back a DataFrame without order_0"),
-    (counted, "makes one answer of many records (`HashAggregate`)"),
-    (with_rank, "makes one answer of many records (`Window`)"),
-    (first_few, "makes one answer of many records (`GlobalLimit`)"),
+    (without_key, "returned a DataFrame without order_0"),
+    (counted, "combines several records (`HashAggregate`)"),
+    (with_rank, "combines several records (`Window`)"),
+    (first_few, "combines several records (`GlobalLimit`)"),
     (with_one_another, "(`CartesianProduct`)"),
     (with_largest, "Aggregate`)"),
-    (from_elsewhere, "rows that were not made of its records"),
-    (as_number, "gave back the column payload as int"),
+    (from_elsewhere, "rows that do not come from its records"),
+    (as_number, "returned the column payload as int"),
     (adaptive, "(AdaptiveSparkPlan)"),
-    (outer, "gave back a row without order_0: it is null"),
+    (outer, "returned a row whose order_0 is null"),
     (strange_cast, "failed: NumberFormatException"),
     (misspelt, "failed: AnalysisException"),
-    (none_at_all, "gave back NoneType"),
+    (none_at_all, "returned NoneType"),
 ]
 
 
-def through(spark: Session, work: Path, function: Callable[[Any], Any], *, strict: bool = False) -> list[Parcel]:
+def through(
+    spark: Session, work: Path, function: Callable[[Any], Any], *, strict: bool = False
+) -> list[RoutedManifest]:
     """A transform alone, on the records of one epoch."""
     pipeline = Pipeline("alone", strict=strict)
     pipeline.source().transform(function, name="mine").sink("out", to="file:out")
@@ -284,9 +286,9 @@ def test_whatever_a_transform_does_with_its_rows_they_come_out_in_order(spark: S
 def test_with_strict_a_transform_that_smuggles_in_a_shuffle_is_refused(
     spark: Session, tmp_path: Path, function: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(PlanError, match="'mine' lets Spark deal its records out anew") as caught:
+    with pytest.raises(PlanError, match="'mine' lets Spark repartition its records") as caught:
         through(spark, tmp_path, function, strict=True)
-    assert "strict=True away" in caught.value.next_step
+    assert "remove strict=True" in caught.value.next_step
 
 
 def test_what_is_refused_is_refused_before_a_record_has_left_the_driver(spark: Session, tmp_path: Path) -> None:

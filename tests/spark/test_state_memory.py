@@ -20,7 +20,7 @@ from pathlib import Path
 from procession import Pipeline
 from procession.planner.rules import make_plan
 from procession.spark.tasks import Task
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from tests.operators.reference import batch_of
 from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
@@ -52,7 +52,7 @@ payloads = [b"%010d" % number for number in numbers]
 write_log(work / "log", batch_of(payloads))
 (work / "state").mkdir()
 committed = Remembered()
-task = Task(plan, work / "log", work / "runs", Keeping(work / "state", committed, 1, keys_max))
+task = Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", committed, 1, keys_max))
 before = held()
 seen, wanted = {}, []
 for epoch, first in enumerate(range(0, len(payloads), epoch_records)):

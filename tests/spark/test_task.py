@@ -18,9 +18,16 @@ from procession.planner.plan import Plan
 from procession.planner.rules import make_plan
 from procession.spark.epoch_tasks import deal
 from procession.spark.tasks import TIMES, Attempt, Task
-from procession.storage.log import INGRESS_SCHEMA, KIND_EOS, KIND_RECORD, IngressLog
+from procession.storage.log import IngressLog
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.segment import KIND_BOUNDARY, KIND_EPHEMERAL, KIND_UNSTABLE
+from procession.storage.segment import (
+    INGRESS_SCHEMA,
+    KIND_BOUNDARY,
+    KIND_EOS,
+    KIND_EPHEMERAL,
+    KIND_RECORD,
+    KIND_UNSTABLE,
+)
 
 ROWS = 500
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procession.spark.trigger import HOLD_S_MAX, Pace
+from procession.spark.trigger import HOLD_S_MAX, TriggerInterval
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
         self.longest = max(self.longest, seconds)
 
 
-def starts(pace: Pace, clock: Clock, works_s: list[float]) -> list[float]:
+def starts(pace: TriggerInterval, clock: Clock, works_s: list[float]) -> list[float]:
     """When epochs begin that take so long each."""
     found = []
     for work_s in works_s:
@@ -30,20 +30,20 @@ def starts(pace: Pace, clock: Clock, works_s: list[float]) -> list[float]:
 
 def test_epochs_begin_an_interval_apart_or_as_soon_as_the_last_one_is_over() -> None:
     clock = Clock()
-    pace = Pace(0.1, now=lambda: clock.now, hold=clock.hold)
+    pace = TriggerInterval(0.1, now=lambda: clock.now, hold=clock.hold)
     assert starts(pace, clock, [0.03, 0.25, 0.0, 0.0]) == [0.0, 0.1, 0.35, 0.45]
 
 
 def test_without_an_interval_nobody_waits() -> None:
     clock = Clock()
-    pace = Pace(0.0, now=lambda: clock.now, hold=clock.hold)
+    pace = TriggerInterval(0.0, now=lambda: clock.now, hold=clock.hold)
     assert starts(pace, clock, [0.01] * 3) == [0.0, 0.01, 0.02]
     assert clock.longest == 0.0
 
 
 def test_a_long_interval_is_kept_and_nobody_is_held_up_for_all_of_it() -> None:
     clock = Clock()
-    pace = Pace(60.0, now=lambda: clock.now, hold=clock.hold)
+    pace = TriggerInterval(60.0, now=lambda: clock.now, hold=clock.hold)
     first, second = starts(pace, clock, [0.0, 0.0])
     assert (first, second) == (0.0, pytest.approx(60.0, abs=0.1))
     assert clock.longest <= HOLD_S_MAX

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from procession import Pipeline, PlanError
 from procession.errors import ProcessionError
 from procession.planner.rules import make_plan
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.reference import batch_of
@@ -111,7 +111,7 @@ def test_a_state_that_cannot_be_stored_is_refused_by_stage_value_and_type() -> N
         work = Path(folder)
         write_log(work / "log", batch_of([b"a"]))
         (work / "state").mkdir()
-        task = Task(plan, work / "log", work / "runs", Keeping(work / "state", Remembered(), 1, 1000))
+        task = Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", Remembered(), 1, 1000))
         failures = [one.failure for one in run_epoch(task, 0, 0, 1, Random(1)) if one.failure is not None]
     error = ProcessionError.from_dict(failures[0])
     assert isinstance(error, PlanError)
@@ -122,7 +122,7 @@ def test_a_state_that_cannot_be_stored_is_refused_by_stage_value_and_type() -> N
 def test_a_first_state_that_cannot_be_stored_is_refused_where_the_stage_is_written() -> None:
     source = Pipeline("p").source()
     for initial in (Foreign(), [Colour.RED], {"a": Order("x")}):
-        with pytest.raises(PlanError, match="the first state of") as caught:
+        with pytest.raises(PlanError, match="the initial state of") as caught:
             source.map_stateful(remembered, key=bytes, initial=initial)
         assert type(initial).__name__ in caught.value.sentence or "types=[" in caught.value.sentence
     listed = Pipeline("p", types=[Colour]).source()
@@ -153,7 +153,7 @@ def test_i11_nan_anywhere_in_a_rank_sets_the_record_aside_and_the_rest_is_sorted
     assert list(map(int, got["out"].splitlines())) == sorted(good, key=lambda number: number % 4)
     letters = list(map(json.loads, got["dead-letter"].splitlines()))
     assert len(letters) == len(numbers) - len(good)
-    assert all(letter["stage"] == "ranked" and "no place among others" in letter["error"] for letter in letters)
+    assert all(letter["stage"] == "ranked" and "cannot be ordered" in letter["error"] for letter in letters)
 
 
 def test_functions_of_batches_and_several_outputs_see_keys_as_plain_bytes() -> None:

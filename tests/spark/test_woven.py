@@ -20,7 +20,7 @@ from procession.planner.rules import make_plan
 from procession.spark.epoch_tasks import ranges_of
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
-from procession.storage.log_ranges import Place
+from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.segment import KIND_EOS, KIND_RECORD, ORDERED, ORDERED_SCHEMA
 
@@ -64,7 +64,7 @@ class Logs:
 
     def __init__(self, directory: Path, gateways: int) -> None:
         self.ends: dict[str, int] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, LogLocation] = {}
         for number in range(gateways):
             own = [row for row in rows() if int(str(row["stream_id"])) % gateways == number]
             where = directory / f"gateway-{number}"
@@ -73,12 +73,12 @@ class Logs:
                     log.append(pa.RecordBatch.from_pylist(own[start : start + 40], schema=ORDERED_SCHEMA))
                 log.sync()
             self.ends[f"gateway-{number}"] = len(own)
-            self._places[f"gateway-{number}"] = Place(str(where))
+            self._places[f"gateway-{number}"] = LogLocation(str(where))
 
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         return self.ends
 
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, LogLocation]:
         return self._places
 
 

@@ -1,6 +1,6 @@
 """A disk that fails to sync the way Linux does, under the real code: what was to be written is read back and is lost.
 
-The one rule: after a failed sync of a file its pages count as clean, so a later sync succeeds and writes nothing. The
+Invariant: after a failed sync of a file its pages count as clean, so a later sync succeeds and writes nothing. The
 same for names in a directory, but not for directories: they are made once. `crash` says what a machine that loses its
 power would find.
 """

@@ -14,9 +14,9 @@ from procession.api.pipeline import Pipeline
 from procession.errors import RoundError, StorageError
 from procession.planner.rules import make_plan
 from procession.spark.tasks import Attempt, Task
-from procession.storage.flight_reader import Access, DistantLog, open_log, this_machine
-from procession.storage.log import LogReader
-from procession.storage.log_ranges import Piece, Place
+from procession.storage.flight_reader import FlightAccess, FlightLog, open_log, this_machine
+from procession.storage.log_ranges import LogLocation, LogRange
+from procession.storage.log_reader import LogReader
 from procession.storage.run_store import RunStore
 from procession.tls import ClientTls
 from tests.certificates import Authority
@@ -41,7 +41,7 @@ def gateway_process(tmp_path: Path) -> Iterator[Make]:
             gateway.kill()
 
 
-def filled(gateway: GatewayProcess, count: int, cookie: bytes = b"", tls: ClientTls | None = None) -> Place:
+def filled(gateway: GatewayProcess, count: int, cookie: bytes = b"", tls: ClientTls | None = None) -> LogLocation:
     """Where its log is for who is on another machine, with so many records in it."""
     with Producer(gateway.listen, tls) as producer:
         producer.hello(cookie)
@@ -52,7 +52,7 @@ def filled(gateway: GatewayProcess, count: int, cookie: bytes = b"", tls: Client
                 pass
             (member,) = client.fence(1).gateways
     assert member.flight
-    return Place("elsewhere/log", member.identity, member.flight)
+    return LogLocation("elsewhere/log", member.identity, member.flight)
 
 
 def rows(log: object, start: int, end: int) -> list[dict[str, object]]:
@@ -62,29 +62,29 @@ def rows(log: object, start: int, end: int) -> list[dict[str, object]]:
 def test_what_is_fetched_is_what_is_mapped(gateway_process: Make) -> None:
     gateway = gateway_process(segment_bytes_max=2000)
     place = filled(gateway, 500)
-    here = open_log(Place(str(gateway.directory / "log"), place.identity, place.flight), Access())
+    here = open_log(LogLocation(str(gateway.directory / "log"), place.identity, place.flight), FlightAccess())
     assert isinstance(here, LogReader), "its directory bears its identity"
-    there = open_log(place, Access())
-    assert isinstance(there, DistantLog)
-    other = open_log(Place(str(gateway.directory / "log"), "another", place.flight), Access())
-    assert isinstance(other, DistantLog), "a directory of the same name, and another gateway's"
-    shared = Place(str(gateway.directory / "log"), place.identity, place.flight, "another machine")
-    assert isinstance(open_log(shared, Access()), DistantLog), "both machines see the directory, and one writes it"
-    assert isinstance(open_log(replace(shared, flight=""), Access()), LogReader), "there is no other way"
-    assert isinstance(open_log(replace(shared, machine=this_machine()), Access()), LogReader)
+    there = open_log(place, FlightAccess())
+    assert isinstance(there, FlightLog)
+    other = open_log(LogLocation(str(gateway.directory / "log"), "another", place.flight), FlightAccess())
+    assert isinstance(other, FlightLog), "a directory of the same name, and another gateway's"
+    shared = LogLocation(str(gateway.directory / "log"), place.identity, place.flight, "another machine")
+    assert isinstance(open_log(shared, FlightAccess()), FlightLog), "both machines see the directory, and one writes it"
+    assert isinstance(open_log(replace(shared, flight=""), FlightAccess()), LogReader), "there is no other way"
+    assert isinstance(open_log(replace(shared, machine=this_machine()), FlightAccess()), LogReader)
     for start, end in ((0, 500), (13, 14), (100, 400), (5, 5)):
         assert rows(there, start, end) == rows(here, start, end)
         assert len(rows(there, start, end)) == end - start
     with pytest.raises(RoundError, match="another gateway"):
-        rows(DistantLog(Place("", "another", place.flight), Access(), patience_s=0.0), 0, 1)
+        rows(FlightLog(LogLocation("", "another", place.flight), FlightAccess(), patience_s=0.0), 0, 1)
     with pytest.raises(RoundError, match="has no records 500 to 501"):
-        rows(DistantLog(place, Access(), patience_s=0.0), 499, 501)
+        rows(FlightLog(place, FlightAccess(), patience_s=0.0), 499, 501)
 
 
 def test_a_gateway_that_starts_again_gives_the_rest(gateway_process: Make) -> None:
     gateway = gateway_process()
     place = filled(gateway, 300)
-    log = DistantLog(place, Access())
+    log = FlightLog(place, FlightAccess())
     assert len(rows(log, 0, 100)) == 100
     gateway.kill()
     again = threading.Thread(target=gateway.start)
@@ -95,10 +95,10 @@ def test_a_gateway_that_starts_again_gives_the_rest(gateway_process: Make) -> No
 
 def test_only_who_shows_the_cookie_is_given_rows(gateway_process: Make) -> None:
     place = filled(gateway_process(limits={"cookie": b"another"}, control_cookie=COOKIE), 10, b"another")
-    assert len(rows(DistantLog(place, Access(COOKIE)), 0, 10)) == 10
+    assert len(rows(FlightLog(place, FlightAccess(COOKIE)), 0, 10)) == 10
     for cookie in (b"", b"guess"):
         with pytest.raises(StorageError, match="wrong cookie"):
-            rows(DistantLog(place, Access(cookie)), 0, 10)
+            rows(FlightLog(place, FlightAccess(cookie)), 0, 10)
 
 
 def test_with_tls_both_sides_show_what_they_are(gateway_process: Make, tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_with_tls_both_sides_show_what_they_are(gateway_process: Make, tmp_path:
         gateway_process(tls=authority.server(authority.ca), control_tls=authority.client()), 10, tls=authority.client()
     )
     assert place.flight.startswith("grpc+tls://")
-    assert len(rows(DistantLog(place, Access(tls=authority.client())), 0, 10)) == 10
+    assert len(rows(FlightLog(place, FlightAccess(tls=authority.client())), 0, 10)) == 10
     with pytest.raises(RoundError, match="does not give its log away"):
-        rows(DistantLog(place, Access(tls=ClientTls(authority.ca)), patience_s=0.0), 0, 10)
+        rows(FlightLog(place, FlightAccess(tls=ClientTls(authority.ca)), patience_s=0.0), 0, 10)
 
 
 def test_a_log_that_is_nowhere_says_what_to_do() -> None:
     with pytest.raises(StorageError, match="is not on this machine"):
-        open_log(Place("elsewhere/log", "identity"), Access())
+        open_log(LogLocation("elsewhere/log", "identity"), FlightAccess())
 
 
 def test_a_task_far_from_the_log_makes_what_one_beside_it_makes(gateway_process: Make, tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_task_far_from_the_log_makes_what_one_beside_it_makes(gateway_process:
     pipeline.source().map(bytes.upper).sink("out", to="file:out")
     plan = make_plan(pipeline.graph())
     made = []
-    for name, one in (("near", Place(str(gateway.directory / "log"), place.identity)), ("far", place)):
+    for name, one in (("near", LogLocation(str(gateway.directory / "log"), place.identity)), ("far", place)):
         runs = tmp_path / name
-        pieces = (Piece("gateway-0", 20, 60, one), Piece("gateway-1", 150, 200, one))
+        pieces = (LogRange("gateway-0", 20, 60, one), LogRange("gateway-1", 150, 200, one))
         manifest = Task(plan, tmp_path / "none", runs).run_range(Attempt(0, 0, 1), 1000, 1090, None, pieces)
         assert manifest.failure is None
         (run,) = manifest.runs

@@ -9,8 +9,13 @@ import pyarrow as pa
 import pytest
 
 from procession.errors import StorageError
-from procession.storage.log import INGRESS_SCHEMA, KIND_RECORD, IngressLog, LogReader
-from procession.storage.segment import segment_name
+from procession.storage.log import IngressLog
+from procession.storage.log_reader import LogReader
+from procession.storage.segment import (
+    INGRESS_SCHEMA,
+    KIND_RECORD,
+    segment_name,
+)
 
 LARGE = 1 << 30
 

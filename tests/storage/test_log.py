@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.errors import StorageError
-from procession.storage.log import INGRESS_SCHEMA, ROW_BYTES, IngressLog, LogReader
-from procession.storage.segment import HEADER_BYTES
+from procession.storage.log import (
+    ROW_BYTES,
+    IngressLog,
+)
+from procession.storage.log_reader import LogReader
+from procession.storage.segment import HEADER_BYTES, INGRESS_SCHEMA
 from tests.storage.disks import file_size_limit, tiny_disk
 
 Row = tuple[int, int, int, int, bytes, bytes]

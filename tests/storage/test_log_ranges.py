@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.storage.log_ranges import Place, cut, laid, numbered_from, sequence_of
+from procession.storage.log_ranges import LogLocation, cut, laid, numbered_from, sequence_of
 
 OFFSETS = st.dictionaries(st.sampled_from(["gateway-0", "gateway-1", "gateway-10", "gateway-2"]), st.integers(0, 50))
 
@@ -17,7 +17,7 @@ def test_any_cuts_of_an_epoch_are_the_epoch_and_numbers_go_on_where_the_last_epo
     starts: dict[str, int], more: dict[str, int], edges: list[int]
 ) -> None:
     ends = {name: starts.get(name, 0) + more.get(name, 0) for name in {*starts, *more}}
-    places = {name: Place(name) for name in ends}
+    places = {name: LogLocation(name) for name in ends}
     pieces = list(laid(starts, ends, places))
     rows = [(piece.gateway, sequence) for piece in pieces for sequence in range(piece.first, piece.last)]
     assert rows == [(name, one) for name in sorted(ends) for one in range(starts.get(name, 0), ends[name])]
@@ -34,7 +34,7 @@ def test_any_cuts_of_an_epoch_are_the_epoch_and_numbers_go_on_where_the_last_epo
 
 
 def test_with_one_gateway_numbers_are_its_own_sequence() -> None:
-    places = {"gateway-0": Place("log")}
+    places = {"gateway-0": LogLocation("log")}
     (piece,) = laid({"gateway-0": 5}, {"gateway-0": 9}, places)
     assert (piece.first, piece.last) == (5, 9)
     assert numbered_from({"gateway-0": 5}) == 5

@@ -89,7 +89,7 @@ def test_the_first_gateway_makes_secrets_and_others_must_have_them(tmp_path: Pat
         gateway_cookies(far, "192.0.2.1:7101", None, given, is_open=False)
     copied = path_of(tmp_path, Secret.PRODUCERS)
     assert gateway_cookies(far, "192.0.2.1:7101", copied, given, is_open=False) == (producers, control)
-    with pytest.raises(UsageError, match="need a secret and none"):
+    with pytest.raises(UsageError, match="exclude each other"):
         check_open(copied, is_open=True)
 
 

@@ -18,21 +18,31 @@ from hypothesis import strategies as st
 from procession.errors import StorageError
 from procession.operators.buckets import SHARES, share_of
 from procession.storage import state_file
-from procession.storage.state_store import MERGE_RATIO, Codec, Files, States, StateStore, Version, file_prefix
+from procession.storage.state_store import (
+    MERGE_RATIO,
+    StateStore,
+    TaskStates,
+)
+from procession.storage.state_version import (
+    Files,
+    StateCodec,
+    StateVersion,
+    file_prefix,
+)
 
-CODEC = Codec(lambda state: b"%d" % state, int)
+CODEC = StateCodec(lambda state: b"%d" % state, int)
 
 # Two keys of one hash, so that keys are told apart by more than that.
 TWINS = (b"plumless", b"buckeroo")
 
 
-def opened(directory: Path, files: Files = (), epoch: int = 0, keys_max: int = 1000, task: int = 0) -> States:
-    states = States(directory, files, CODEC, keys_max=keys_max)
+def opened(directory: Path, files: Files = (), epoch: int = 0, keys_max: int = 1000, task: int = 0) -> TaskStates:
+    states = TaskStates(directory, files, CODEC, keys_max=keys_max)
     states.begin(file_prefix(1, "s", task, epoch, 0))
     return states
 
 
-def put(states: States, changes: dict[bytes, int | None]) -> None:
+def put(states: TaskStates, changes: dict[bytes, int | None]) -> None:
     known = states.take(list(changes))
     for key, state in changes.items():
         if state is None:
@@ -43,7 +53,7 @@ def put(states: States, changes: dict[bytes, int | None]) -> None:
 
 
 def look(directory: Path, files: Files, keys: Sequence[bytes]) -> dict[bytes, Any]:
-    known = States(directory, files, CODEC).take(keys)
+    known = TaskStates(directory, files, CODEC).take(keys)
     return {key: known[key] for key in keys if key in known}
 
 
@@ -142,7 +152,7 @@ def test_another_number_of_tasks_goes_on_with_the_same_states(tmp_path: Path, ta
         old.append(states.finish())
     found: dict[bytes, int] = {}
     for task in range(tasks):
-        states = States(tmp_path, (), CODEC)
+        states = TaskStates(tmp_path, (), CODEC)
         states.begin(file_prefix(2, "s", task, 2, 0))
         states.adopt(old, (SHARES, tasks, task))
         own = look(tmp_path, states.finish(), list(wanted))
@@ -157,10 +167,10 @@ def test_a_file_that_is_gone_or_torn_is_a_storage_error_that_names_it(tmp_path: 
     ((name, _),) = states.finish()
     (tmp_path / name).write_bytes(b"torn")
     with pytest.raises(StorageError, match=name):
-        States(tmp_path, states.files, CODEC)
+        TaskStates(tmp_path, states.files, CODEC)
     (tmp_path / name).unlink()
     with pytest.raises(StorageError, match=name):
-        States(tmp_path, states.files, CODEC)
+        TaskStates(tmp_path, states.files, CODEC)
 
 
 def test_damage_is_found_when_the_block_is_read_and_other_blocks_are_not_read(
@@ -174,7 +184,7 @@ def test_damage_is_found_when_the_block_is_read_and_other_blocks_are_not_read(
     whole = path.read_bytes()
     value = whole.index(CODEC.encode(777), whole.index(b"key-777"))
     path.write_bytes(whole[:value] + b"!" + whole[value + 1 :])
-    damaged = States(tmp_path, states.files, CODEC)
+    damaged = TaskStates(tmp_path, states.files, CODEC)
     found: list[StorageError] = []
     for number in range(1000):
         try:
@@ -184,20 +194,20 @@ def test_damage_is_found_when_the_block_is_read_and_other_blocks_are_not_read(
     assert 0 < len(found) < 200
     assert all(name in error.sentence and "restore" in error.next_step for error in found)
     with pytest.raises(StorageError, match=name):
-        list(States(tmp_path, states.files, CODEC).all_keys())
+        list(TaskStates(tmp_path, states.files, CODEC).all_keys())
 
 
 def test_states_of_an_earlier_format_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    old = Version.from_json({"tasks": [[["a.state", 2]]], "kind": "rolling"})
+    old = StateVersion.from_json({"tasks": [[["a.state", 2]]], "kind": "rolling"})
     with pytest.raises(StorageError, match=r"'counts' have format 1.*7 and '7' were one") as caught:
         old.check_format("counts")
     assert "begin anew" in caught.value.next_step
-    Version((), "rolling", 1).check_format("counts")  # nothing was kept
-    Version(((("a.state", 2),),), "rolling").check_format("counts")
+    StateVersion((), "rolling", 1).check_format("counts")  # nothing was kept
+    StateVersion(((("a.state", 2),),), "rolling").check_format("counts")
     with pa.ipc.new_file(tmp_path / "a.state", state_file.SCHEMA):
         pass
     with pytest.raises(StorageError, match="whose keys had no types"):
-        States(tmp_path, (("a.state", 0),), CODEC)
+        TaskStates(tmp_path, (("a.state", 0),), CODEC)
 
 
 def test_two_attempts_never_write_to_one_file(tmp_path: Path) -> None:
@@ -215,5 +225,5 @@ def test_a_sweep_leaves_what_is_named_and_what_a_later_driver_has_made(tmp_path:
     names = [f"{file_prefix(fence, 's', 0, 7, 0)}-0.state" for fence in (1, 2, 3)]
     for name in [*names, "named.state", "0000000001-x.state"]:
         (tmp_path / name).touch()
-    StateStore(tmp_path).sweep([Version((((names[0], 1),),), "map_stateful")], fence=2)
+    StateStore(tmp_path).sweep([StateVersion((((names[0], 1),),), "map_stateful")], fence=2)
     assert {path.name for path in tmp_path.iterdir()} == {names[0], *names[1:], "named.state"}

@@ -16,7 +16,7 @@ from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 from procession.planner.graph import Graph
 from procession.storage.secret import Secret, find_secret, path_of
-from procession.supervisor.local_pipeline import STARTED, Local, gateway_words
+from procession.supervisor.local_pipeline import STARTED, LocalPipeline, gateway_words
 from procession.supervisor.membership import listed
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings, load_settings
@@ -53,12 +53,12 @@ def test_a_number_in_the_environment_or_the_file_is_checked_likewise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROCESSION_GATEWAYS", str(value))
-    with pytest.raises(ConfigError, match="setting 'gateways' is not right: ") as caught:
+    with pytest.raises(ConfigError, match="setting 'gateways' is invalid: ") as caught:
         load_settings()
     assert "PROCESSION_GATEWAYS" in caught.value.next_step
     monkeypatch.delenv("PROCESSION_GATEWAYS")
     (tmp_path / "procession.toml").write_text(f"gateways = {json.dumps(value)}\n")
-    with pytest.raises(ConfigError, match="setting 'gateways' is not right: "):
+    with pytest.raises(ConfigError, match="setting 'gateways' is invalid: "):
         load_settings()
 
 
@@ -66,7 +66,7 @@ def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> d
     """Who was to be started, with which words."""
     supervisor = Started()
     settings = Settings.model_validate(chosen)
-    local = Local(supervisor, directory / "app.py", Graph("p", (), 1), directory, directory, settings, listen)  # type: ignore[arg-type]
+    local = LocalPipeline(supervisor, directory / "app.py", Graph("p", (), 1), directory, directory, settings, listen)  # type: ignore[arg-type]
     local.start()
     return supervisor.words
 
@@ -129,7 +129,7 @@ class Timed(Started):
 
 def test_a_driver_is_told_when_the_command_began_so_that_a_user_does_not_wait_longer(tmp_path: Path) -> None:
     supervisor: Any = Timed()
-    Local(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, Settings()).start()
+    LocalPipeline(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, Settings()).start()
     began = supervisor.told["driver"]
     assert began is not None
     assert float(began) == STARTED < time.monotonic()
@@ -151,6 +151,6 @@ class Looking(Started):
 def test_the_secrets_that_gateways_share_are_there_before_the_first_one_starts(tmp_path: Path) -> None:
     supervisor: Any = Looking(tmp_path)
     graph = Graph("p", (), 1)
-    Local(supervisor, tmp_path / "app.py", graph, tmp_path, tmp_path, Settings(gateways=3)).start()
+    LocalPipeline(supervisor, tmp_path / "app.py", graph, tmp_path, tmp_path, Settings(gateways=3)).start()
     for gateway in ("gateway", "gateway-1", "gateway-2"):
         assert {Secret.CONTROL, Secret.PRODUCERS} <= supervisor.found[gateway]

@@ -62,7 +62,7 @@ def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
         one_more.kill()
         one_more.wait()
     assert one_more.stdout is not None
-    assert "gateway-1 takes records now" in one_more.stdout.read()
+    assert "gateway-1 accepts records" in one_more.stdout.read()
     assert connected(pipeline) == {"gateway-0": True}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from procession.merge.event_time import Declared
-from procession.supervisor.progress import Display, Progress
+from procession.merge.event_time import DeclaredOrder
+from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_app import is_clean, sentence
 from procession.wire.messages import Eos
 from tests.gateway.gateway_process import GatewayProcess
@@ -55,8 +55,8 @@ DONE = {
         ),
         (
             {"is_done": False, "held_back": ["the totals of 'a'", "the open windows of 'b'"]},
-            "1,200 of 1,300 records committed in 12 epochs; stopped before all of the input and its end were committed;"
-            " start again to go on; still held back: the totals of 'a', the open windows of 'b'",
+            "1,200 of 1,300 records committed in 12 epochs; stopped before the whole input and its end were committed;"
+            " start again to continue; still held back: the totals of 'a', the open windows of 'b'",
         ),
         (
             {"has_inputs": False, "is_done": False, "held_back": ["the totals of 'a'"]},
@@ -91,15 +91,17 @@ def test_progress_reads_what_came_late_from_the_log_of_epochs(tmp_path: Path) ->
     line = {"epoch": 3, "records_in": 50, "last": 60, "latency_ms": []}
     log = tmp_path / "epochs.jsonl"
     log.write_text(json.dumps(line) + "\n")
-    assert Progress.from_now(tmp_path).late == 0
+    assert PipelineProgress.from_now(tmp_path).late == 0
     with log.open("a") as file:
         file.write(json.dumps(line | {"epoch": 4, "late": 7, "late at minutes": 3}) + "\n")
-    assert Progress.from_now(tmp_path).late == 7
-    assert Progress.from_now(tmp_path).late_at == {"minutes": 3}
+    assert PipelineProgress.from_now(tmp_path).late == 7
+    assert PipelineProgress.from_now(tmp_path).late_at == {"minutes": 3}
 
 
-@pytest.mark.parametrize("declared", [None, Declared(frozenset({1, 2}))], ids=["arrival", "event time"])
-def test_records_in_are_those_in_the_log_without_the_ends_of_streams(tmp_path: Path, declared: Declared | None) -> None:
+@pytest.mark.parametrize("declared", [None, DeclaredOrder(frozenset({1, 2}))], ids=["arrival", "event time"])
+def test_records_in_are_those_in_the_log_without_the_ends_of_streams(
+    tmp_path: Path, declared: DeclaredOrder | None
+) -> None:
     gateway = GatewayProcess(tmp_path / "gateway", {"declared": declared}).start()
     try:
         with Producer(gateway.listen) as producer:
@@ -107,7 +109,7 @@ def test_records_in_are_those_in_the_log_without_the_ends_of_streams(tmp_path: P
             producer.notify(1)
             producer.messages(1, range(3))
             producer.send(Eos(1))
-            progress = Progress.from_now(tmp_path)
+            progress = PipelineProgress.from_now(tmp_path)
             seen: list[int] = []
             while not seen or seen[-1] < 3:
                 seen.append(progress.look().records_in)
@@ -129,7 +131,7 @@ def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
     joined = {"join": tmp_path / "gateway", "name": "gateway-1"}
     second = GatewayProcess(tmp_path / "gateway-1", joined).start()
     try:
-        progress = Progress.from_now(tmp_path)
+        progress = PipelineProgress.from_now(tmp_path)
         with first.client() as control:
             while [one["is_connected"] for one in control.gateways()] != [True, True]:
                 pass
@@ -150,16 +152,18 @@ def test_a_disk_with_little_room_is_told_with_its_path_in_the_progress_and_in_th
 ) -> None:
     gateway = GatewayProcess(tmp_path / "gateway", {"disk_free_bytes_min": 2**62}).start()
     try:
-        progress = Progress.from_now(tmp_path)
+        progress = PipelineProgress.from_now(tmp_path)
         assert progress.look().disks_low == (tmp_path / "gateway",)
         with Display() as display:
             display.show(progress, 0)
             progress.disks_low = ()
             display.show(progress, 0)
         told = capsys.readouterr().err
-        assert f"the disk of {tmp_path / 'gateway'} has less room than disk_free_bytes_min: producers wait" in told
+        assert (
+            f"the disk of {tmp_path / 'gateway'} has fewer free bytes than disk_free_bytes_min: producers wait" in told
+        )
         assert f"disk low {tmp_path / 'gateway'}" in told
-        assert "has room again" in told
+        assert "has enough free space again" in told
         log = gateway.log.read_text()
         assert "gateway.disk_low" in log
         assert f"path={tmp_path / 'gateway' / 'log'}" in log

@@ -82,7 +82,7 @@ def test_a_part_that_is_killed_is_started_again_and_not_held_against(
         supervisor.kill("gateway")
         watch_until(supervisor, lambda times=times: supervisor.restarts == {"gateway": times})  # type: ignore[misc]
         assert supervisor.pid("gateway") != before
-    assert "gateway was ended by signal 9 (Killed); starting it again" in sentences
+    assert "gateway was ended by signal 9 (Killed); restarting it" in sentences
 
 
 def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(supervisor: Supervisor) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.planner.graph import Graph
-from procession.supervisor.local_pipeline import Local
+from procession.supervisor.local_pipeline import LocalPipeline
 from procession.supervisor.settings import Settings
 from tests.certificates import Authority
 from tests.supervisor.started import Started
@@ -52,7 +52,7 @@ def test_who_listens_shows_the_certificate_and_who_connects_trusts_and_shows_it_
     chosen = settings(authority, "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "gateway.json").write_text('{"listen": "127.0.0.1:1", "control": "127.0.0.1:2"}')
-    local = Local(started, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, chosen)  # type: ignore[arg-type]
+    local = LocalPipeline(started, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, chosen)  # type: ignore[arg-type]
     local.start()
     local.start_source([tmp_path / "input"])
     pair = f"--tls-cert {chosen.tls_cert} --tls-key {chosen.tls_key}"

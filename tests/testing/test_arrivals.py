@@ -11,7 +11,7 @@ import pytest
 
 from procession import Pipeline
 from procession.errors import UsageError
-from procession.planner.graph import Codec, Kind, Node
+from procession.planner.graph import Kind, Node, PayloadCodec
 from procession.record import stream_id
 from procession.storage.segment import KIND_EOS, KIND_RECORD
 from procession.testing.arrivals import Arrivals, Record, cuts_of, payload_of
@@ -111,39 +111,39 @@ TABLE = pa.table({"a": [1, 2]})
 @pytest.mark.parametrize(
     ("codec", "value", "payload"),
     [
-        (Codec.BYTES, b"x", b"x"),
-        (Codec.TEXT, "é", "é".encode()),
-        (Codec.TEXT, b"\xff", b"\xff"),
-        (Codec.JSON, {"a": [1, None, 2.5]}, b'{"a":[1,null,2.5]}'),
-        (Codec.JSON, b"{", b"{"),
-        (Codec.MSGPACK, {1: "a"}, b"\x81\x01\xa1a"),
-        (Codec.MSGPACK, float("nan"), b"\xcb\x7f\xf8" + bytes(6)),
+        (PayloadCodec.BYTES, b"x", b"x"),
+        (PayloadCodec.TEXT, "é", "é".encode()),
+        (PayloadCodec.TEXT, b"\xff", b"\xff"),
+        (PayloadCodec.JSON, {"a": [1, None, 2.5]}, b'{"a":[1,null,2.5]}'),
+        (PayloadCodec.JSON, b"{", b"{"),
+        (PayloadCodec.MSGPACK, {1: "a"}, b"\x81\x01\xa1a"),
+        (PayloadCodec.MSGPACK, float("nan"), b"\xcb\x7f\xf8" + bytes(6)),
     ],
 )
-def test_a_value_is_sent_as_the_bytes_that_its_codec_decodes(codec: Codec, value: Any, payload: bytes) -> None:
+def test_a_value_is_sent_as_the_bytes_that_its_codec_decodes(codec: PayloadCodec, value: Any, payload: bytes) -> None:
     assert payload_of(Node(Kind.SOURCE, "a", codec=codec), value) == payload
 
 
 def test_a_table_can_be_given_as_such_or_as_a_batch() -> None:
-    source = Node(Kind.SOURCE, "a", codec=Codec.ARROW)
+    source = Node(Kind.SOURCE, "a", codec=PayloadCodec.ARROW)
     assert payload_of(source, TABLE) == payload_of(source, TABLE.to_batches()[0])
 
 
 @pytest.mark.parametrize(
     ("codec", "value"),
     [
-        (Codec.BYTES, "text"),
-        (Codec.BYTES, 3),
-        (Codec.TEXT, 3),
-        (Codec.JSON, (1, 2)),
-        (Codec.JSON, {1: "a"}),
-        (Codec.JSON, {"at": dt.date(2026, 1, 1)}),
-        (Codec.JSON, {"a": {1, 2}}),
-        (Codec.MSGPACK, (1, 2)),
-        (Codec.ARROW, [1]),
+        (PayloadCodec.BYTES, "text"),
+        (PayloadCodec.BYTES, 3),
+        (PayloadCodec.TEXT, 3),
+        (PayloadCodec.JSON, (1, 2)),
+        (PayloadCodec.JSON, {1: "a"}),
+        (PayloadCodec.JSON, {"at": dt.date(2026, 1, 1)}),
+        (PayloadCodec.JSON, {"a": {1, 2}}),
+        (PayloadCodec.MSGPACK, (1, 2)),
+        (PayloadCodec.ARROW, [1]),
     ],
 )
-def test_a_value_that_the_functions_would_get_as_another_is_refused(codec: Codec, value: Any) -> None:
+def test_a_value_that_the_functions_would_get_as_another_is_refused(codec: PayloadCodec, value: Any) -> None:
     with pytest.raises(UsageError, match="source 'a'"):
         payload_of(Node(Kind.SOURCE, "a", codec=codec), value)
 

@@ -278,7 +278,7 @@ def totals(**options: Any) -> Pipeline:
 
 
 def test_a_state_that_cannot_be_kept_is_refused_as_in_production() -> None:
-    with pytest.raises(PlanError, match="has a state that cannot be kept"):
+    with pytest.raises(PlanError, match="has a state that cannot be stored"):
         run(totals(), {"in": [1, 2]})
     assert alike(totals(types=[Total]), {"in": [1, 2, 3]})["out"] == [1, 2, 3]
 

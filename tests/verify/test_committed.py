@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
-from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.verify.committed import committed_output
-from procession.verify.comparison import Question
+from procession.verify.comparison import ComparisonRequest
 
 
 def output(directory: Path, name: str, data: bytes, committed: int) -> None:
     (directory / f"{name}.data").write_bytes(data)
-    log = TxnLog(directory / f"{name}.txnlog")
+    log = TransactionLog(directory / f"{name}.txnlog")
     log.open()
     log.vote(Transaction("t", 0, committed), True)
     log.decide("t", True)
@@ -35,7 +35,7 @@ def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: 
         for sink in ("out", "other"):
             path = tmp_path / f"{pipeline}-{sink}-0"
             path.with_suffix(".data").write_bytes(f"{pipeline}\n".encode())
-            log = TxnLog(path.with_suffix(".txnlog"))
+            log = TransactionLog(path.with_suffix(".txnlog"))
             log.open()
             txn = f"{pipeline}-w-{sink}-id-abc.e0.f1:c_id=1"
             log.vote(Transaction(txn, 0, len(pipeline) + 1), True)
@@ -44,11 +44,11 @@ def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: 
     with pytest.raises(ConfigError, match="several pipelines: first, second") as caught:
         list(committed_output(tmp_path, None))
     assert caught.value.next_step == (
-        "say which with --instance, one of first-other, first-out, second-other, second-out"
+        "choose one with --instance, one of first-other, first-out, second-other, second-out"
     )
     assert b"".join(committed_output(tmp_path, "second-out")) == b"second\n"
     (tmp_path / "input").write_bytes(b"second\n")
-    asked = Question([tmp_path / "input"], tmp_path)
+    asked = ComparisonRequest([tmp_path / "input"], tmp_path)
     with pytest.raises(ConfigError, match="several pipelines"):
         asked.check()
     replace(asked, instance="second-out").check()

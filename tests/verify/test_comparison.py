@@ -12,11 +12,11 @@ import pytest
 from procession.commit.round_record import ROUNDS_KEPT
 from procession.connectors.epochs_sink import file_name
 from procession.errors import ConfigError
-from procession.sdk.transaction_log import TRANSACTIONS_KEPT, Transaction, TxnLog
+from procession.sdk.transaction_log import TRANSACTIONS_KEPT, Transaction, TransactionLog
 from procession.verify.committed import committed_output
-from procession.verify.comparison import Question, judge, run_verify, verify
-from procession.verify.live_check import Watch
-from procession.verify.order import Order
+from procession.verify.comparison import ComparisonRequest, judge, run_verify, verify
+from procession.verify.live_check import LiveCheck
+from procession.verify.order import PromisedOrder
 from procession.verify.verifier import Outcome
 
 GOOD = b"".join(b"record-%d\n" % number for number in range(100))
@@ -38,7 +38,7 @@ def sink(tmp_path: Path) -> Path:
 
 def write(sink: Path, data: bytes, transactions: list[tuple[int, int, bool]], instance: str = "app-0") -> None:
     (sink / f"{instance}.data").write_bytes(data)
-    log = TxnLog(sink / f"{instance}.txnlog")
+    log = TransactionLog(sink / f"{instance}.txnlog")
     log.open()
     for number, (start, end, commit) in enumerate(transactions):
         log.vote(Transaction(f"t{number}:c_id={number}", start, end), True)
@@ -50,7 +50,7 @@ def test_committed_output_that_equals_the_input_is_clean(
     source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(sink, GOOD, [(0, 500, True), (500, len(GOOD), True)])
-    assert run_verify(Question([source], sink)) == 0
+    assert run_verify(ComparisonRequest([source], sink)) == 0
     assert (
         capsys.readouterr().out
         == "app-0: 100 records: 0 lost, 0 doubled, 0 out of order\nshown: effectively-once\nverdict: clean\n"
@@ -65,14 +65,14 @@ def test_what_the_connections_of_a_sink_have_written_is_one_output_if_the_order_
     for number in (0, 2, 10):
         own = b"".join(line for line in lines if {0: b"01", 2: b"2345", 10: b"6789"}[number].find(line[-2:-1]) >= 0)
         write(sink, own + b"more", [(0, len(own), True)], f"app-out-{number}")
-    keyed = Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:])
+    keyed = ComparisonRequest([source], sink, order=PromisedOrder.KEY, key_of=lambda line: line[-1:])
     assert run_verify(keyed) == 0
     assert capsys.readouterr().out.startswith("app-out, 3 connections: 100 records: 0 lost, 0 doubled, 0 out of order")
     assert run_verify(replace(keyed, instance="app-out"), as_json=True) == 0
     (told,) = json.loads(capsys.readouterr().out)["outputs"]
     assert (told["instance"], told["connections"], told["uncommitted_bytes"]) == ("app-out", 3, 12)
     assert run_verify(replace(keyed, instance="app-out-2")) == 1, "one connection alone has not everything"
-    assert run_verify(Question([source], sink)) == 1, "a total order is promised to one output only"
+    assert run_verify(ComparisonRequest([source], sink)) == 1, "a total order is promised to one output only"
     printed = b"".join(committed_output(sink, "app-out"))
     assert [line[-1:] for line in printed.splitlines()[-3:]] == [b"7", b"8", b"9"]
 
@@ -82,13 +82,13 @@ def test_a_key_in_two_outputs_of_a_sink_is_out_of_order(source: Path, sink: Path
     for number in range(2):
         own = b"".join(line for place, line in enumerate(lines) if place // 10 % 2 == number)
         write(sink, own, [(0, len(own), True)], f"app-out-{number}")
-    report = judge(Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:]))
+    report = judge(ComparisonRequest([source], sink, order=PromisedOrder.KEY, key_of=lambda line: line[-1:]))
     assert (report.outputs[0].verdict.disordered, report.outputs[0].verdict.lost) == (40, 0)
 
 
 def test_a_watch_finds_the_connections_of_a_sink_as_they_appear(source: Path, sink: Path) -> None:
     lines = GOOD.splitlines(keepends=True)
-    watch = Watch(Question([source], sink, order=Order.KEY, key_of=lambda line: line[-1:]))
+    watch = LiveCheck(ComparisonRequest([source], sink, order=PromisedOrder.KEY, key_of=lambda line: line[-1:]))
     shares = [b"".join(line for line in lines if (line[-2:-1] < b"5") == is_low) for is_low in (True, False)]
     for number, own in enumerate(shares):
         write(sink, own, [(0, len(own), True)], f"app-out-{number}")
@@ -122,7 +122,7 @@ def test_committed_bytes_that_the_data_file_lacks_are_damage(source: Path, sink:
     write(sink, GOOD[:-10], [(0, len(GOOD), True)])
     report = verify([source], sink)
     assert not report.is_clean
-    assert "committed output is gone" in report.text()
+    assert "committed output is missing" in report.text()
     (sink / "app-0.data").unlink()
     assert verify([source], sink).outcome is Outcome.VIOLATED
 
@@ -139,7 +139,7 @@ def test_nothing_committed_is_unknown_and_never_status_0(
     source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(sink, GOOD, [])
-    assert run_verify(Question([source], sink)) == 1
+    assert run_verify(ComparisonRequest([source], sink)) == 1
     out = capsys.readouterr().out
     assert "Nothing is committed" in out
     assert out.endswith("verdict: unknown\n")
@@ -150,7 +150,7 @@ def test_json_has_the_counts_and_the_first_offenders(
 ) -> None:
     damaged = GOOD.replace(b"record-7\n", b"record-8\n", 1)
     write(sink, damaged, [(0, len(damaged), True)])
-    assert run_verify(Question([source], sink), as_json=True) == 1
+    assert run_verify(ComparisonRequest([source], sink), as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["outcome"], told["records"], told["lost"], told["doubled"]) == ("violated", 100, 1, 1)
     assert told["outputs"][0]["first"]["lost"] == {"where": "input", "number": 7, "record": "'record-7'"}
@@ -195,7 +195,7 @@ def test_an_unreadable_input_is_one_sentence(sink: Path, tmp_path: Path) -> None
 def write_epochs(sink: Path, data: bytes, ends: list[int], instance: str = "app-0") -> Path:
     directory = sink / f"{instance}.epochs"
     directory.mkdir()
-    log = TxnLog(sink / f"{instance}.txnlog")
+    log = TransactionLog(sink / f"{instance}.txnlog")
     log.open()
     for number, (start, end) in enumerate(pairwise([0, *ends])):
         transaction = Transaction(f"t{number}:c_id={number}", start, end)
@@ -210,7 +210,7 @@ def test_a_directory_of_epochs_is_verified_and_printed_like_a_file(source: Path,
     write_epochs(sink, GOOD, [300, 300, 777, len(GOOD)])
     assert verify([source], sink).is_clean
     assert b"".join(committed_output(sink, None)) == GOOD
-    watch = Watch(Question([source], sink))
+    watch = LiveCheck(ComparisonRequest([source], sink))
     assert [output.verdict.committed for output in watch.look().outputs] == [100]
     watch.close()
 
@@ -243,7 +243,7 @@ def test_what_was_printed_is_not_there_to_be_verified(source: Path, sink: Path) 
 
 def test_a_log_that_was_compacted_is_verified_as_before(source: Path, sink: Path) -> None:
     (sink / "app-0.data").write_bytes(GOOD)
-    log = TxnLog(sink / "app-0.txnlog", entries_max=8, transactions_kept=2)
+    log = TransactionLog(sink / "app-0.txnlog", entries_max=8, transactions_kept=2)
     log.open()
     for number, (start, end) in enumerate(pairwise(range(0, len(GOOD) + 1, 10))):
         log.vote(Transaction(f"t{number}:c_id={number}", start, end), True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from procession.commit.round_record import Part, Round
-from procession.commit.transaction_id import Transaction
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.transaction_id import TransactionId
 from procession.verify.decided import Decisions, Undecided
 from procession.verify.verdict import Outcome, Verdict
 
@@ -11,11 +11,11 @@ CLEAN = Verdict(Outcome.CLEAN, 3, 3)
 
 
 def txn(epoch: int, fence: int = 1, checkpoint: str = "abc") -> str:
-    return str(Transaction(epoch, fence, epoch + 1, checkpoint, "app", "out"))
+    return str(TransactionId(epoch, fence, epoch + 1, checkpoint, "app", "out"))
 
 
-def record(epoch: int, name: str, start: int, end: int) -> Round:
-    return Round(epoch, 1, "f", 0, 0, {"out": Part(name, start, end)})
+def record(epoch: int, name: str, start: int, end: int) -> RoundRecord:
+    return RoundRecord(epoch, 1, "f", 0, 0, {"out": SinkShare(name, start, end)})
 
 
 DECISIONS = Decisions("abc", 2, {epoch: record(epoch, txn(epoch), 10 * epoch, 10 * epoch + 10) for epoch in (0, 1, 2)})

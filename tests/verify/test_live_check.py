@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import Part, Round
-from procession.commit.transaction_id import Transaction as Name
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.transaction_id import TransactionId as Name
 from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
 from procession.sdk.ack_log import AckLog
-from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.verify import live_check as watching
-from procession.verify.comparison import Question, judge
-from procession.verify.live_check import Watch
+from procession.verify.comparison import ComparisonRequest, judge
+from procession.verify.live_check import LiveCheck
 from procession.verify.verdict import Outcome
 
 RECORDS = [b"record-%d\n" % number for number in range(100)]
@@ -33,32 +33,32 @@ class Run:
         self.output = directory / "output"
         self.output.mkdir()
         self.checkpoint = Checkpoint.claim(directory / "checkpoint", name="app", fingerprint="f")
-        self.log = TxnLog(self.output / "app-0.txnlog")
+        self.log = TransactionLog(self.output / "app-0.txnlog")
         self.log.open()
         self.end = 0
         self.epoch = -1
-        self.question = Question([self.input], self.output, checkpoint=directory / "checkpoint")
+        self.question = ComparisonRequest([self.input], self.output, checkpoint=directory / "checkpoint")
 
     def name(self, epoch: int, attempt: int = 1) -> str:
         return str(Name(epoch, self.checkpoint.fence, attempt, self.checkpoint.id, "app", "out"))
 
-    def vote(self, records: list[bytes]) -> Part:
+    def vote(self, records: list[bytes]) -> SinkShare:
         data = b"".join(records)
         descriptor = os.open(self.output / "app-0.data", os.O_RDWR | os.O_CREAT)
         os.pwrite(descriptor, data, self.end)
         os.close(descriptor)
         self.epoch += 1
-        part = Part(self.name(self.epoch), self.end, self.end + len(data))
+        part = SinkShare(self.name(self.epoch), self.end, self.end + len(data))
         self.log.vote(Transaction(*vars(part).values()), True)
         return part
 
-    def decide(self, part: Part) -> None:
-        self.checkpoint.rounds.write(Round(self.epoch, self.checkpoint.fence, "f", 0, 0, {"out": part}))
+    def decide(self, part: SinkShare) -> None:
+        self.checkpoint.rounds.write(RoundRecord(self.epoch, self.checkpoint.fence, "f", 0, 0, {"out": part}))
         for part_of_log in ("offsets", "commits"):
             (self.checkpoint.directory / part_of_log).mkdir(exist_ok=True)
             (self.checkpoint.directory / part_of_log / str(self.epoch)).write_text("v1\n{}\n{}")
 
-    def show(self, part: Part) -> None:
+    def show(self, part: SinkShare) -> None:
         self.log.decide(part.txn, True)
         self.end = part.end
 
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_run_is_unknown_at_first_then_clean_as_it_grows(run: Run) -> None:
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     assert watch.look().outcome is Outcome.UNKNOWN
     for number in range(10):
         run.do_epoch(RECORDS[10 * number : 10 * number + 10])
@@ -89,7 +89,7 @@ def test_a_run_is_unknown_at_first_then_clean_as_it_grows(run: Run) -> None:
 
 def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.do_epoch(RECORDS[:50])
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     assert watch.look().is_clean
     read: list[int] = []
     monkeypatch.setattr(watching.os, "pread", lambda *_: read.append(1) or b"")
@@ -98,7 +98,7 @@ def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_voted_and_not_decided_does_not_exist_yet(run: Run) -> None:
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     part = run.vote(RECORDS[10:20])
     assert watch.look().outputs[0].verdict.committed == 10
@@ -109,7 +109,7 @@ def test_what_is_voted_and_not_decided_does_not_exist_yet(run: Run) -> None:
 
 
 def test_visible_before_the_decision_is_a_violation_even_if_the_bytes_are_right(run: Run) -> None:
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     part = run.vote(RECORDS[10:20])
     run.show(part)
@@ -125,7 +125,7 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
     part = run.vote(RECORDS)
     run.decide(replace(part, txn=run.name(run.epoch, attempt=2)))
     run.show(part)
-    assert Watch(run.question).look().outputs[0].verdict.uncommitted == part.end
+    assert LiveCheck(run.question).look().outputs[0].verdict.uncommitted == part.end
     report = judge(run.question)
     assert report.outcome is Outcome.VIOLATED
     assert "first uncommitted: record 0 of the transaction log" in report.text()
@@ -136,7 +136,7 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
     [(RECORDS[11:20], "lost"), (RECORDS[9:19], "doubled"), ([b"stranger\n"], "corrupt")],
 )
 def test_damage_is_seen_at_the_next_look_and_called_by_its_name(run: Run, records: list[bytes], kind: str) -> None:
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     assert watch.look().is_clean
     run.do_epoch(records)
@@ -147,7 +147,7 @@ def test_damage_is_seen_at_the_next_look_and_called_by_its_name(run: Run, record
 
 
 def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path) -> None:
-    watch = Watch(run.question)
+    watch = LiveCheck(run.question)
     for number in range(5):
         run.do_epoch(RECORDS[10 * number : 10 * number + 10])
     assert watch.look().is_clean
@@ -167,17 +167,17 @@ def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
     run.do_epoch(RECORDS[:10])
     run.do_epoch(RECORDS[15:20])
     question = replace(run.question, acks=[tmp_path / "acks"])
-    for report in (judge(question), Watch(question).look()):
+    for report in (judge(question), LiveCheck(question).look()):
         verdict = report.outputs[0].verdict
         assert verdict.acknowledged_lost == 3
         assert "3 acknowledged but lost" in report.text()
-    assert Watch(question).look().outputs[0].verdict.lost == 5
+    assert LiveCheck(question).look().outputs[0].verdict.lost == 5
     assert judge(question).outputs[0].verdict.lost == 85
 
 
 def test_a_directory_that_is_no_checkpoint_is_one_sentence(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the checkpoint of a pipeline"):
-        Watch(replace(run.question, checkpoint=tmp_path / "output"))
+        LiveCheck(replace(run.question, checkpoint=tmp_path / "output"))
 
 
 def test_if_no_record_is_left_to_name_what_is_visible_the_decision_is_unknown(run: Run) -> None:

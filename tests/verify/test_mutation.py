@@ -16,11 +16,11 @@ import pytest
 
 from procession.verify import matching
 from procession.verify.lines import Chunks
-from procession.verify.order import Order, key_field
+from procession.verify.order import PromisedOrder, key_field
 from procession.verify.prefix import PrefixCheck
-from procession.verify.spill import disk_shelves
+from procession.verify.spill import disk_buckets
 from procession.verify.verdict import Outcome, Verdict
-from procession.verify.verifier import Bounds, compare
+from procession.verify.verifier import MemoryBounds, compare
 
 KEYS = "ABCDEFGHIJ"
 PRODUCERS, EACH = 4, 250
@@ -49,12 +49,12 @@ class Damage:
     mutate: Mutation
     kinds: frozenset[str]
     """What it must be called."""
-    levels: frozenset[Order] = frozenset(Order)
+    levels: frozenset[PromisedOrder] = frozenset(PromisedOrder)
     """Where it is a damage at all."""
 
 
-def damage(mutate: Mutation, *kinds: str, levels: set[Order] | None = None) -> Damage:
-    return Damage(mutate, frozenset(kinds), frozenset(Order if levels is None else levels))
+def damage(mutate: Mutation, *kinds: str, levels: set[PromisedOrder] | None = None) -> Damage:
+    return Damage(mutate, frozenset(kinds), frozenset(PromisedOrder if levels is None else levels))
 
 
 def without(start: int, end: int) -> Mutation:
@@ -96,7 +96,7 @@ def of_different_keys(lines: list[bytes]) -> list[bytes]:
     return lines
 
 
-ORDERED = {Order.TOTAL, Order.KEY, Order.STREAM}
+ORDERED = {PromisedOrder.TOTAL, PromisedOrder.KEY, PromisedOrder.STREAM}
 DAMAGES = {
     "the first record is lost": damage(without(0, 1), "lost"),
     "a record in the middle is lost": damage(without(500, 501), "lost"),
@@ -126,7 +126,7 @@ DAMAGES = {
         moved(lambda line: line.startswith(b"C producer 1"), 9), "disordered", levels=ORDERED
     ),
     "two keys of a producer changed places": damage(
-        of_different_keys, "disordered", levels={Order.TOTAL, Order.STREAM}
+        of_different_keys, "disordered", levels={PromisedOrder.TOTAL, PromisedOrder.STREAM}
     ),
     "two producers changed places": damage(of_different_producers, levels=set()),
     "all is backwards": damage(lambda lines: lines[::-1], "disordered", levels=ORDERED),
@@ -142,16 +142,18 @@ def chunked(lines: list[bytes]) -> Chunks:
     return chunks
 
 
-def judged(lines: list[bytes], order: Order, *, records_max: int = 2_000_000, is_complete: bool = True) -> Verdict:
-    with disk_shelves() as shelves:
+def judged(
+    lines: list[bytes], order: PromisedOrder, *, records_max: int = 2_000_000, is_complete: bool = True
+) -> Verdict:
+    with disk_buckets() as new_buckets:
         return compare(
             [chunked(lines) for lines in INPUTS],
             chunked(lines),
             order=order,
             key_of=KEY_OF,
             is_complete=is_complete,
-            bounds=Bounds(records_max),
-            shelves=shelves,
+            bounds=MemoryBounds(records_max),
+            new_buckets=new_buckets,
         )
 
 
@@ -160,17 +162,17 @@ def found(verdict: Verdict) -> set[str]:
 
 
 @pytest.mark.parametrize("records_max", [2_000_000, 100])
-@pytest.mark.parametrize("order", list(Order))
-def test_the_good_output_is_clean_at_every_level(order: Order, records_max: int) -> None:
+@pytest.mark.parametrize("order", list(PromisedOrder))
+def test_the_good_output_is_clean_at_every_level(order: PromisedOrder, records_max: int) -> None:
     verdict = judged(GOOD, order, records_max=records_max)
     assert (verdict.outcome, verdict.records, verdict.committed) == (Outcome.CLEAN, 1000, 1000)
     assert verdict.semantics == "effectively-once"
 
 
 @pytest.mark.parametrize("records_max", [2_000_000, 100], ids=["in memory", "on disk"])
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(PromisedOrder))
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_planted_damage_is_found_and_called_by_its_name(name: str, order: Order, records_max: int) -> None:
+def test_a_planted_damage_is_found_and_called_by_its_name(name: str, order: PromisedOrder, records_max: int) -> None:
     planted = DAMAGES[name]
     verdict = judged(planted.mutate(GOOD), order, records_max=records_max)
     if order in planted.levels:
@@ -183,9 +185,9 @@ def test_a_planted_damage_is_found_and_called_by_its_name(name: str, order: Orde
         assert verdict.outcome is Outcome.CLEAN
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(PromisedOrder))
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: Order) -> None:
+def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: PromisedOrder) -> None:
     planted = DAMAGES[name]
     data = [b"".join(line + b"\n" for line in lines) for lines in INPUTS]
     check = PrefixCheck(
@@ -196,7 +198,7 @@ def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: Or
     assert not check.doubt
     # What is only missing may still come; without order that is so of anything missing.
     is_waiting = name in ("the last record is lost", "the end is lost") or (
-        order is Order.NONE and planted.kinds == {"lost"}
+        order is PromisedOrder.NONE and planted.kinds == {"lost"}
     )
     assert (check.difference is not None) == (order in planted.levels and not is_waiting)
     whole = judged(planted.mutate(GOOD), order, is_complete=False)
@@ -205,15 +207,15 @@ def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: Or
 
 def test_no_damage_goes_unfound_wherever_it_is_planted() -> None:
     for at in range(0, 1000, 37):
-        assert found(judged(without(at, at + 1)(GOOD), Order.TOTAL)) == {"lost"}
-        assert found(judged(again(at, at + 1, at)(GOOD), Order.TOTAL)) == {"doubled"}
-        assert found(judged(replaced(at, b"x")(GOOD), Order.TOTAL)) == {"lost", "corrupt"}
+        assert found(judged(without(at, at + 1)(GOOD), PromisedOrder.TOTAL)) == {"lost"}
+        assert found(judged(again(at, at + 1, at)(GOOD), PromisedOrder.TOTAL)) == {"doubled"}
+        assert found(judged(replaced(at, b"x")(GOOD), PromisedOrder.TOTAL)) == {"lost", "corrupt"}
 
 
-def test_the_shelves_are_gone_when_the_work_is(tmp_path: Path) -> None:
-    with disk_shelves(tmp_path) as shelves:
+def test_the_buckets_are_gone_when_the_work_is(tmp_path: Path) -> None:
+    with disk_buckets(tmp_path) as new_buckets:
         judged_on_disk = compare(
-            [chunked(lines) for lines in INPUTS], chunked(GOOD), bounds=Bounds(100), shelves=shelves
+            [chunked(lines) for lines in INPUTS], chunked(GOOD), bounds=MemoryBounds(100), new_buckets=new_buckets
         )
         assert list(tmp_path.rglob("*"))
     assert judged_on_disk.is_clean
@@ -232,9 +234,9 @@ def test_what_is_held_does_not_grow_with_the_number_of_records(tmp_path: Path, m
 
     def peak(records: int) -> int:
         tracemalloc.start()
-        with disk_shelves(tmp_path) as shelves:
+        with disk_buckets(tmp_path) as new_buckets:
             verdict = compare(
-                [stream(records, -1)], stream(records, records // 2), bounds=Bounds(4000), shelves=shelves
+                [stream(records, -1)], stream(records, records // 2), bounds=MemoryBounds(4000), new_buckets=new_buckets
             )
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()

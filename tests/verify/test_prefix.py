@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.verify.order import Order, key_field
+from procession.verify.order import PromisedOrder, key_field
 from procession.verify.prefix import PrefixCheck
 
 GOOD = b"".join(b"%c record-%d\n" % (65 + number % 3, number) for number in range(30))
@@ -25,15 +25,15 @@ class Inputs:
         return piece
 
 
-def check_of(inputs: Inputs, order: Order = Order.TOTAL, ahead_records_max: int = 1000) -> PrefixCheck:
+def check_of(inputs: Inputs, order: PromisedOrder = PromisedOrder.TOTAL, ahead_records_max: int = 1000) -> PrefixCheck:
     return PrefixCheck(
         len(inputs.data), inputs.read, order=order, key_of=key_field(1), ahead_records_max=ahead_records_max
     )
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(PromisedOrder))
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
-def test_a_prefix_is_right_however_it_comes_and_no_byte_of_it_is_read_twice(size: int, order: Order) -> None:
+def test_a_prefix_is_right_however_it_comes_and_no_byte_of_it_is_read_twice(size: int, order: PromisedOrder) -> None:
     inputs = Inputs(GOOD)
     check = check_of(inputs, order)
     for start in range(0, len(GOOD), size):
@@ -76,13 +76,16 @@ def test_half_a_record_waits_for_its_rest() -> None:
 
 
 def test_a_last_line_without_newline_is_a_record_of_any_input() -> None:
-    check = check_of(Inputs(b"a0\na1", b"b0\nb1"), Order.STREAM)
+    check = check_of(Inputs(b"a0\na1", b"b0\nb1"), PromisedOrder.STREAM)
     check.take(b"b0\nb1\na0\na1\n")
     assert (check.records, check.difference) == (4, None)
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from([Order.TOTAL, Order.STREAM, Order.KEY, Order.NONE]))
-def test_inputs_may_interleave_in_any_way(chance: object, order: Order) -> None:
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from([PromisedOrder.TOTAL, PromisedOrder.STREAM, PromisedOrder.KEY, PromisedOrder.NONE]),
+)
+def test_inputs_may_interleave_in_any_way(chance: object, order: PromisedOrder) -> None:
     streams = [[b"%c %d-%d" % (65 + number % 3, side, number) for number in range(20)] for side in range(3)]
     check = check_of(Inputs(*(b"\n".join(lines) + b"\n" for lines in streams)), order)
     sides = [side for side in range(3) for _ in range(20)]
@@ -96,24 +99,24 @@ def test_inputs_may_interleave_in_any_way(chance: object, order: Order) -> None:
 def test_keys_may_overtake_each_other_but_not_themselves() -> None:
     lines = GOOD.splitlines(keepends=True)
     by_key = b"".join(sorted(lines, key=lambda line: line[:1]))
-    check = check_of(Inputs(GOOD), Order.KEY)
+    check = check_of(Inputs(GOOD), PromisedOrder.KEY)
     check.take(by_key)
     assert (check.records, check.difference) == (30, None)
-    check = check_of(Inputs(GOOD), Order.KEY)
+    check = check_of(Inputs(GOOD), PromisedOrder.KEY)
     check.take(lines[3] + lines[0])
     assert check.difference == 0
 
 
 def test_a_key_that_is_too_far_behind_ends_the_check_with_a_reason() -> None:
     data = b"A 1\n" * 1 + b"".join(b"B %d\n" % number for number in range(100)) + b"C 1\n"
-    check = check_of(Inputs(data), Order.KEY, ahead_records_max=50)
+    check = check_of(Inputs(data), PromisedOrder.KEY, ahead_records_max=50)
     check.take(b"C 1\n")
     assert check.difference is None
     assert "50 records" in check.doubt
 
 
 def test_equal_lines_of_two_inputs_leave_doubt_not_blame() -> None:
-    check = check_of(Inputs(b"x\ny\n", b"x\nz\n"), Order.STREAM)
+    check = check_of(Inputs(b"x\ny\n", b"x\nz\n"), PromisedOrder.STREAM)
     check.take(b"x\nz\n")
     assert check.difference is None
     assert "more than once" in check.doubt

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from procession.verify.semantics import ALLOWED, CASES, Case, Semantics, case_lines, is_within, shown_by
+from procession.verify.semantics import ALLOWED, CASES, Semantics, SemanticsCase, case_lines, is_within, shown_by
 from procession.verify.verifier import Chunks, compare
 
 
@@ -23,7 +23,7 @@ def judge(expected: Sequence[str], committed: Sequence[str]) -> Semantics | None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.semantics))
-def test_the_verifier_calls_each_of_the_papers_cases_by_its_name(case: Case) -> None:
+def test_the_verifier_calls_each_of_the_papers_cases_by_its_name(case: SemanticsCase) -> None:
     assert judge(CASES[-1].committed, case.committed) is case.semantics
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from procession.chaos.cluster_view import Cluster
 from procession.chaos.harness import Harness, Load
-from procession.chaos.history import Failure, History
+from procession.chaos.history import History, RunFailure
 from procession.chaos.html_report import page
-from procession.chaos.scenario import Run
+from procession.chaos.scenario import ScenarioRun
 from procession.chaos.screen import Screen
 from procession.verify.verdict import Outcome
 from tests.chaos.fake_cluster import FakeCluster
 
 LOAD = Load(rate=10.0, seconds=1.0)
-QUIET = Run("quiet", ())
+QUIET = ScenarioRun("quiet", ())
 AGAIN = "and all of them again at the end"
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
 
 
 def test_a_harness_that_fails_itself_says_so_with_its_trace_and_judges_nothing(fake: FakeCluster) -> None:
-    def broken() -> Iterator[Run]:
+    def broken() -> Iterator[ScenarioRun]:
         yield QUIET
         raise KeyError("nowhere")
 
@@ -96,7 +96,7 @@ def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.
     for chronicle, told in (
         (History(0), "verdict nothing to judge yet"),
         (History(0, committed=1), "verdict clean so far"),
-        (History(0, committed=1, failures=[Failure("death", "it ended", "")]), "verdict violated"),
+        (History(0, committed=1, failures=[RunFailure("death", "it ended", "")]), "verdict violated"),
     ):
         Screen().show(chronicle)
         assert told in capsys.readouterr().err

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.verify import lines, order
-from procession.verify.order import Order
-from procession.verify.verifier import Bounds, Chunks, Outcome, Verdict, compare
+from procession.verify.order import PromisedOrder
+from procession.verify.verifier import Chunks, MemoryBounds, Outcome, Verdict, compare
 
 
 def chunked(data: bytes, size: int = 7) -> Chunks:
@@ -215,7 +215,7 @@ def test_in_bounded_memory_the_counts_are_the_same_and_disorder_is_never_too_sma
 ) -> None:
     inputs, output = [chunked(text(range(size)))], chunked(text(actual))
     exact = compare(inputs, output)
-    bounded = compare(inputs, output, bounds=Bounds(bound))
+    bounded = compare(inputs, output, bounds=MemoryBounds(bound))
     if bounded.why:  # so many equal lines do not fit
         assert max(actual.count(record) for record in actual) * 2 > bound or bounded.why == exact.why
         return
@@ -237,13 +237,13 @@ def test_in_bounded_memory_the_counts_are_the_same_and_disorder_is_never_too_sma
 def test_one_record_that_moved_far_is_one_disorder_in_bounded_memory_too(moved_to: int) -> None:
     records = list(range(1000))
     records.insert(moved_to, records.pop(999 - moved_to))
-    verdict = compare([chunked(text(range(1000)))], chunked(text(records)), bounds=Bounds(100))
+    verdict = compare([chunked(text(range(1000)))], chunked(text(records)), bounds=MemoryBounds(100))
     assert (verdict.disordered, verdict.is_disorder_bounded) == (1, True)
     assert "at most 1 out of order" in verdict.sentence()
 
 
 def test_lines_that_are_all_equal_cannot_be_judged_in_bounded_memory() -> None:
-    verdict = compare([chunked(b"same\n" * 1000)], chunked(b"same\n" * 999), bounds=Bounds(100))
+    verdict = compare([chunked(b"same\n" * 1000)], chunked(b"same\n" * 999), bounds=MemoryBounds(100))
     assert verdict.outcome is Outcome.UNKNOWN
     assert "equal" in verdict.why
 
@@ -251,14 +251,14 @@ def test_lines_that_are_all_equal_cannot_be_judged_in_bounded_memory() -> None:
 def test_more_keys_than_memory_was_meant_for_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "GROUPS_MAX", 5)
     lines = text(range(12))
-    verdict = compare([chunked(lines)], chunked(lines[10:]), order=Order.KEY, key_of=lambda line: line)
+    verdict = compare([chunked(lines)], chunked(lines[10:]), order=PromisedOrder.KEY, key_of=lambda line: line)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "keys" in verdict.why
 
 
 def test_order_by_key_needs_a_key() -> None:
     with pytest.raises(ValueError, match="key"):
-        compare([chunked(b"a\n")], chunked(b"a\n"), order=Order.KEY)
+        compare([chunked(b"a\n")], chunked(b"a\n"), order=PromisedOrder.KEY)
 
 
 @pytest.mark.parametrize("last", [None, *GOOD])
@@ -288,7 +288,7 @@ def test_while_a_run_goes_on_its_beginning_is_clean_and_a_gap_in_it_is_not(end: 
     if end > 1:
         verdict = compare([chunked(text(GOOD))], chunked(text(so_far[1:])), is_complete=False)
         assert (verdict.outcome, counts(verdict)) == (Outcome.VIOLATED, (1, 0, 0, 0))
-        verdict = compare([chunked(text(GOOD))], chunked(text(so_far[1:])), is_complete=False, order=Order.NONE)
+        verdict = compare([chunked(text(GOOD))], chunked(text(so_far[1:])), is_complete=False, order=PromisedOrder.NONE)
         assert verdict.is_clean
 
 

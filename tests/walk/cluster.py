@@ -1,6 +1,6 @@
 """A pipeline of real processes for tests: a gateway, file sinks, a Spark driver, and sources that come and go.
 
-The one rule: nothing is waited for by the clock alone; every wait has a condition, a deadline, and words for when it
+Invariant: nothing is waited for by the clock alone; every wait has a condition, a deadline, and words for when it
 is missed. While nobody waits with `until`, nothing that has died is started again: so a test can look at what a crash
 has left before the recovery begins.
 """
@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from procession import faults
-from procession.commit.round_record import Rounds
+from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
 from procession.driver.app_file import load_app
 from procession.gateway.control_client import ControlClient
 from procession.sdk.transaction_log import committed_ranges, uncommitted
 from procession.storage.driver_claim import CURRENT
 from procession.supervisor import cleanup
-from procession.supervisor.local_pipeline import COMMAND, DRIVER, Local
+from procession.supervisor.local_pipeline import COMMAND, DRIVER, LocalPipeline
 from procession.supervisor.part import Part
 from procession.supervisor.restart_policy import RestartPolicy
 from procession.supervisor.settings import Settings
@@ -51,7 +51,7 @@ class Cluster:
         self.supervisor = Supervisor(directory / "logs", POLICY, self.said.append)
         env = {faults.FILE_VARIABLE: str(self.fault)}
         parts = ["gateway", DRIVER, *(f"sink-{number}" for number in range(len(self.graph.sinks)))]
-        self.local = Local(
+        self.local = LocalPipeline(
             self.supervisor, self.app, self.graph, directory, directory, settings, env=dict.fromkeys(parts, env)
         )
 
@@ -125,8 +125,8 @@ class Cluster:
     def log(self, fence: int | None = None) -> SparkLog:
         return SparkLog(self._copy(fence))
 
-    def rounds(self, fence: int | None = None) -> Rounds:
-        return Rounds(self._copy(fence) / "rounds")
+    def rounds(self, fence: int | None = None) -> RoundRecords:
+        return RoundRecords(self._copy(fence) / "rounds")
 
     def _copy(self, fence: int | None) -> Path:
         return self.directory / "checkpoint" / f"{self.fence if fence is None else fence:010d}"

@@ -76,7 +76,7 @@ WORDS = {
     "an input named twice": (["run", "app.py", "--input", "input.txt", "--input", "./input.txt"], "is named twice"),
     "a source's input that is not there": (["source", "file", "nowhere"], "Cannot read nowhere: there is no such"),
     "a cookie file that is not there": (["run", "app.py", "--cookie-file", "c"], "cannot be read: No such file"),
-    "an epoch of no records": (["run", "app.py", "--epoch-records-max", "0"], "'epoch_records_max' is not right"),
+    "an epoch of no records": (["run", "app.py", "--epoch-records-max", "0"], "'epoch_records_max' is invalid"),
     "a sink's address that is none": (["sink", "file", "out", "--listen", "here"], "'here' is not an address."),
     "a control address that is none": (["run", "app.py", "--control", "7101"], "'7101' is not an address."),
     "an address of another machine": (

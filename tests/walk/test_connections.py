@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from procession.sdk.transaction_log import uncommitted
-from procession.supervisor.local_pipeline import DRIVER, Local
+from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
 from procession.supervisor.settings import Settings
-from procession.verify.comparison import Question, judge
-from procession.verify.order import Order
+from procession.verify.comparison import ComparisonRequest, judge
+from procession.verify.order import PromisedOrder
 from procession.verify.sink_outputs import written_in
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, committed, stopped
 
 APP = """
@@ -42,7 +43,7 @@ RECORDS = 600
 APART = "keyed.1"
 
 
-class Apart(Local):
+class Apart(LocalPipeline):
     """A pipeline, one of whose sinks has a process of its own for its second connection."""
 
     @property
@@ -92,11 +93,13 @@ def test_each_key_is_in_one_output_in_order_and_the_round_has_a_part_for_each(cl
     assert all(ends)
     out = cluster.directory / "out"
     assert [output.name for output in written_in(out)] == ["shares-narrow", "shares-twin"]
-    question = Question(cluster.inputs, out, "shares-narrow", Order.KEY, key_of=lambda line: line[-1:])
+    question = ComparisonRequest(cluster.inputs, out, "shares-narrow", PromisedOrder.KEY, key_of=lambda line: line[-1:])
     assert judge(question).is_clean
 
 
-@pytest.mark.parametrize("point", ["sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit"])
+@pytest.mark.parametrize(
+    "point", [slow("sink:before-vote"), "sink:after-vote-before-reply", slow("sink:before-commit")]
+)
 def test_a_sink_that_dies_with_some_of_the_connections_comes_back_and_all_commit_together(
     cluster: Cluster, point: str
 ) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from procession.address import SocketFile, connected_file, parse_endpoint
-from procession.commit.transaction_id import Transaction
+from procession.commit.transaction_id import TransactionId
 from procession.storage.journal import read_journal
 from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, read_json, stopped, wait_for
 
 APP = '''
@@ -93,7 +94,16 @@ DRIVER_POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", DRIVER_POINTS)
+OFTEN = (
+    "driver:after-offsets",
+    "driver:between-votes",
+    "driver:after-record",
+    "driver:between-phase2",
+    "driver:before-ack",
+)
+
+
+@pytest.mark.parametrize("point", [point if point in OFTEN else slow(point) for point in DRIVER_POINTS])
 def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_successor_completes_it(
     cluster: Cluster, point: str
 ) -> None:
@@ -263,7 +273,7 @@ def test_i3_no_transaction_id_is_used_for_two_contents_and_an_aborted_one_is_nev
         aborted: set[str] = set()
         for entry in read_journal(path):
             txn = str(entry["txn"])
-            transaction = Transaction.parse(txn)
+            transaction = TransactionId.parse(txn)
             assert transaction is not None
             assert transaction.sink == sink
             if entry["op"] == "phase1":

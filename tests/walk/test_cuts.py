@@ -42,7 +42,10 @@ found.map_batches(loud, name="louder").sink("loud", to="file:output")
 '''
 
 
-def test_i6_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tasks", "records_max"), [pytest.param(1, 100_000, marks=pytest.mark.slow), (4, 331)])
+def test_i6_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(
+    tmp_path: Path, tasks: int, records_max: int
+) -> None:
     chance = random.Random(11)
     lines = [b" ".join(b"w%d" % chance.randrange(100) for _ in range(chance.randrange(4))) for _ in range(2_000)]
     lines[500] = b"\xff\xfe"
@@ -53,14 +56,10 @@ def test_i6_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(tmp_path
     expected = sequential(app, given, lines)
     assert all(expected.values())
 
-    for tasks, records_max in ((1, 100_000), (2, 331), (4, 700)):
-        place = tmp_path / f"{tasks}-tasks"
-        place.mkdir()
-        words = ["run", app, "--input", given, "--listen", "127.0.0.1:0", "--epoch-records-max", str(records_max)]
-        done = run(*words, cwd=place, TASKS=str(tasks))
-        assert done.returncode == 0, done.stderr
-        got = {sink: committed(place / "output" / f"cuts-{sink}-0") for sink in expected}
-        assert got == expected, f"{tasks} tasks, epochs of {records_max}"
+    words = ["run", app, "--input", given, "--listen", "127.0.0.1:0", "--epoch-records-max", str(records_max)]
+    done = run(*words, cwd=tmp_path, TASKS=str(tasks))
+    assert done.returncode == 0, done.stderr
+    assert {sink: committed(tmp_path / "output" / f"cuts-{sink}-0") for sink in expected} == expected
 
 
 def sequential(app: Path, given: Path, lines: list[bytes]) -> dict[str, bytes]:

@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings
 from tests.operators.reference import Sequential, batch_of_sent
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, jvms
 
 APP = '''
@@ -115,10 +115,6 @@ LASTS_S = 160
 
 
 SLOW = pytest.mark.slow
-
-
-def slow(value: Any) -> Any:
-    return pytest.param(value, marks=SLOW)
 
 
 class World:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from procession.cli.streams_table import ask
-from procession.commit.round_record import Rounds
+from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
 from procession.exit_status import Status
 from procession.gateway.control_client import ControlClient
@@ -264,7 +264,7 @@ def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_count
     assert re.search(end, run.said), run.said
     assert committed(instance) == output
     copy = pipeline / "checkpoint" / f"{int((pipeline / 'checkpoint' / CURRENT).read_text()):010d}"
-    rounds, last = Rounds(copy / "rounds"), SparkLog(copy).committed
+    rounds, last = RoundRecords(copy / "rounds"), SparkLog(copy).committed
     record = rounds.read(last)
     assert record is not None
     assert record.counters["late"] == len(late)

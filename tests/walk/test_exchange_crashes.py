@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, jvms
 
 APP = '''
@@ -51,10 +51,6 @@ again.map(without).sink("plain", to="file:plain")
 again.sink("one", to="file:salty")
 again.sink("two", to="file:salty")
 '''
-
-
-def slow(value: Any) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 TWO_EXECUTORS = "local-cluster[2,2,1024]"

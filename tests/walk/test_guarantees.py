@@ -17,7 +17,7 @@ from procession.storage.journal import read_journal
 from procession.supervisor.local_pipeline import COMMAND, DRIVER
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings
-from procession.verify.comparison import Question, Report, judge
+from procession.verify.comparison import ComparisonReport, ComparisonRequest, judge
 from procession.verify.semantics import PROMISED, Semantics, is_within
 from tests.walk.cluster import Cluster
 
@@ -38,7 +38,7 @@ SINK = "sink-0"
 
 def crash_run(
     directory: Path, guarantee: str, points: list[str], *, idempotent: bool = False, part: str = DRIVER
-) -> Report:
+) -> ComparisonReport:
     """Send records through a pipeline of this level while this part of it is killed at each of these points."""
     with Cluster(directory, APP.format(guarantee=guarantee, idempotent=idempotent), SETTINGS) as cluster:
         assert cluster.local.start()
@@ -57,7 +57,7 @@ def crash_run(
         assert cluster.restarts(part) == len(points)
     is_decided = guarantee == Guarantee.EFFECTIVELY_ONCE and not idempotent
     checkpoint = directory / "checkpoint" if is_decided else None
-    return judge(Question(inputs, directory / "output", checkpoint=checkpoint, acks=acks))
+    return judge(ComparisonRequest(inputs, directory / "output", checkpoint=checkpoint, acks=acks))
 
 
 def test_effectively_once_is_clean(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from procession import faults
 from procession.exit_status import Status
 from procession.verify.committed import committed_output
+from tests.slow_cases import slow
 from tests.walk.cluster import wait_for
 from tests.walk.commands import living, pids, run, running
 
@@ -97,11 +98,11 @@ def test_an_empty_input_gives_its_totals(place: Path) -> None:
 
 POINTS = [
     "driver:before-record",
-    "driver:before-phase2",
-    "driver:before-ack",
-    "gateway:before-snapshot",
+    slow("driver:before-phase2"),
+    slow("driver:before-ack"),
+    slow("gateway:before-snapshot"),
     "gateway:before-ack",
-    "sink:before-vote",
+    slow("sink:before-vote"),
     "sink:before-commit",
 ]
 
@@ -137,7 +138,7 @@ def test_a_run_that_is_stopped_after_the_end_of_its_input_is_not_done_and_says_w
         wait_for((place / "ended").exists, "the epoch of the end", lambda: command.said)
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == Status.UNCLEAN, command.said
-        assert "stopped before all of the input and its end were committed" in command.said
+        assert "stopped before the whole input and its end were committed" in command.said
         for held in ("the records of the sort ", "the totals of ", "the open windows of 'wide'"):
             assert held in command.said.splitlines()[-1]
     assert outputs(place)["total"] == []

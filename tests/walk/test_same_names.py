@@ -10,6 +10,7 @@ import pytest
 
 from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster
 
 APP = """
@@ -50,7 +51,9 @@ def everything_is_there_once_and_counted(cluster: Cluster) -> None:
     assert cluster.committed("counts").decode() == "".join(counted)
 
 
-@pytest.mark.parametrize("point", ["driver:before-record", "driver:after-record", "sink:after-vote-before-reply"])
+@pytest.mark.parametrize(
+    "point", [slow("driver:before-record"), "driver:after-record", slow("sink:after-vote-before-reply")]
+)
 def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed(cluster: Cluster, point: str) -> None:
     cluster.arm(point)
     source = cluster.send(cluster.numbered(RECORDS))

@@ -59,7 +59,7 @@ def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(pl
         os.kill(jvm, signal.SIGSTOP)
         (place / "wait").unlink()
         assert command.wait() == Status.DONE, command.said
-        assert "driver ended with status 1; starting it again" in command.said
+        assert "driver ended with status 1; restarting it" in command.said
     log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
     assert "Spark's JVM did not answer for 5 s and was killed" in log
     assert output(place, "hang-output-0") == LINES
@@ -85,10 +85,11 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
     java.write_text(words.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
     done = run(*WORDS, "--jvm-timeout-s", "10", cwd=place, JAVA_HOME=str(java.parents[1]))
     assert done.returncode == Status.DONE, done.stderr
-    assert "driver ended with status 1; starting it again" in done.stderr
+    assert "driver ended with status 1; restarting it" in done.stderr
     log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
     assert "error: Spark's JVM did not answer for 10 s and was killed" in log
-    assert "Traceback" not in log
+    # PySpark's own processes may report a broken pipe when the driver that worked stops.
+    assert "Traceback" not in log.partition("ready")[0]
     assert output(place, "hang-output-0") == LINES
 
 
@@ -133,14 +134,14 @@ def test_a_cluster_that_spark_does_not_start_is_one_sentence_and_not_tried_again
     done = run(*WORDS, "--master", "local-cluster[1,1,512]", cwd=place)
     assert done.returncode == Status.ACT, done.stderr
     assert "does not start with the master local-cluster[1,1,512]: Asked to launch cluster with" in told(done.stderr)
-    assert "starting it again" not in done.stderr
+    assert "restarting it" not in done.stderr
 
 
 def test_a_master_that_is_none_is_told_before_anything_is_started(place: Path) -> None:
     for words in (("run", "app.py"), ("driver", "app.py", "--dir", "p")):
         done = run(*words, "--master", "spark:/here", cwd=place)
         assert done.returncode == Status.USAGE, done.stderr
-        assert told(done.stderr) == "'spark:/here' is not the address of a master of Spark."
+        assert told(done.stderr) == "'spark:/here' is not a valid address of a Spark master."
     assert not (place / ".procession").exists()
 
 
@@ -169,11 +170,11 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 def test_a_master_that_gives_no_executor_is_told_and_waited_for(place: Path, master: str) -> None:
     with running(*WORDS, "--master", master, cwd=place) as command:
-        wait_for(lambda: f"master {master} has given us no executor yet" in command.said, "it", lambda: command.said)
+        wait_for(lambda: f"master {master} has assigned no executor yet" in command.said, "it", lambda: command.said)
         command.process.send_signal(signal.SIGTERM)
         assert command.wait() == Status.UNCLEAN, command.said
     assert "0 of " in command.said
-    assert "stopped before all of the input" in command.said
+    assert "stopped before the whole input" in command.said
 
 
 MISTAKE = """

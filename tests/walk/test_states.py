@@ -12,11 +12,12 @@ import pytest
 
 from procession.operators.value_codec import PLAIN
 from procession.planner.keys import PLAIN_KEYS
-from procession.storage.state_store import Codec as StateCodec
-from procession.storage.state_store import States
+from procession.storage.state_store import TaskStates
+from procession.storage.state_version import StateCodec as StateCodec
 from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed
+from tests.slow_cases import slow
 from tests.walk.cluster import Cluster
 
 APP = '''
@@ -46,10 +47,6 @@ told.sink("two", to="file:two")
 '''
 SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
 RECORDS = 300
-
-
-def slow(value: Any) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def write_table(directory: Path, version: int) -> None:
@@ -93,7 +90,7 @@ def committed_states(cluster: Cluster) -> dict[str, Any]:
     version = cluster.rounds().states(cluster.log().committed)["salted"]
     found: dict[bytes, Any] = {}
     for files in version.tasks:
-        states = States(directory, files, StateCodec(PLAIN.packed, PLAIN.thawed))
+        states = TaskStates(directory, files, StateCodec(PLAIN.packed, PLAIN.thawed))
         found |= states.take([key for some in states.all_keys() for key in some])
     return {PLAIN_KEYS.decode(key): state for key, state in found.items()}
 
@@ -176,7 +173,7 @@ def test_a_changed_program_is_told_what_to_do(cluster: Cluster) -> None:
     cluster.supervisor.stop()
     current = (cluster.directory / "checkpoint" / "CURRENT").read_text()
     told = restarted(cluster.directory, APP.replace('name="salted"', 'name="spiced"'))
-    assert "states of stage 'salted', and the program keeps them for 'spiced'" in told
+    assert "states of stage 'salted', and the program has 'spiced' instead" in told
     assert "give it name='salted'" in told
     # Nothing was claimed: a driver that was at work would still be.
     assert (cluster.directory / "checkpoint" / "CURRENT").read_text() == current

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from procession.wire import columns, frame_codec, v3
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Eos, Frame, Hello, Message, Messages, Notify, NotifyAck, Ok
 
 FRAME_BYTES_MAX = 300
@@ -25,7 +25,7 @@ def compiled() -> None:
 
 def acceptor(columns_bytes_min: int, *, credits_max: int = 1000, streams: tuple[int, ...] = (7, 8)) -> Connection:
     """A gateway's end of a session that has these streams open."""
-    connection = Connection(Side.ACCEPTOR, Role.SOURCE, FRAME_BYTES_MAX, columns_bytes_min)
+    connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE, FRAME_BYTES_MAX, columns_bytes_min)
     connection.receive(v3.encode(HELLO))
     connection.send(Ok(credits_max + len(streams)))
     for stream_id in streams:
@@ -154,4 +154,4 @@ def test_messages_beyond_the_credits_are_a_violation_only_when_they_are_whole() 
 def test_few_bytes_are_taken_one_by_one() -> None:
     connection = acceptor(columns.COLUMNS_BYTES_MIN)
     assert connection.columns_bytes_min > len(v3.encode(Message(7, 1, 0, b"k", b"x" * 50))) * 8
-    assert Connection(Side.ACCEPTOR, Role.SOURCE).columns_bytes_min == columns.COLUMNS_BYTES_MIN
+    assert Connection(ConnectionSide.ACCEPTOR, Role.SOURCE).columns_bytes_min == columns.COLUMNS_BYTES_MIN

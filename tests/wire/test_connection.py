@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from procession.errors import LocalProtocolError
 from procession.wire import frame_codec, two_phase_commit, v3
 from procession.wire.connection import Connection, Violation
-from procession.wire.lifecycle import TABLES, Role, Side, State
+from procession.wire.lifecycle import TABLES, ConnectionSide, ConnectionState, Role
 from procession.wire.messages import (
     Ack,
     Eos,
@@ -49,21 +49,28 @@ class Pair:
     """Two connections joined in memory: what one sends, the other receives at once."""
 
     def __init__(self, role: Role = Role.SOURCE, *, credits_max: int = 10) -> None:
-        self.initiator = Connection(Side.INITIATOR, role)
-        self.acceptor = Connection(Side.ACCEPTOR, role)
+        self.initiator = Connection(ConnectionSide.INITIATOR, role)
+        self.acceptor = Connection(ConnectionSide.ACCEPTOR, role)
         self.credits_max = credits_max
 
-    def pass_on(self, frame: Frame, sender: Side) -> list[object]:
-        ends = {Side.INITIATOR: self.initiator, Side.ACCEPTOR: self.acceptor}
+    def pass_on(self, frame: Frame, sender: ConnectionSide) -> list[object]:
+        ends = {ConnectionSide.INITIATOR: self.initiator, ConnectionSide.ACCEPTOR: self.acceptor}
         return list(ends[sender.other].receive(ends[sender].send(frame)))
 
-    def to(self, state: State) -> Pair:
-        script: dict[State, list[tuple[Side, Frame]]] = {
-            State.CONNECTED: [],
-            State.HANDSHAKE: [(Side.INITIATOR, HELLO)],
-            State.STREAMING: [(Side.INITIATOR, HELLO), (Side.ACCEPTOR, Ok(self.credits_max))],
-            State.ERROR: [(Side.ACCEPTOR, Error("no"))],
-            State.DISCONNECTED: [(Side.INITIATOR, HELLO), (Side.ACCEPTOR, Ok(1)), (Side.ACCEPTOR, Restart())],
+    def to(self, state: ConnectionState) -> Pair:
+        script: dict[ConnectionState, list[tuple[ConnectionSide, Frame]]] = {
+            ConnectionState.CONNECTED: [],
+            ConnectionState.HANDSHAKE: [(ConnectionSide.INITIATOR, HELLO)],
+            ConnectionState.STREAMING: [
+                (ConnectionSide.INITIATOR, HELLO),
+                (ConnectionSide.ACCEPTOR, Ok(self.credits_max)),
+            ],
+            ConnectionState.ERROR: [(ConnectionSide.ACCEPTOR, Error("no"))],
+            ConnectionState.DISCONNECTED: [
+                (ConnectionSide.INITIATOR, HELLO),
+                (ConnectionSide.ACCEPTOR, Ok(1)),
+                (ConnectionSide.ACCEPTOR, Restart()),
+            ],
         }
         for sender, frame in script[state]:
             self.pass_on(frame, sender)
@@ -71,23 +78,23 @@ class Pair:
         return self
 
     def open(self, stream_id: int) -> Pair:
-        self.pass_on(Notify(stream_id, "s", 0), Side.INITIATOR)
-        self.pass_on(NotifyAck(True, stream_id, 0), Side.ACCEPTOR)
+        self.pass_on(Notify(stream_id, "s", 0), ConnectionSide.INITIATOR)
+        self.pass_on(NotifyAck(True, stream_id, 0), ConnectionSide.ACCEPTOR)
         return self
 
 
 def ready_for(pair: Pair, frame: Frame, role: Role) -> None:
     """Bring stream 1 (and stream 0 of a source) to where the frame's own stream rule lets it pass."""
-    if pair.acceptor.state is State.STREAMING:
+    if pair.acceptor.state is ConnectionState.STREAMING:
         if isinstance(frame, NotifyAck):
-            pair.pass_on(Notify(1, "s", 0), Side.INITIATOR)
+            pair.pass_on(Notify(1, "s", 0), ConnectionSide.INITIATOR)
         elif isinstance(frame, Eos):
             pair.open(1)
         elif isinstance(frame, Message) and role is Role.SOURCE:
             pair.open(0)
 
 
-CASES = list(itertools.product(Role, State, Side, FRAMES))
+CASES = list(itertools.product(Role, ConnectionState, ConnectionSide, FRAMES))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +102,14 @@ CASES = list(itertools.product(Role, State, Side, FRAMES))
     CASES,
     ids=[f"{r.value}-{s.value}-{side.value}-{type(f).__name__}" for r, s, side, f in CASES],
 )
-def test_both_ends_move_as_the_table_says_or_not_at_all(role: Role, state: State, sender: Side, frame: Frame) -> None:
+def test_both_ends_move_as_the_table_says_or_not_at_all(
+    role: Role, state: ConnectionState, sender: ConnectionSide, frame: Frame
+) -> None:
     pair = Pair(role).to(state)
     ready_for(pair, frame, role)
-    ours, theirs = (pair.initiator, pair.acceptor) if sender is Side.INITIATOR else (pair.acceptor, pair.initiator)
+    ours, theirs = (
+        (pair.initiator, pair.acceptor) if sender is ConnectionSide.INITIATOR else (pair.acceptor, pair.initiator)
+    )
     following = TABLES[role][state][sender].get(type(frame))
     if following is not None:
         events = theirs.receive(ours.send(frame))
@@ -110,21 +121,21 @@ def test_both_ends_move_as_the_table_says_or_not_at_all(role: Role, state: State
         ours.send(frame)
     assert ours.state is state
     events = theirs.receive(v3.encode(frame))
-    if state in (State.ERROR, State.DISCONNECTED):
+    if state in (ConnectionState.ERROR, ConnectionState.DISCONNECTED):
         assert (events, theirs.state) == ([], state)
     else:
         assert [type(event) for event in events] == [Violation]
-        assert theirs.state is State.ERROR
+        assert theirs.state is ConnectionState.ERROR
 
 
-STREAM_FRAMES: dict[StreamStep, tuple[Side, Frame]] = {
-    StreamStep.NOTIFY: (Side.INITIATOR, Notify(7, "s", 0)),
-    StreamStep.ACCEPTED: (Side.ACCEPTOR, NotifyAck(True, 7, 0)),
-    StreamStep.REFUSED: (Side.ACCEPTOR, NotifyAck(False, 7, 0)),
-    StreamStep.MESSAGE: (Side.INITIATOR, Message(7, 1, 0, b"", b"x")),
-    StreamStep.EOS: (Side.INITIATOR, Eos(7)),
-    StreamStep.ACK: (Side.ACCEPTOR, Ack(0, ((7, 0),))),
-    StreamStep.RESTART: (Side.ACCEPTOR, Restart()),
+STREAM_FRAMES: dict[StreamStep, tuple[ConnectionSide, Frame]] = {
+    StreamStep.NOTIFY: (ConnectionSide.INITIATOR, Notify(7, "s", 0)),
+    StreamStep.ACCEPTED: (ConnectionSide.ACCEPTOR, NotifyAck(True, 7, 0)),
+    StreamStep.REFUSED: (ConnectionSide.ACCEPTOR, NotifyAck(False, 7, 0)),
+    StreamStep.MESSAGE: (ConnectionSide.INITIATOR, Message(7, 1, 0, b"", b"x")),
+    StreamStep.EOS: (ConnectionSide.INITIATOR, Eos(7)),
+    StreamStep.ACK: (ConnectionSide.ACCEPTOR, Ack(0, ((7, 0),))),
+    StreamStep.RESTART: (ConnectionSide.ACCEPTOR, Restart()),
 }
 STREAM_SCRIPT: dict[StreamState, list[StreamStep]] = {
     StreamState.START: [],
@@ -150,11 +161,13 @@ def test_the_table_has_every_state_and_step_of_version_3() -> None:
 def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
     role: Role, state: StreamState, step: StreamStep
 ) -> None:
-    pair = Pair(role).to(State.STREAMING)
+    pair = Pair(role).to(ConnectionState.STREAMING)
     for earlier in STREAM_SCRIPT[state]:
         pair.pass_on(STREAM_FRAMES[earlier][1], STREAM_FRAMES[earlier][0])
     sender, frame = STREAM_FRAMES[step]
-    ours, theirs = (pair.initiator, pair.acceptor) if sender is Side.INITIATOR else (pair.acceptor, pair.initiator)
+    ours, theirs = (
+        (pair.initiator, pair.acceptor) if sender is ConnectionSide.INITIATOR else (pair.acceptor, pair.initiator)
+    )
     assert ours.stream_state(7) is theirs.stream_state(7) is state
     following = STREAM[state].get(step)
     if following is not None:
@@ -173,7 +186,7 @@ def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
 
 
 def test_frames_before_a_violation_in_the_same_bytes_are_delivered_and_those_after_it_are_not() -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     good, bad = v3.encode(Message(7, 1, 0, b"k", b"x")), v3.encode(HELLO)
     events = pair.acceptor.receive(good + bad + good)
     assert events == [Messages.of([7], [1], [0], [b"k"], [b"x"]), Violation("Hello from the initiator while streaming")]
@@ -196,28 +209,28 @@ def test_frames_before_a_violation_in_the_same_bytes_are_delivered_and_those_aft
     ids=["4 GiB", "empty", "tag 9", "cut message", "cut key", "message on no stream", "eos on no stream", "browser"],
 )
 def test_whatever_the_peer_sends_is_an_event_and_the_messages_before_it_count(bad: bytes) -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     events = pair.acceptor.receive(v3.encode(Message(7, 1, 0, b"", b"x")) + bad)
     assert [type(event) for event in events] == [Messages, Violation]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_no_bytes_make_a_connection_raise(chunks: list[bytes]) -> None:
-    for role, side in itertools.product(Role, Side):
+    for role, side in itertools.product(Role, ConnectionSide):
         connection = Connection(side, role)
         for chunk in chunks:
             connection.receive(chunk)
 
 
 def test_a_peer_that_has_not_said_hello_cannot_make_us_hold_a_big_frame() -> None:
-    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     assert [type(event) for event in acceptor.receive(frame_codec.u32(1024 * 1024))] == [Violation]
-    pair = Pair().to(State.STREAMING)
+    pair = Pair().to(ConnectionState.STREAMING)
     assert pair.acceptor.receive(frame_codec.u32(1024 * 1024)) == []
 
 
 def test_consecutive_messages_come_as_columns_whatever_way_they_were_cut() -> None:
-    pair = Pair(credits_max=1000).to(State.STREAMING).open(7).open(8)
+    pair = Pair(credits_max=1000).to(ConnectionState.STREAMING).open(7).open(8)
     messages = [Message(7 + n % 2, n, -n, b"k" * (n % 3), b"p" * n) for n in range(50)]
     data = b"".join(map(v3.encode, messages))
     found = []
@@ -229,7 +242,7 @@ def test_consecutive_messages_come_as_columns_whatever_way_they_were_cut() -> No
 
 
 def test_messages_sent_by_columns_cost_what_they_cost_one_by_one() -> None:
-    pair = Pair(credits_max=10).to(State.STREAMING).open(7)
+    pair = Pair(credits_max=10).to(ConnectionState.STREAMING).open(7)
     data = pair.initiator.send_messages(7, [1, 2, 3], [0, 0, 0], None, pa.array([b"a", b"b", b"c"], pa.binary()))
     events = pair.acceptor.receive(data.to_pybytes())
     assert events == [Messages.of([7] * 3, [1, 2, 3], [0] * 3, [b""] * 3, [b"a", b"b", b"c"])]
@@ -242,28 +255,28 @@ def test_messages_sent_by_columns_cost_what_they_cost_one_by_one() -> None:
 
 
 def test_every_frame_of_the_connector_costs_a_credit_but_hello() -> None:
-    pair = Pair(credits_max=3).to(State.STREAMING).open(7)
-    pair.pass_on(Message(7, 1, 0, b"", b""), Side.INITIATOR)
-    pair.pass_on(Eos(7), Side.INITIATOR)
+    pair = Pair(credits_max=3).to(ConnectionState.STREAMING).open(7)
+    pair.pass_on(Message(7, 1, 0, b"", b""), ConnectionSide.INITIATOR)
+    pair.pass_on(Eos(7), ConnectionSide.INITIATOR)
     assert pair.initiator.credit.available == pair.acceptor.credit.available == 0
     with pytest.raises(LocalProtocolError, match="no credit"):
         pair.initiator.send(Notify(7, "s", 0))
-    pair.pass_on(Ack(2), Side.ACCEPTOR)
+    pair.pass_on(Ack(2), ConnectionSide.ACCEPTOR)
     assert pair.initiator.credit.available == pair.acceptor.credit.available == 2
 
 
 def test_messages_beyond_the_credits_are_a_violation_and_those_within_count() -> None:
-    pair = Pair(credits_max=3).to(State.STREAMING).open(7)
+    pair = Pair(credits_max=3).to(ConnectionState.STREAMING).open(7)
     data = b"".join(v3.encode(Message(7, n, 0, b"", b"")) for n in range(3))
     events = pair.acceptor.receive(data)
     assert events == [Messages.of([7, 7], [0, 1], [0, 0], [b"", b""], [b"", b""]), Violation("credits overspent")]
 
 
 def test_a_peer_that_does_not_charge_itself_for_the_end_of_a_stream_is_tolerated_once_per_stream() -> None:
-    pair = Pair(credits_max=2).to(State.STREAMING).open(7)
+    pair = Pair(credits_max=2).to(ConnectionState.STREAMING).open(7)
     message, notify = v3.encode(Message(7, 1, 0, b"", b"")), v3.encode(Notify(8, "t", 0))
     assert len(pair.acceptor.receive(message + v3.encode(Eos(7)))) == 2
-    pair.pass_on(Ack(1), Side.ACCEPTOR)
+    pair.pass_on(Ack(1), ConnectionSide.ACCEPTOR)
     assert pair.acceptor.credit.affordable == 1
     assert isinstance(pair.acceptor.receive(notify)[-1], Notify)
     assert isinstance(pair.acceptor.receive(v3.encode(Notify(9, "u", 0)))[-1], Violation)
@@ -278,13 +291,13 @@ def test_a_worker_says_hello_notify_and_list_in_one_breath_and_then_waits() -> N
     assert [type(event) for event in events] == [Hello, Notify, Messages]
     reply = two_phase_commit.wrap(ReplyUncommitted(1, ()))
     for frame in (Ok(2), NotifyAck(True, 1, 0), reply):
-        pair.pass_on(frame, Side.ACCEPTOR)
+        pair.pass_on(frame, ConnectionSide.ACCEPTOR)
     for number in range(100):
-        assert isinstance(pair.pass_on(Message(1, number, 0, b"", b"x"), Side.INITIATOR)[0], Messages)
+        assert isinstance(pair.pass_on(Message(1, number, 0, b"", b"x"), ConnectionSide.INITIATOR)[0], Messages)
 
 
 def test_a_sink_sends_messages_on_stream_0_only() -> None:
-    pair = Pair(Role.SINK).to(State.STREAMING).open(1)
+    pair = Pair(Role.SINK).to(ConnectionState.STREAMING).open(1)
     data = Message(1, 0, 0, b"", b"x")
     with pytest.raises(LocalProtocolError, match="a sink's MESSAGE on stream 1"):
         pair.acceptor.send(data)
@@ -292,13 +305,13 @@ def test_a_sink_sends_messages_on_stream_0_only() -> None:
 
 
 def test_a_frame_over_the_limit_is_not_sent() -> None:
-    initiator = Connection(Side.INITIATOR, Role.SOURCE, frame_bytes_max=10)
+    initiator = Connection(ConnectionSide.INITIATOR, Role.SOURCE, frame_bytes_max=10)
     with pytest.raises(LocalProtocolError, match="limit is 10"):
         initiator.send(HELLO)
-    assert initiator.state is State.CONNECTED
+    assert initiator.state is ConnectionState.CONNECTED
 
 
 def test_a_long_reason_still_fits_an_error_frame() -> None:
-    frame = v3.decode(Connection(Side.ACCEPTOR, Role.SOURCE).error_frame("é" * 100_000)[4:])
+    frame = v3.decode(Connection(ConnectionSide.ACCEPTOR, Role.SOURCE).error_frame("é" * 100_000)[4:])
     assert isinstance(frame, Error)
     assert set(frame.reason) == {"é"}

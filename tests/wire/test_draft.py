@@ -16,11 +16,11 @@ from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
     Debug,
+    DebugFault,
     DraftFrame,
     DraftMessage,
     DraftOk,
     Extension,
-    Fault,
     Flag,
 )
 from procession.wire.messages import Ack, Error, Hello, Notify, Restart
@@ -57,11 +57,11 @@ MEANT: dict[str, DraftFrame] = {
     "RESTART": Restart(),
     "ACK_COUNTS credits 450 [(7,49,3),(8,0,1)]": AckCounts(450, ((7, 49, 3), (8, 0, 1))),
     "ACK_COUNTS credits 10 []": AckCounts(10),
-    "DEBUG stutter 3": Debug(Fault.STUTTER, 3),
-    "DEBUG tick 1000": Debug(Fault.TICK, 1000),
-    "DEBUG restart": Debug(Fault.RESTART),
-    "DEBUG close": Debug(Fault.CLOSE),
-    "DEBUG error": Debug(Fault.ERROR),
+    "DEBUG stutter 3": Debug(DebugFault.STUTTER, 3),
+    "DEBUG tick 1000": Debug(DebugFault.TICK, 1000),
+    "DEBUG restart": Debug(DebugFault.RESTART),
+    "DEBUG close": Debug(DebugFault.CLOSE),
+    "DEBUG error": Debug(DebugFault.ERROR),
 }
 
 u32 = st.integers(0, 2**32 - 1)
@@ -81,7 +81,7 @@ frames = st.one_of(
     st.builds(Ack, u32, st.lists(st.tuples(u64, u64), max_size=4).map(tuple)),
     st.builds(AckCounts, u32, st.lists(st.tuples(u64, u64, u64), max_size=4).map(tuple)),
     st.just(Restart()),
-    st.builds(Debug, st.sampled_from(Fault), st.integers(0, DEBUG_COUNT_MAX)),
+    st.builds(Debug, st.sampled_from(DebugFault), st.integers(0, DEBUG_COUNT_MAX)),
 )
 
 
@@ -201,7 +201,7 @@ def test_what_is_no_frame_is_refused_with_its_reason(body: bytes, reason: str) -
         DraftMessage(1, None, None),
         Error("x" * 65536),
         Restart("host:1"),
-        Debug(Fault.TICK, DEBUG_COUNT_MAX + 1),
+        Debug(DebugFault.TICK, DEBUG_COUNT_MAX + 1),
     ],
     ids=repr,
 )

@@ -19,14 +19,14 @@ from procession.wire.draft_messages import (
     NEEDS,
     AckCounts,
     Debug,
+    DebugFault,
     DraftFrame,
     DraftMessage,
     DraftMessages,
     DraftOk,
     Extension,
-    Fault,
 )
-from procession.wire.lifecycle import Role, Side, State
+from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     Ack,
@@ -53,7 +53,7 @@ FRAMES: list[DraftFrame] = [
     Ack(1),
     AckCounts(1),
     Restart(),
-    Debug(Fault.TICK),
+    Debug(DebugFault.TICK),
 ]
 V3_ONLY: list[Frame] = [Ok(10), NotifyAck(True, 7, 0)]
 
@@ -63,25 +63,31 @@ class Pair:
 
     def __init__(self, extensions: frozenset[Extension] = NONE, *, credits_max: int = 10) -> None:
         self.hello = Hello(draft.version(extensions), b"", "program", "instance")
-        self.initiator = Connection(Side.INITIATOR, Role.SOURCE, dialect=DRAFT)
-        self.acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+        self.initiator = Connection(ConnectionSide.INITIATOR, Role.SOURCE, dialect=DRAFT)
+        self.acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
         self.credits_max = credits_max
 
-    def ends(self, sender: Side) -> tuple[Connection, Connection]:
-        return (self.initiator, self.acceptor) if sender is Side.INITIATOR else (self.acceptor, self.initiator)
+    def ends(self, sender: ConnectionSide) -> tuple[Connection, Connection]:
+        return (
+            (self.initiator, self.acceptor) if sender is ConnectionSide.INITIATOR else (self.acceptor, self.initiator)
+        )
 
-    def pass_on(self, frame: Frame | DraftFrame, sender: Side) -> list[object]:
+    def pass_on(self, frame: Frame | DraftFrame, sender: ConnectionSide) -> list[object]:
         ours, theirs = self.ends(sender)
         return list(theirs.receive(ours.send(frame)))
 
-    def to(self, state: State) -> Pair:
+    def to(self, state: ConnectionState) -> Pair:
         ok = DraftOk(self.credits_max)
-        script: dict[State, list[tuple[Side, DraftFrame]]] = {
-            State.CONNECTED: [],
-            State.HANDSHAKE: [(Side.INITIATOR, self.hello)],
-            State.STREAMING: [(Side.INITIATOR, self.hello), (Side.ACCEPTOR, ok)],
-            State.ERROR: [(Side.INITIATOR, Error("no"))],
-            State.DISCONNECTED: [(Side.INITIATOR, self.hello), (Side.ACCEPTOR, ok), (Side.ACCEPTOR, Restart())],
+        script: dict[ConnectionState, list[tuple[ConnectionSide, DraftFrame]]] = {
+            ConnectionState.CONNECTED: [],
+            ConnectionState.HANDSHAKE: [(ConnectionSide.INITIATOR, self.hello)],
+            ConnectionState.STREAMING: [(ConnectionSide.INITIATOR, self.hello), (ConnectionSide.ACCEPTOR, ok)],
+            ConnectionState.ERROR: [(ConnectionSide.INITIATOR, Error("no"))],
+            ConnectionState.DISCONNECTED: [
+                (ConnectionSide.INITIATOR, self.hello),
+                (ConnectionSide.ACCEPTOR, ok),
+                (ConnectionSide.ACCEPTOR, Restart()),
+            ],
         }
         for sender, frame in script[state]:
             self.pass_on(frame, sender)
@@ -90,11 +96,11 @@ class Pair:
 
     def open(self, *stream_ids: int) -> Pair:
         for stream_id in stream_ids:
-            self.pass_on(Notify(stream_id, "s", 0), Side.INITIATOR)
+            self.pass_on(Notify(stream_id, "s", 0), ConnectionSide.INITIATOR)
         return self
 
 
-CASES = list(itertools.product([NONE, ALL], State, Side, FRAMES))
+CASES = list(itertools.product([NONE, ALL], ConnectionState, ConnectionSide, FRAMES))
 
 
 @pytest.mark.parametrize(
@@ -103,10 +109,10 @@ CASES = list(itertools.product([NONE, ALL], State, Side, FRAMES))
     ids=[f"{len(e)}-{s.value}-{side.value}-{type(f).__name__}" for e, s, side, f in CASES],
 )
 def test_both_ends_move_as_the_table_says_or_not_at_all(
-    extensions: frozenset[Extension], state: State, sender: Side, frame: DraftFrame
+    extensions: frozenset[Extension], state: ConnectionState, sender: ConnectionSide, frame: DraftFrame
 ) -> None:
     pair = Pair(extensions).to(state)
-    if state is State.STREAMING:
+    if state is ConnectionState.STREAMING:
         pair.open(7)
     ours, theirs = pair.ends(sender)
     following = DRAFT_CONNECTION[state][sender].get(type(frame))
@@ -122,19 +128,19 @@ def test_both_ends_move_as_the_table_says_or_not_at_all(
         ours.send(frame)
     assert ours.state is state
     events = theirs.receive(draft.encode(frame))
-    if state in (State.ERROR, State.DISCONNECTED):
+    if state in (ConnectionState.ERROR, ConnectionState.DISCONNECTED):
         assert (events, theirs.state) == ([], state)
     else:
         assert [type(event) for event in events] == [Violation]
-        assert theirs.state is State.ERROR
+        assert theirs.state is ConnectionState.ERROR
 
 
-STREAM_FRAMES: dict[StreamStep, tuple[Side, DraftFrame]] = {
-    StreamStep.NOTIFY: (Side.INITIATOR, Notify(7, "s", 0)),
-    StreamStep.MESSAGE: (Side.INITIATOR, DraftMessage(7, 1, b"x")),
-    StreamStep.LAST: (Side.INITIATOR, DraftMessage(7, 1, b"x", is_last=True)),
-    StreamStep.ACK: (Side.ACCEPTOR, Ack(0, ((7, 0),))),
-    StreamStep.RESTART: (Side.ACCEPTOR, Restart()),
+STREAM_FRAMES: dict[StreamStep, tuple[ConnectionSide, DraftFrame]] = {
+    StreamStep.NOTIFY: (ConnectionSide.INITIATOR, Notify(7, "s", 0)),
+    StreamStep.MESSAGE: (ConnectionSide.INITIATOR, DraftMessage(7, 1, b"x")),
+    StreamStep.LAST: (ConnectionSide.INITIATOR, DraftMessage(7, 1, b"x", is_last=True)),
+    StreamStep.ACK: (ConnectionSide.ACCEPTOR, Ack(0, ((7, 0),))),
+    StreamStep.RESTART: (ConnectionSide.ACCEPTOR, Restart()),
 }
 STREAM_SCRIPT: dict[StreamState, list[StreamStep]] = {
     StreamState.START: [],
@@ -157,7 +163,7 @@ def test_the_tables_have_every_state_and_step_of_the_draft() -> None:
 def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
     state: StreamState, step: StreamStep, counting: bool
 ) -> None:
-    pair = Pair(ALL).to(State.STREAMING)
+    pair = Pair(ALL).to(ConnectionState.STREAMING)
     for earlier in STREAM_SCRIPT[state]:
         pair.pass_on(STREAM_FRAMES[earlier][1], STREAM_FRAMES[earlier][0])
     sender, frame = STREAM_FRAMES[step]
@@ -186,7 +192,7 @@ def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
 
 @pytest.mark.parametrize("said", ["draft", "draft+counts", "draft+debug", "draft+counts+debug"])
 def test_the_first_frame_tells_the_version_and_what_is_spoken_beyond_it(said: str) -> None:
-    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     assert acceptor.receive(draft.encode(Hello(said, b"", "p", "i"))) == [Hello(said, b"", "p", "i")]
     assert acceptor.dialect is DRAFT
     assert acceptor.extensions == draft.VERSIONS[said]
@@ -194,7 +200,7 @@ def test_the_first_frame_tells_the_version_and_what_is_spoken_beyond_it(said: st
 
 
 def test_a_peer_of_version_3_at_the_same_door_is_answered_in_version_3() -> None:
-    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     acceptor.receive(v3.encode(Hello("0.0.1", b"", "p", "i")))
     assert acceptor.dialect is V3
     assert v3.decode(acceptor.send(Ok(1))[4:]) == Ok(1)
@@ -212,7 +218,7 @@ def test_a_peer_of_version_3_at_the_same_door_is_answered_in_version_3() -> None
     ],
 )
 def test_a_first_frame_of_no_version_is_refused(first: bytes, reason: str) -> None:
-    acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+    acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     assert acceptor.receive(first) == [Violation(reason)]
 
 
@@ -221,27 +227,27 @@ def test_the_version_does_not_change_within_a_session() -> None:
         (draft.encode(Hello("draft", b"", "p", "i")), v3.encode(Error("no"))),
         (v3.encode(Hello("0.0.1", b"", "p", "i")), draft.encode(Error("no"))),
     ):
-        acceptor = Connection(Side.ACCEPTOR, Role.SOURCE)
+        acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
         events = acceptor.receive(hello + other)
         assert [type(event) for event in events] == [Hello, Violation]
         assert str(events[1]).count("unknown frame tag") == 1
 
 
 def test_an_error_is_said_in_the_version_of_the_peer() -> None:
-    pair = Pair().to(State.HANDSHAKE)
+    pair = Pair().to(ConnectionState.HANDSHAKE)
     assert draft.decode(pair.acceptor.error_frame("why")[4:]) == Error("why")
 
 
 def test_the_draft_is_for_sources_only() -> None:
     with pytest.raises(LocalProtocolError, match="the draft is for sources"):
-        Connection(Side.INITIATOR, Role.SINK, dialect=DRAFT)
-    sink = Connection(Side.ACCEPTOR, Role.SINK)
+        Connection(ConnectionSide.INITIATOR, Role.SINK, dialect=DRAFT)
+    sink = Connection(ConnectionSide.ACCEPTOR, Role.SINK)
     assert [type(event) for event in sink.receive(draft.encode(FRAMES[0]))] == [Violation]
 
 
 @pytest.mark.parametrize("frame", V3_ONLY, ids=lambda frame: type(frame).__name__)
 def test_a_frame_of_version_3_is_none_of_the_draft(frame: Frame) -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     with pytest.raises(LocalProtocolError):
         pair.acceptor.send(frame)
     assert [type(event) for event in pair.initiator.receive(v3.encode(frame))] == [Violation]
@@ -251,7 +257,7 @@ def test_a_frame_of_version_3_is_none_of_the_draft(frame: Frame) -> None:
 
 
 def test_consecutive_messages_come_as_one_event_however_they_were_cut() -> None:
-    pair = Pair(credits_max=1000).to(State.STREAMING).open(7, 8)
+    pair = Pair(credits_max=1000).to(ConnectionState.STREAMING).open(7, 8)
     messages = [DraftMessage(7 + n % 2, n, b"p" * n, key=b"k" * (n % 3), is_unstable=n % 5 == 1) for n in range(50)]
     data = b"".join(map(draft.encode, messages))
     found: list[DraftMessage] = []
@@ -263,7 +269,7 @@ def test_consecutive_messages_come_as_one_event_however_they_were_cut() -> None:
 
 
 def test_messages_before_a_violation_count_and_those_after_it_do_not() -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     good, bad = draft.encode(DraftMessage(7, 1, b"x")), draft.encode(DraftMessage(8, 1, b"x"))
     events = pair.acceptor.receive(good + bad + good)
     assert events == [
@@ -282,37 +288,37 @@ def test_messages_before_a_violation_count_and_those_after_it_do_not() -> None:
         frame_codec.frame(b"Mabc"),
         frame_codec.frame(b"M\x00\x40" + bytes(16)),
         frame_codec.frame(b"M\x00\x20" + bytes(16) + b"\xff\xff"),
-        draft.encode(Debug(Fault.CLOSE)),
+        draft.encode(Debug(DebugFault.CLOSE)),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
     ids=["4 GiB", "empty", "tag 9", "cut message", "unknown flag", "cut key", "debug", "browser"],
 )
 def test_whatever_the_peer_sends_is_an_event_and_the_messages_before_it_count(bad: bytes) -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     events = pair.acceptor.receive(draft.encode(DraftMessage(7, 1, b"x")) + bad)
     assert [type(event) for event in events] == [DraftMessages, Violation]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
 def test_no_bytes_make_a_connection_of_the_draft_raise(chunks: list[bytes]) -> None:
-    for side in Side:
-        pair = Pair(ALL).to(State.STREAMING).open(7)
-        connection = pair.initiator if side is Side.INITIATOR else pair.acceptor
+    for side in ConnectionSide:
+        pair = Pair(ALL).to(ConnectionState.STREAMING).open(7)
+        connection = pair.initiator if side is ConnectionSide.INITIATOR else pair.acceptor
         for chunk in chunks:
             connection.receive(chunk)
 
 
 def test_every_frame_of_the_connector_costs_a_credit_but_hello_and_the_end_has_no_drift() -> None:
-    pair = Pair(ALL, credits_max=4).to(State.STREAMING).open(7)
-    pair.pass_on(DraftMessage(7, 1, b""), Side.INITIATOR)
-    pair.pass_on(Debug(Fault.TICK), Side.INITIATOR)
-    pair.pass_on(DraftMessage(7, 2, None, is_last=True), Side.INITIATOR)
+    pair = Pair(ALL, credits_max=4).to(ConnectionState.STREAMING).open(7)
+    pair.pass_on(DraftMessage(7, 1, b""), ConnectionSide.INITIATOR)
+    pair.pass_on(Debug(DebugFault.TICK), ConnectionSide.INITIATOR)
+    pair.pass_on(DraftMessage(7, 2, None, is_last=True), ConnectionSide.INITIATOR)
     assert pair.initiator.credit.available == pair.acceptor.credit.affordable == 0
     with pytest.raises(LocalProtocolError, match="no credit"):
         pair.initiator.send(Notify(7, "s", 0))
     assert pair.acceptor.receive(draft.encode(Notify(7, "s", 0))) == [Violation("credits overspent")]
-    pair = Pair(ALL, credits_max=1).to(State.STREAMING).open(7)
-    pair.pass_on(AckCounts(2), Side.ACCEPTOR)
+    pair = Pair(ALL, credits_max=1).to(ConnectionState.STREAMING).open(7)
+    pair.pass_on(AckCounts(2), ConnectionSide.ACCEPTOR)
     assert pair.initiator.credit.available == pair.acceptor.credit.available == 2
 
 
@@ -320,34 +326,38 @@ def test_every_frame_of_the_connector_costs_a_credit_but_hello_and_the_end_has_n
 
 
 def test_a_notify_is_answered_by_what_ok_and_the_acks_have_said() -> None:
-    pair = Pair().to(State.HANDSHAKE)
-    pair.pass_on(DraftOk(10, ((7, "s", 49),)), Side.ACCEPTOR)
+    pair = Pair().to(ConnectionState.HANDSHAKE)
+    pair.pass_on(DraftOk(10, ((7, "s", 49),)), ConnectionSide.ACCEPTOR)
     pair.open(7, 8)
     assert list(pair.initiator.implied()) == [NotifyAck(True, 7, 49), NotifyAck(True, 8, NOTHING_COMMITTED)]
     assert list(pair.initiator.implied()) == []
-    pair.pass_on(DraftMessage(7, 60, b"", is_last=True), Side.INITIATOR)
-    pair.pass_on(Ack(0, ((7, 60),)), Side.ACCEPTOR)
+    pair.pass_on(DraftMessage(7, 60, b"", is_last=True), ConnectionSide.INITIATOR)
+    pair.pass_on(Ack(0, ((7, 60),)), ConnectionSide.ACCEPTOR)
     pair.open(7)
     assert list(pair.initiator.implied()) == [NotifyAck(True, 7, 60)]
     assert list(pair.acceptor.implied()) == []
 
 
 def test_messages_and_ends_of_version_3_are_said_in_the_draft() -> None:
-    pair = Pair().to(State.STREAMING).open(7, 8)
-    assert pair.pass_on(Message(7, 1, 5, b"k", b"x"), Side.INITIATOR) == [
+    pair = Pair().to(ConnectionState.STREAMING).open(7, 8)
+    assert pair.pass_on(Message(7, 1, 5, b"k", b"x"), ConnectionSide.INITIATOR) == [
         DraftMessages((DraftMessage(7, 1, b"x", event_time=5, key=b"k"),))
     ]
-    assert pair.pass_on(Message(7, 2, 0, b"", b"x"), Side.INITIATOR) == [DraftMessages((DraftMessage(7, 2, b"x"),))]
+    assert pair.pass_on(Message(7, 2, 0, b"", b"x"), ConnectionSide.INITIATOR) == [
+        DraftMessages((DraftMessage(7, 2, b"x"),))
+    ]
     # Its id is no point of reference: an empty stream has none to give.
-    assert pair.pass_on(Eos(7), Side.INITIATOR) == [
+    assert pair.pass_on(Eos(7), ConnectionSide.INITIATOR) == [
         DraftMessages((DraftMessage(7, 0, None, is_last=True, is_unstable=True),))
     ]
-    assert pair.pass_on(Eos(8, 9), Side.INITIATOR) == [DraftMessages((DraftMessage(8, 9, None, is_last=True),))]
+    assert pair.pass_on(Eos(8, 9), ConnectionSide.INITIATOR) == [
+        DraftMessages((DraftMessage(8, 9, None, is_last=True),))
+    ]
     assert pair.initiator.stream_state(7) is pair.acceptor.stream_state(8) is StreamState.CLOSED
 
 
 def test_messages_sent_by_columns_are_those_sent_one_by_one() -> None:
-    pair = Pair().to(State.STREAMING).open(7)
+    pair = Pair().to(ConnectionState.STREAMING).open(7)
     data = pair.initiator.send_messages(
         7, [1, 2, 3], [0, 5, 0], pa.array([b"", b"k", b""], pa.binary()), pa.array([b"a", b"b", b"c"], pa.binary())
     )
@@ -363,17 +373,19 @@ def test_messages_sent_by_columns_are_those_sent_one_by_one() -> None:
 
 
 def test_messages_without_ids_are_ephemeral_and_only_the_draft_has_them() -> None:
-    pair = Pair().to(State.STREAMING).open(9)
+    pair = Pair().to(ConnectionState.STREAMING).open(9)
     data = pair.initiator.send_messages(9, None, [0, 5], None, pa.array([b"a", b"b"], pa.binary()))
     assert pair.acceptor.receive(data.to_pybytes()) == [
         DraftMessages((DraftMessage(9, None, b"a"), DraftMessage(9, None, b"b", event_time=5)))
     ]
-    assert pair.pass_on(Eos(9), Side.INITIATOR) == [DraftMessages((DraftMessage(9, None, None, is_last=True),))]
+    assert pair.pass_on(Eos(9), ConnectionSide.INITIATOR) == [
+        DraftMessages((DraftMessage(9, None, None, is_last=True),))
+    ]
     pair.open(9)
-    assert pair.pass_on(Eos(9), Side.INITIATOR) == [
+    assert pair.pass_on(Eos(9), ConnectionSide.INITIATOR) == [
         DraftMessages((DraftMessage(9, 0, None, is_last=True, is_unstable=True),))
     ], "what was sent before does not bind it"
-    old = Connection(Side.INITIATOR, Role.SOURCE)
+    old = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
     old.send(Hello("0.0.1", b"", "p", "i"))
     old.receive(v3.encode(Ok(5)))
     old.send(Notify(9, "s", 0))

@@ -12,7 +12,7 @@ from procession.errors import RemoteProtocolError
 from procession.wire import draft, frame_codec, two_phase_commit, v3
 from procession.wire.connection import Connection, Violation
 from procession.wire.draft_messages import Extension
-from procession.wire.lifecycle import Role, State
+from procession.wire.lifecycle import ConnectionState, Role
 from procession.wire.messages import Message
 from tests.wire.test_connection import Pair as V3Pair
 from tests.wire.test_draft import VECTORS as DRAFT
@@ -67,9 +67,9 @@ def test_a_two_phase_commit_message_with_a_lie_in_it_is_another_one_or_the_peers
 def streaming(version: str) -> list[Connection]:
     """Every kind of end there is of a connection, with stream 7 open."""
     if version == "draft":
-        drafts = DraftPair(frozenset(Extension)).to(State.STREAMING).open(7)
+        drafts = DraftPair(frozenset(Extension)).to(ConnectionState.STREAMING).open(7)
         return [drafts.initiator, drafts.acceptor]
-    pairs = [V3Pair(role).to(State.STREAMING).open(7) for role in Role]
+    pairs = [V3Pair(role).to(ConnectionState.STREAMING).open(7) for role in Role]
     return [end for pair in pairs for end in (pair.initiator, pair.acceptor)]
 
 
@@ -84,7 +84,7 @@ def test_a_frame_with_a_lie_about_its_own_length_is_an_event_and_costs_no_memory
             events = end.receive(frame_codec.u32(length) + data[4:] + data)
             # It is refused, or taken for other frames, or waits for the rest that it was promised.
             assert not [event for event in events[:-1] if isinstance(event, Violation)]
-            assert end.is_over == (bool(events) and end.state is not State.STREAMING)
+            assert end.is_over == (bool(events) and end.state is not ConnectionState.STREAMING)
             if not 0 < length <= frame_bytes_max:
                 assert isinstance(events[-1], Violation)
             assert len(end._framer._held) <= 4 + frame_bytes_max

@@ -7,34 +7,34 @@ from collections.abc import Callable
 import pytest
 
 from procession.errors import RemoteProtocolError
-from procession.wire.two_phase_commit import ROUND, Participant, Round, Step
+from procession.wire.two_phase_commit import ROUND, ParticipantLifecycle, ParticipantState, ParticipantStep
 
 T = "t:c_id=1"
-TAKE: dict[Step, Callable[[Participant], None]] = {
-    Step.LIST: lambda participant: participant.listed(),
-    Step.DATA: lambda participant: participant.data(),
-    Step.PHASE1: lambda participant: participant.phase1(T),
-    Step.VOTE_COMMIT: lambda participant: participant.vote(True),
-    Step.VOTE_ABORT: lambda participant: participant.vote(False),
-    Step.PHASE2_COMMIT: lambda participant: participant.phase2(T, True),
-    Step.PHASE2_ABORT: lambda participant: participant.phase2(T, False),
-    Step.WORKERS_LEFT: lambda participant: participant.workers_left(),
+TAKE: dict[ParticipantStep, Callable[[ParticipantLifecycle], None]] = {
+    ParticipantStep.LIST: lambda participant: participant.listed(),
+    ParticipantStep.DATA: lambda participant: participant.data(),
+    ParticipantStep.PHASE1: lambda participant: participant.phase1(T),
+    ParticipantStep.VOTE_COMMIT: lambda participant: participant.vote(True),
+    ParticipantStep.VOTE_ABORT: lambda participant: participant.vote(False),
+    ParticipantStep.PHASE2_COMMIT: lambda participant: participant.phase2(T, True),
+    ParticipantStep.PHASE2_ABORT: lambda participant: participant.phase2(T, False),
+    ParticipantStep.WORKERS_LEFT: lambda participant: participant.workers_left(),
 }
 
 
-def in_state(state: Round) -> Participant:
-    participant = Participant(prepared=(T, "other") if state is Round.SETTLING else ())
-    if state in (Round.VOTING, Round.PREPARED, Round.REFUSED):
+def in_state(state: ParticipantState) -> ParticipantLifecycle:
+    participant = ParticipantLifecycle(prepared=(T, "other") if state is ParticipantState.SETTLING else ())
+    if state in (ParticipantState.VOTING, ParticipantState.PREPARED, ParticipantState.REFUSED):
         participant.phase1(T)
-    if state in (Round.PREPARED, Round.REFUSED):
-        participant.vote(state is Round.PREPARED)
+    if state in (ParticipantState.PREPARED, ParticipantState.REFUSED):
+        participant.vote(state is ParticipantState.PREPARED)
     assert participant.state is state
     return participant
 
 
-@pytest.mark.parametrize("state", Round)
+@pytest.mark.parametrize("state", ParticipantState)
 @pytest.mark.parametrize("step", TAKE)
-def test_a_participant_moves_as_the_table_says_or_not_at_all(state: Round, step: Step) -> None:
+def test_a_participant_moves_as_the_table_says_or_not_at_all(state: ParticipantState, step: ParticipantStep) -> None:
     participant = in_state(state)
     following = ROUND[state].get(step)
     if following is None:
@@ -48,7 +48,7 @@ def test_a_participant_moves_as_the_table_says_or_not_at_all(state: Round, step:
 
 
 def test_new_data_waits_until_every_listed_transaction_is_settled() -> None:
-    participant = Participant(prepared=("a", "b"))
+    participant = ParticipantLifecycle(prepared=("a", "b"))
     participant.phase2("b", False)
     with pytest.raises(RemoteProtocolError, match="data while settling"):
         participant.data()
@@ -57,19 +57,19 @@ def test_new_data_waits_until_every_listed_transaction_is_settled() -> None:
 
 
 def test_phase_2_names_a_transaction_that_is_open_here() -> None:
-    participant = in_state(Round.PREPARED)
+    participant = in_state(ParticipantState.PREPARED)
     with pytest.raises(RemoteProtocolError, match="not open"):
         participant.phase2("another", True)
-    assert participant.state is Round.PREPARED
+    assert participant.state is ParticipantState.PREPARED
 
 
 def test_every_step_is_taken_but_the_one_that_follows_by_itself() -> None:
-    assert set(TAKE) == set(Step) - {Step.SETTLED}
-    assert {step for steps in ROUND.values() for step in steps} == set(Step)
+    assert set(TAKE) == set(ParticipantStep) - {ParticipantStep.SETTLED}
+    assert {step for steps in ROUND.values() for step in steps} == set(ParticipantStep)
 
 
-@pytest.mark.parametrize("state", [Round.VOTING, Round.PREPARED, Round.REFUSED])
-def test_no_output_comes_between_phase_1_and_phase_2(state: Round) -> None:
+@pytest.mark.parametrize("state", [ParticipantState.VOTING, ParticipantState.PREPARED, ParticipantState.REFUSED])
+def test_no_output_comes_between_phase_1_and_phase_2(state: ParticipantState) -> None:
     participant = in_state(state)
     with pytest.raises(RemoteProtocolError, match=f"data while {state.value}"):
         participant.data()
@@ -78,15 +78,17 @@ def test_no_output_comes_between_phase_1_and_phase_2(state: Round) -> None:
 
 
 def test_what_was_voted_abort_is_never_committed() -> None:
-    participant = in_state(Round.REFUSED)
+    participant = in_state(ParticipantState.REFUSED)
     with pytest.raises(RemoteProtocolError, match="phase 2 commit while refused"):
         participant.phase2(T, True)
     participant.phase2(T, False)
     participant.data()
 
 
-@pytest.mark.parametrize("state", [state for state in Round if state is not Round.VOTING])
-def test_a_list_may_be_asked_for_and_workers_may_leave_anywhere_but_while_a_vote_is_made(state: Round) -> None:
+@pytest.mark.parametrize("state", [state for state in ParticipantState if state is not ParticipantState.VOTING])
+def test_a_list_may_be_asked_for_and_workers_may_leave_anywhere_but_while_a_vote_is_made(
+    state: ParticipantState,
+) -> None:
     participant = in_state(state)
     participant.listed()
     participant.workers_left()

@@ -1,7 +1,7 @@
 """Joins: the methods of a stage that combine its records with those of a table or of another stream.
 
-The one rule: as in `api/stage`, each method returns the stage behind it. Before it `api/stateful_api`; after it
-`planner/graph`, and at run time `operators/tables` and `operators/stream_join`.
+Invariant: as in `api/stage`, each method adds nodes to the graph and returns the last one as a stage.
+`api/stateful_api` inherits these methods; at run time `operators/tables` and `operators/stream_join` do the work.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
-from procession.operators.stream_join import HELD_MAX, LatePair, Pairing, Sided, as_left, as_right
-from procession.operators.tables import Joining, Side
+from procession.operators.stream_join import HELD_MAX, LatePairRule, Sided, StreamJoin, as_left, as_right
+from procession.operators.tables import SideTable, TableJoin
 from procession.operators.windows import Length, span
 from procession.planner.graph import Kind, Node
-from procession.planner.keyed_spec import Gives, RecordKey, Stateful
-from procession.planner.keys import KeyCodec
+from procession.planner.keys import KeyCodec, RecordKey
 from procession.planner.validation import (
     checked_choice,
     checked_count,
@@ -91,8 +90,8 @@ class Joins:
         """
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise PlanError(
-                f".join() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
-                next_step="join stages of one pipeline; for tables there is hash_join",
+                f".join() has {other!r}, which is not a stage of pipeline {self._pipeline.name!r}",
+                next_step="join stages of one pipeline; for a table use hash_join",
             )
         checked_function(join, "join", "join")
         keys: Sided | RecordKey | None = _of_both(key, left_key, right_key, "key")
@@ -100,21 +99,20 @@ class Joins:
             sides = [self._pipeline.key_at(place, "join") for place in (self._index, other._index)]
             if None in sides:
                 raise PlanError(
-                    ".join() was given no key",
-                    next_step="say key=, if it is that of both, or left_key= and right_key=; or write key_by before"
-                    " both sides",
+                    ".join() has no key",
+                    next_step="pass key= for both sides, or left_key= and right_key=; or write key_by before both",
                 )
             keys = RecordKey(tuple(function for side in sides if side is not None for function in side.given_by))
-        pairing = Pairing(
+        operator = StreamJoin(
             span(within_s, "within_s"),
             join,
             is_outer=checked_flag(outer, "outer", "join"),
             lateness=span(lateness_s, "lateness_s", 0),
             held_max=checked_count(held_max, "held_max", "join", HELD_LARGEST),
-            late=checked_choice(LatePair, late, "late"),
+            late=checked_choice(LatePairRule, late, "late"),
             keys=KeyCodec(self._pipeline.types),
         )
-        # Three stages stand before it: two that mark the sides, and one that puts them in order.
+        # Three stages come before it: two that mark the sides, and one that merges them.
         named = f"join-{self._pipeline.size + 3}" if name is None else checked_name(name, "a stage")
         left = self._add(Node(Kind.MAP, f"{named}-left", (self._index,), as_left))
         right = self._add(Node(Kind.MAP, f"{named}-right", (other._index,), as_right))
@@ -128,18 +126,18 @@ class Joins:
                 key=keys,
                 time=_of_both(time, left_time, right_time, "time"),
                 unit=checked_unit(unit),
-                stateful=Stateful(Gives.PAIRS, windowing=pairing),
+                operator=operator,
                 is_named=name is not None,
             )
         )
 
     def hash_join(
         self,
-        side: Side,
+        side: SideTable,
         *,
         key: Key,
         join: Callable[..., Any],
-        and_side: Side | None = None,
+        and_side: SideTable | None = None,
         and_key: Key | None = None,
         name: str | None = None,
         parallelism: int | None = None,
@@ -165,11 +163,11 @@ class Joins:
 
     def inner_hash_join(
         self,
-        side: Side,
+        side: SideTable,
         *,
         key: Key,
         join: Callable[..., Any],
-        and_side: Side | None = None,
+        and_side: SideTable | None = None,
         and_key: Key | None = None,
         name: str | None = None,
         parallelism: int | None = None,
@@ -180,26 +178,26 @@ class Joins:
     def _joined(
         self,
         is_inner: bool,
-        side: Side,
+        side: SideTable,
         key: Key,
         join: Callable[..., Any],
-        and_side: Side | None,
+        and_side: SideTable | None,
         and_key: Key | None,
         name: str | None,
         parallelism: int | None,
     ) -> Stage:
         pairs: list[tuple[Any, Any]] = [(side, key), *([] if and_side is None else [(and_side, and_key)])]
-        for one, of_record in pairs:
-            if not isinstance(one, Side):
+        for table, of_record in pairs:
+            if not isinstance(table, SideTable):
                 raise PlanError(
-                    f"a stream cannot be joined with {one!r}",
-                    next_step="give it one of procession.tables; for another stream there is join",
+                    f"a stream cannot be joined with {table!r}, which is not a table",
+                    next_step="pass one of procession.tables; for another stream use join",
                 )
             checked_function(of_record, "hash_join", "key")
         checked_function(join, "hash_join", "join")
-        joining: Any = Joining(tuple(pairs), join, is_inner)
+        function: Any = TableJoin(tuple(pairs), join, is_inner)
         named = checked_name(name, "a stage") if name is not None else ""
-        return self._add(Node(Kind.HASH_JOIN, named, (self._index,), joining, parallelism))
+        return self._add(Node(Kind.HASH_JOIN, named, (self._index,), function, parallelism))
 
 
 def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
@@ -216,6 +214,6 @@ def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
     if both is None and len(named) == 2:
         return Sided(left, right)
     raise PlanError(
-        f".join() was given {' and '.join(f'{name}=' for name in named)} alone",
-        next_step=f"give {what}= for both sides, or left_{what}= and right_{what}=",
+        f".join() has only {' and '.join(f'{name}=' for name in named)}",
+        next_step=f"pass {what}= for both sides, or left_{what}= and right_{what}=",
     )

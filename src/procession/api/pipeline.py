@@ -1,7 +1,7 @@
 """The pipeline that an app declares.
 
-The one rule: building a pipeline only records what is declared; a mistake raises `PlanError` at the line that made it.
-Before it is the user's file; after it `planner/graph`, the planner, and the driver that runs the plan.
+Invariant: building a pipeline only records what is declared; a mistake raises `PlanError` at the line that made it. The
+planner reads the resulting `planner/graph`, and the driver runs the plan.
 
     >>> from procession import Pipeline
     >>> pipeline = Pipeline("doubler")
@@ -22,14 +22,16 @@ from typing import Any, Literal
 from procession.api.stage import Stage
 from procession.errors import PlanError
 from procession.operators.named_types import NamedTypes
+from procession.planner.connector import Packing
+from procession.planner.connector_registry import sink_of, source_of
 from procession.planner.event_order import check_declared, event_time
 from procession.planner.explain import explain
-from procession.planner.graph import Codec, Exchange, Graph, Kind, Node, OnError, Order
+from procession.planner.graph import Exchange, Graph, Kind, Node, OnError, Order, PayloadCodec
 from procession.planner.guarantee import POLICIES, Guarantee
-from procession.planner.keyed_spec import RecordKey
+from procession.planner.keys import RecordKey
 from procession.planner.rules import make_plan
 from procession.planner.validation import checked_choice, checked_count, checked_flag, checked_name, checked_target
-from procession.record import stream_id
+from procession.record import share_of, stream_id
 
 PARALLELISM_MAX = 1024
 
@@ -63,7 +65,7 @@ class Pipeline:
         exchange: How records move between tasks. "runs": through files in a directory that all tasks share. "spark":
             through Spark's shuffle, for clusters without a shared directory.
         parallelism: Number of tasks per stage.
-        dead_letter: A file sink, "file:DIR", for records on which a function raises. Each becomes a JSON line, in the
+        dead_letter: A sink, as "file:DIR", for records on which a function raises. Each becomes a JSON object, in the
             same transaction as the other output. Without it, the pipeline stops and the error names the record.
         guarantee: The delivery guarantee. Weaker ones than "effectively-once" cost less.
         deterministic: Declares that the functions return the same output for the same input in every run. Idempotent
@@ -76,6 +78,8 @@ class Pipeline:
             count), or "dead-letter".
         idle_timeout_s: With event-time order: seconds after which a silent stream is not waited for. Two runs may then
             differ.
+        fusion: Run consecutive functions of one record as one loop, and inline those that are a single expression.
+            `False` calls each function by itself, stage by stage: slower, with the same output.
         types: Dataclasses, named tuples and enums whose values are keys, are in states or pass between tasks.
 
     Raises:
@@ -103,6 +107,7 @@ class Pipeline:
         lateness_s: float | None = None,
         late: Literal["fail", "drop", "dead-letter"] | None = None,
         idle_timeout_s: float | None = None,
+        fusion: bool = True,
         types: Iterable[type[Any]] = (),
     ) -> None:
         self.name = checked_name(name, "a pipeline")
@@ -111,6 +116,7 @@ class Pipeline:
             checked_flag(preserve_order, "preserve_order", owner)
         self.order = _order(order, preserve_order)
         self.is_strict = checked_flag(strict, "strict", owner)
+        self.is_fused = checked_flag(fusion, "fusion", owner)
         self.parallelism = checked_count(parallelism, "parallelism", owner, PARALLELISM_MAX)
         self.guarantee: Guarantee = checked_choice(Guarantee, guarantee, "guarantee")
         self.is_deterministic = checked_flag(deterministic, "deterministic", owner)
@@ -126,24 +132,29 @@ class Pipeline:
         self,
         name: str = "source",
         *,
+        from_: str | None = None,
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] = "bytes",
         streams: Iterable[int | str | Path] | None = None,
         ends: bool | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Declare where records enter the pipeline. Producers send them to the gateway.
+        """Declare where records enter the pipeline. Producers send them to the gateway, or `from_` names a URL.
 
         All streams enter at one source, in the order of their arrival. To process some streams differently, declare
         several sources and name the `streams` of each. `merge` joins sources again, in the order of arrival.
 
         Args:
             name: Name of the source.
+            from_: A URL to read from, such as "kafka://HOST:PORT/TOPIC" or "file:PATTERN". `procession run` starts the
+                connector that reads it. docs/how-to/connectors.md lists the connectors. Its streams are the source's
+                own, so `streams` is left out. Without a URL, producers connect to the gateway.
             codec: What functions receive: `bytes`, `str` ("text"), or the decoded value ("json", "msgpack", "arrow").
             streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. One source may leave
                 this out; it receives all other streams.
             ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
                 Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
-                the app runs with `--input`. `False`: it never ends.
+                the app runs with `--input`, or if the connector of its URL ends, as that of files does. `False`: it
+                never ends.
             parallelism: Number of tasks, if not that of the pipeline.
 
         Returns:
@@ -152,10 +163,18 @@ class Pipeline:
         Raises:
             PlanError: Two sources claim the same streams, or an argument is not valid.
         """
+        checked_name(name, "a source")
         taken = None if streams is None else _streams(streams, name)
+        share = None
+        if from_ is not None:
+            connector, url = source_of(from_, f"source {name!r}")
+            share = self._share(name, taken)
+            if ends is None:
+                ends = connector.source is not None and connector.source.ends(url)
         for other in self._nodes:
             if other.kind is Kind.SOURCE and (
-                other.streams is taken is None or (other.streams or frozenset()) & (taken or frozenset())
+                (other.streams is taken is None and other.share is share is None)
+                or (other.streams or frozenset()) & (taken or frozenset())
             ):
                 raise PlanError(
                     f"pipeline {self.name!r} has a second source {name!r} for the streams of {other.name!r}",
@@ -165,14 +184,38 @@ class Pipeline:
         return self._add(
             Node(
                 Kind.SOURCE,
-                checked_name(name, "a source"),
-                codec=checked_choice(Codec, codec, "codec"),
+                name,
+                codec=checked_choice(PayloadCodec, codec, "codec"),
+                target=from_ or "",
+                share=share,
                 streams=taken,
                 ends=None if ends is None else checked_flag(ends, "ends", f"source {name!r}"),
                 awaited=taken or frozenset() if ends else frozenset(),
-                parallelism=_parallelism(parallelism, name),
+                parallelism=parallelism,
             )
         )
+
+    def _share(self, name: str, streams: frozenset[int] | None) -> int:
+        """The share of the stream ids for a source that reads a URL."""
+        if streams is not None:
+            raise PlanError(
+                f"source {name!r} reads a URL and names streams, but its streams are those of the URL",
+                next_step="leave streams away; or leave from_ away, and start the connector with `procession source`",
+            )
+        if self.event_time is not None:
+            raise PlanError(
+                f"source {name!r} reads a URL, whose streams are not known before the start, but pipeline"
+                f" {self.name!r} is ordered by event time, for which they must be",
+                next_step="leave from_ away, name the streams, and start the connector with `procession source`",
+            )
+        share = share_of(name)
+        for other in self._nodes:
+            if other.kind is Kind.SOURCE and other.share == share and other.name != name:
+                raise PlanError(
+                    f"sources {other.name!r} and {name!r} would have the same stream ids by a rare chance",
+                    next_step="give one of them another name",
+                )
+        return share
 
     @property
     def size(self) -> int:
@@ -194,16 +237,18 @@ class Pipeline:
             undeclared = [node.name for node in nodes if node.kind is Kind.SOURCE and node.streams is None]
             check_declared(self.name, undeclared, self.event_time, has_letters=self._dead_letter is not None)
         for node in nodes:
-            if self._dead_letter is None and node.stateful is not None and node.stateful.sets_late_aside:
+            if self._dead_letter is None and node.operator is not None and node.operator.state.late_to_dead_letters:
                 raise PlanError(
                     f"stage {node.name!r} makes dead letters of late records, but pipeline {self.name!r} has nowhere to"
                     " put them",
-                    next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',
+                    next_step='write Pipeline(…, dead_letter="file:DIR"), or late="drop"',
                     stage=node.name,
                 )
         on_error = OnError.STOP
         if self._dead_letter is not None:
-            nodes.append(Node(Kind.SINK, DEAD_LETTER, target=self._dead_letter))
+            connector, _ = sink_of(self._dead_letter, f"sink {DEAD_LETTER!r}")
+            is_in_blocks = connector.sink is not None and connector.sink.packing is Packing.BLOCKS
+            nodes.append(Node(Kind.SINK, DEAD_LETTER, target=self._dead_letter, is_in_blocks=is_in_blocks))
             on_error = OnError.DEAD_LETTER
         return Graph(
             self.name,
@@ -213,6 +258,7 @@ class Pipeline:
             self.guarantee,
             self.order,
             is_strict=self.is_strict,
+            is_fused=self.is_fused,
             exchange=self.exchange,
             event_time=self.event_time,
             types=self.types,
@@ -222,7 +268,7 @@ class Pipeline:
         """The name of the stage with this index."""
         return self._nodes[index].name
 
-    def codec_at(self, index: int, sink: str) -> Codec:
+    def codec_at(self, index: int, sink: str) -> PayloadCodec:
         """The codec of a sink behind this stage that does not name one: the codec of its source.
 
         Raises PlanError if its records come from sources with different codecs.
@@ -230,14 +276,18 @@ class Pipeline:
         nearest = self._nearest(index, lambda node: node.kind is Kind.SOURCE or node.kind in GIVING_PAYLOADS)
         found = {node.codec: node.name for node in nearest}  # of stages that are no sources it is bytes
         # Bytes and text are written alike.
-        if len(found.keys() - {Codec.TEXT, Codec.BYTES}) + bool(found.keys() & {Codec.TEXT, Codec.BYTES}) > 1:
-            told = " and ".join(f'{source!r} (codec="{codec.value}")' for codec, source in found.items())
+        if (
+            len(found.keys() - {PayloadCodec.TEXT, PayloadCodec.BYTES})
+            + bool(found.keys() & {PayloadCodec.TEXT, PayloadCodec.BYTES})
+            > 1
+        ):
+            names = " and ".join(f'{source!r} (codec="{codec.value}")' for codec, source in found.items())
             raise PlanError(
-                f"sink {sink!r} does not say its codec, and gets records of {told}",
-                next_step='name what is to be written, as sink(…, codec="json")',
+                f"sink {sink!r} has no codec, and gets records of {names}",
+                next_step='name its codec, as in sink(…, codec="json")',
                 stage=sink,
             )
-        return Codec.BYTES if len(found) > 1 else next(iter(found))
+        return PayloadCodec.BYTES if len(found) > 1 else next(iter(found))
 
     def key_at(self, index: int, word: str) -> RecordKey | None:
         """The key that `key_by` has set on records at this stage, or None.
@@ -249,8 +299,8 @@ class Pipeline:
         if given and len(given) < len(nearest):
             other = next(node.name for node in nearest if node.kind is not Kind.KEY_BY)
             raise PlanError(
-                f".{word}() gets records with a key of key_by, and others, of {other!r}, without one",
-                next_step="write key_by behind the merge, or on each way to it; or give the stage its own key=",
+                f".{word}() gets records with a key of key_by, and records of {other!r} without one",
+                next_step="write key_by after the merge, or on each branch before it; or give the stage its own key=",
             )
         return RecordKey(tuple(given)) if given else None
 
@@ -279,16 +329,16 @@ class Pipeline:
         """Raises PlanError unless a repeated epoch sends this sink the same bytes."""
         if not self.is_deterministic:
             raise PlanError(
-                f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: run again, an"
-                " epoch might have other bytes for the same positions",
-                next_step="if the functions always give the same output for the same input, say"
-                f" Pipeline({self.name!r}, deterministic=True); otherwise leave idempotent=True away, and the sink"
-                " takes part in the commit",
+                f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: an epoch"
+                " that runs again might have other bytes for the same positions",
+                next_step="if the functions always return the same output for the same input, write"
+                f" Pipeline({self.name!r}, deterministic=True); otherwise remove idempotent=True, and the sink takes"
+                " part in the commit",
             )
         if not POLICIES[self.guarantee].is_sent_again:
             raise PlanError(
                 f"sink {sink!r} is idempotent, but with guarantee={self.guarantee.value!r} nothing is ever sent again",
-                next_step='leave idempotent=True away, or ask for "effectively-once" or "at-least-once"',
+                next_step='remove idempotent=True, or use "effectively-once" or "at-least-once"',
             )
 
     def _add(self, node: Node) -> Stage:
@@ -302,7 +352,8 @@ class Pipeline:
                 next_step="give one of them another name",
             )
         if node.parallelism is not None:
-            node = replace(node, parallelism=_parallelism(node.parallelism, node.name))
+            tasks = checked_count(node.parallelism, "parallelism", f"stage {node.name!r}", PARALLELISM_MAX)
+            node = replace(node, parallelism=tasks)
         self._nodes.append(node)
         return Stage(self, len(self._nodes) - 1, self._add)
 
@@ -334,19 +385,13 @@ def number_of_stream(stream: object) -> int | None:
     return stream if type(stream) is int and 0 <= stream < 2**64 else None
 
 
-def _parallelism(parallelism: int | None, name: str) -> int | None:
-    return (
-        None if parallelism is None else checked_count(parallelism, "parallelism", f"stage {name!r}", PARALLELISM_MAX)
-    )
-
-
 def _order(order: str | None, preserve_order: bool | None) -> Order:
     if order is None:
         return Order.NONE if preserve_order is False else Order.TOTAL
     if preserve_order is not None:
         raise PlanError(
             f"order={order!r} and preserve_order={preserve_order!r} both say what is promised",
-            next_step='say order="total" or order="none" alone',
+            next_step='write order="total" or order="none" alone',
         )
     chosen: Order = checked_choice(Order, order, "order")
     return chosen

@@ -1,7 +1,7 @@
 """The stage: a point in a pipeline, from which the pipeline continues.
 
-The one rule: each method adds one node and returns the stage behind it. Two calls on one stage make two branches;
-`merge` joins branches. Before it `api/pipeline`; after it `planner/graph`.
+Invariant: each method adds one node to `planner/graph` and returns the stage for it. Two calls on one stage make two
+branches; `merge` joins branches.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from procession.api.stateful_api import Key, SensitiveStage, Time
+from procession.api.stateful_api import Key, StatefulStage, Time
 from procession.errors import PlanError
-from procession.planner.graph import Codec, Framing, Kind, Node, Order
+from procession.planner.connector import Connector, Packing
+from procession.planner.connector_registry import sink_of
+from procession.planner.graph import Kind, Node, Order, PayloadCodec, SinkFraming
 from procession.planner.validation import (
     checked_choice,
     checked_count,
+    checked_function,
     checked_name,
     checked_of_one,
-    checked_target,
     checked_unit,
 )
 from procession.times import Unit
@@ -32,11 +34,11 @@ TIMEOUT_S = 60.0
 CONNECTIONS_MAX = 64
 """Maximum number of connections, and so of outputs, of a sink."""
 
-# Their bytes may hold a newline, so that lines could not be told apart.
-BINARY = frozenset({Codec.MSGPACK, Codec.ARROW})
+# Their bytes may contain a newline, so lines would be ambiguous.
+BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
 
 
-class Stage(SensitiveStage):
+class Stage(StatefulStage):
     """A point in a pipeline. Its methods add a stage and return it, so calls can be chained.
 
     `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a
@@ -117,15 +119,15 @@ class Stage(SensitiveStage):
             PlanError: The function is not a coroutine function, or a number is out of range.
         """
         is_asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  (whether it can be called is not what is asked)
+            getattr(function, "__call__", None)  # noqa: B004  (not a test of whether it is callable)
         )
         if not is_asynchronous:
             raise PlanError(
-                f".map_async() was given {function!r}, which is no coroutine function",
-                next_step="write it with `async def`, or use map",
+                f".map_async() has {function!r}, which is not a coroutine function",
+                next_step="define it with `async def`, or use map",
             )
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-            raise PlanError(f"timeout_s={timeout_s!r} of map_async is no time", next_step="give seconds above 0")
+            raise PlanError(f"timeout_s={timeout_s!r} of map_async is not valid", next_step="pass seconds above 0")
         node = self._node(Kind.MAP_ASYNC, function, name, parallelism)
         limit = checked_count(concurrency, "concurrency", "map_async", CONCURRENCY_MAX)
         return self._add(replace(node, concurrency=limit, timeout_s=float(timeout_s)))
@@ -182,17 +184,17 @@ class Stage(SensitiveStage):
         for other in others:
             if not isinstance(other, Stage) or other._pipeline is not self._pipeline:
                 raise PlanError(
-                    f".merge() was given {other!r}, which is no stage of pipeline {self._pipeline.name!r}",
+                    f".merge() has {other!r}, which is not a stage of pipeline {self._pipeline.name!r}",
                     next_step="merge stages of one pipeline",
                 )
             if other._index in places:
                 raise PlanError(
                     ".merge() was given the same stage twice: each of its records would come out twice",
-                    next_step="write flat_map(lambda record: [record, record]) if that is what is meant",
+                    next_step="to emit records twice, use flat_map(lambda record: [record, record])",
                 )
             places.append(other._index)
         if len(places) < 2:
-            raise PlanError(".merge() was given nothing to merge with", next_step="give it another stage")
+            raise PlanError(".merge() has no other stage", next_step="pass the stage to merge with")
         node = self._node(Kind.MERGE, None, name, parallelism)
         return self._add(replace(node, parents=tuple(places)))
 
@@ -222,6 +224,7 @@ class Stage(SensitiveStage):
         to: str,
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] | None = None,
         framing: Literal["lines", "raw"] | None = None,
+        key: Callable[[Any], Any] | None = None,
         order: Literal["total", "key", "stream", "none"] | None = None,
         connections: int = 1,
         idempotent: bool = False,
@@ -231,10 +234,14 @@ class Stage(SensitiveStage):
 
         Args:
             name: Name of the sink.
-            to: "file:DIR" for a file sink that starts with the pipeline, or the "HOST:PORT" of a running sink.
+            to: "file:DIR", or another URL of a connector such as "kafka://HOST:PORT/TOPIC", for a sink that starts with
+                the pipeline; or the "HOST:PORT" of a running sink. docs/how-to/connectors.md lists the connectors.
             codec: How records are encoded. "bytes" and "text" accept `str` and `bytes`. Without it, the sink uses the
                 codec of its source; behind `map_batches` and `transform`, whose functions return payloads, "bytes".
-            framing: "lines" puts a newline after each record, "raw" nothing. msgpack and Arrow need "raw".
+            framing: "lines" puts a newline after each record, "raw" nothing. msgpack and Arrow need "raw". Sinks of
+                records, such as topics and tables, have none.
+            key: The key that a record is written with, for sinks of records. None means no key. Without this function
+                it is the key of `key_by`, or the one that the record came with.
             order: The promised order of this sink, if not that of the pipeline.
             connections: Number of outputs. They are written in parallel and committed together. Each key or stream,
                 whichever the order is promised for, is always in the same output. The number cannot change after the
@@ -252,11 +259,16 @@ class Stage(SensitiveStage):
         """
         if idempotent:
             self._pipeline.check_idempotent(name)
-        chosen: Codec = (
-            self._pipeline.codec_at(self._index, name) if codec is None else checked_choice(Codec, codec, "codec")
+        chosen: PayloadCodec = (
+            self._pipeline.codec_at(self._index, name)
+            if codec is None
+            else checked_choice(PayloadCodec, codec, "codec")
         )
+        connector, _ = sink_of(to, f"sink {name!r}")
+        is_in_blocks = connector.sink is not None and connector.sink.packing is Packing.BLOCKS
+        _check_form(name, connector, is_in_blocks, framing, key, idempotent)
         if framing is None:
-            framing = "raw" if chosen in BINARY else "lines"
+            framing = "raw" if chosen in BINARY or is_in_blocks else "lines"
         elif framing == "lines" and chosen in BINARY:
             raise PlanError(
                 f'sink {name!r} has codec="{chosen.value}" and framing="lines", but such records may hold newlines',
@@ -279,8 +291,10 @@ class Stage(SensitiveStage):
                 (self._index,),
                 codec=chosen,
                 is_codec_inherited=codec is None,
-                framing=checked_choice(Framing, framing, "framing"),
-                target=checked_target(to, name),
+                framing=checked_choice(SinkFraming, framing, "framing"),
+                target=to,
+                is_in_blocks=is_in_blocks,
+                key=key,
                 order=None if order is None else level,
                 connections=connections,
                 is_idempotent=idempotent,
@@ -288,3 +302,29 @@ class Stage(SensitiveStage):
             )
         )
         return self
+
+
+def _check_form(
+    name: str, connector: Connector, is_in_blocks: bool, framing: str | None, key: object, idempotent: bool
+) -> None:
+    """Refuse what a sink of this connector cannot do."""
+    if is_in_blocks and framing is not None:
+        raise PlanError(
+            f"sink {name!r} has framing={framing!r}, but {connector.form} gets records, not bytes of many",
+            next_step="leave framing away",
+            stage=name,
+        )
+    if key is not None:
+        checked_function(key, "sink", "key")
+    if key is not None and not is_in_blocks:
+        raise PlanError(
+            f"sink {name!r} has key=, but {connector.form} writes no keys",
+            next_step="leave key away; key_by says which connection of a sink gets a record",
+            stage=name,
+        )
+    if idempotent and connector.sink is not None and not connector.sink.is_repeatable:
+        raise PlanError(
+            f"sink {name!r} is idempotent, but {connector.form} takes part in the commit only",
+            next_step="leave idempotent=True away",
+            stage=name,
+        )

@@ -1,7 +1,7 @@
 """Stateful stages: the methods of a stage whose output depends on earlier records.
 
-The one rule: as in `api/stage`, each method adds one node and returns the stage behind it. Before it `api/stage`, which
-inherits these methods; after it `planner/graph`.
+Invariant: as in `api/stage`, each method adds one node to the graph and returns the stage for it. `api/stage`
+inherits these methods; `planner/graph` holds the nodes.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from procession.api.joins import Joins
 from procession.errors import PlanError
 from procession.operators.aggregates import Aggregate
 from procession.operators.context import is_asking
-from procession.operators.expiry import Expiring, OnEvict
-from procession.operators.keyed import reducing, starting_with
-from procession.operators.sort import Sorting
-from procession.operators.total import Totals
+from procession.operators.expiry import ExpiringState, OnEvict
+from procession.operators.keyed import KeyedOperator, Step, StepResult, reducing, starting_with
+from procession.operators.operator import Operator
+from procession.operators.sort import SortOperator
+from procession.operators.total import TotalOperator
 from procession.operators.value_codec import ValueCodec
-from procession.operators.window_operator import Windowing
-from procession.operators.windows import Late, Length, Windows, span
+from procession.operators.window_operator import window_operator
+from procession.operators.windows import LateWindowRule, Length, Windows, span
 from procession.planner.graph import Kind, Node
-from procession.planner.keyed_spec import Gives, RecordKey, Stateful, Step
-from procession.planner.keys import KeyCodec
+from procession.planner.keys import KeyCodec, RecordKey
 from procession.planner.validation import (
     checked_choice,
     checked_count,
@@ -44,13 +44,29 @@ if TYPE_CHECKING:
 EARLY_MAX = 1_000_000_000
 
 ASKED = frozenset({Kind.MAP, Kind.FILTER, Kind.FLAT_MAP})
-"""Stages whose functions may take a `Context`."""
+"""Stages whose functions may take a `Context` as a second argument."""
 
 Key = Callable[[Any], Any]
 Time = Callable[[Any], float | Decimal | datetime]
 
+STEP_RESULTS = {
+    Kind.FILTER_STATEFUL: StepResult.KEEP,
+    Kind.FLAT_MAP_STATEFUL: StepResult.MANY,
+    Kind.DISTINCT: StepResult.FIRST,
+}
+"""What the step of a stage returns beside the state, if it is not one record."""
 
-class SensitiveStage(Joins):
+
+class Expiry(NamedTuple):
+    """When the states of a keyed stage expire, as the user wrote it."""
+
+    ttl_s: Length | None
+    time: Time | None
+    unit: Unit
+    on_evict: OnEvict | None = None
+
+
+class StatefulStage(Joins):
     """The methods of `Stage` that add stages with state."""
 
     def __init__(self, pipeline: Pipeline, index: int, add: Callable[[Node], Stage]) -> None:
@@ -102,9 +118,8 @@ class SensitiveStage(Joins):
             ...     initial=0,
             ... )
         """
-        return self._keyed(
-            Kind.MAP_STATEFUL, Gives.ONE, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
-        )
+        expiry = Expiry(ttl_s, time, unit, on_evict)
+        return self._keyed(Kind.MAP_STATEFUL, function, key, initial, name, parallelism, expiry)
 
     def filter_stateful(
         self,
@@ -120,9 +135,8 @@ class SensitiveStage(Joins):
         parallelism: int | None = None,
     ) -> Stage:
         """Keep or drop each record: as `map_stateful`, but the result says whether to keep the record."""
-        return self._keyed(
-            Kind.FILTER_STATEFUL, Gives.KEPT, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
-        )
+        expiry = Expiry(ttl_s, time, unit, on_evict)
+        return self._keyed(Kind.FILTER_STATEFUL, function, key, initial, name, parallelism, expiry)
 
     def flat_map_stateful(
         self,
@@ -138,9 +152,8 @@ class SensitiveStage(Joins):
         parallelism: int | None = None,
     ) -> Stage:
         """Replace each record by any number of records: as `map_stateful`, but the result is an iterable of them."""
-        return self._keyed(
-            Kind.FLAT_MAP_STATEFUL, Gives.MANY, function, key, initial, name, parallelism, (ttl_s, time, unit, on_evict)
-        )
+        expiry = Expiry(ttl_s, time, unit, on_evict)
+        return self._keyed(Kind.FLAT_MAP_STATEFUL, function, key, initial, name, parallelism, expiry)
 
     def reduce(
         self,
@@ -159,9 +172,8 @@ class SensitiveStage(Joins):
         `key`, `ttl_s`, `time` and `unit` are those of `map_stateful`.
         """
         checked_function(function, "reduce")
-        return self._keyed(
-            Kind.REDUCE, Gives.ONE, reducing(function), key, None, name, parallelism, (ttl_s, time, unit, None)
-        )
+        expiry = Expiry(ttl_s, time, unit)
+        return self._keyed(Kind.REDUCE, reducing(function), key, None, name, parallelism, expiry)
 
     def rolling(
         self,
@@ -180,11 +192,11 @@ class SensitiveStage(Joins):
         """
         if not isinstance(aggregate, Aggregate):
             raise PlanError(
-                f".rolling() was given {aggregate!r}, which is no aggregate",
-                next_step="give it one of procession.aggregates, or make an Aggregate of your own",
+                f".rolling() has {aggregate!r}, which is not an aggregate",
+                next_step="pass one of procession.aggregates, or your own Aggregate",
             )
-        expiry = (ttl_s, time, unit, None)
-        return self._keyed(Kind.ROLLING, Gives.ONE, aggregate.step, key, aggregate.create, name, parallelism, expiry)
+        expiry = Expiry(ttl_s, time, unit)
+        return self._keyed(Kind.ROLLING, aggregate.step, key, aggregate.create, name, parallelism, expiry)
 
     def distinct(
         self,
@@ -201,7 +213,7 @@ class SensitiveStage(Joins):
         All keys are stored. With `ttl_s` a key is removed when no record of it has come for this many seconds of event
         time. `time` and `unit` are those of `map_stateful`.
         """
-        return self._keyed(Kind.DISTINCT, Gives.FIRST, None, key, None, name, parallelism, (ttl_s, time, unit, None))
+        return self._keyed(Kind.DISTINCT, None, key, None, name, parallelism, Expiry(ttl_s, time, unit))
 
     def window(
         self,
@@ -250,12 +262,12 @@ class SensitiveStage(Joins):
         """
         if not isinstance(windows, Windows) or not isinstance(aggregate, Aggregate):
             raise PlanError(
-                f".window() was given {windows!r} and {aggregate!r}",
-                next_step="give it one of procession.windows and one of procession.aggregates",
+                f".window() has {windows!r} and {aggregate!r}, which are not windows and an aggregate",
+                next_step="pass one of procession.windows and one of procession.aggregates",
             )
         if windows.is_session and aggregate.combine is None:
             raise PlanError(
-                "two sessions may turn out to be one, and this aggregate cannot put them together",
+                "session windows may merge, and this aggregate cannot merge their states",
                 next_step="give the Aggregate a `combine`",
             )
         for function, what in ((key, "key"), (time, "time")):
@@ -263,19 +275,18 @@ class SensitiveStage(Joins):
                 checked_function(function, "window", what)
         by = self._pipeline.key_at(self._index, "window") if key is None else key
         kind = Kind.WINDOW if by is None else Kind.WINDOW_BY_KEY
-        windowing = Windowing(
+        operator = window_operator(
             windows,
             aggregate,
             by is not None,
             lateness=span(lateness_s, "lateness_s", 0),
             unit=checked_unit(unit),
-            late=checked_choice(Late, late, "late"),
+            late=checked_choice(LateWindowRule, late, "late"),
             early_records=checked_count(early_records, "early_records", "window", EARLY_MAX) if early_records else 0,
             keys=KeyCodec(self._pipeline.types),
         )
         node = self._node(kind, None, name, parallelism)
-        stateful = Stateful(Gives.WINDOWS, windowing=windowing)
-        return self._add(replace(node, key=by, time=time, unit=unit, stateful=stateful))
+        return self._add(replace(node, key=by, time=time, unit=unit, operator=operator))
 
     def aggregate(
         self, aggregate: Aggregate, *, key: Key | None = None, name: str | None = None, parallelism: int | None = None
@@ -287,16 +298,16 @@ class SensitiveStage(Joins):
         """
         if not isinstance(aggregate, Aggregate):
             raise PlanError(
-                f".aggregate() was given {aggregate!r}, which is no aggregate",
-                next_step="give it one of procession.aggregates, or make an Aggregate of your own",
+                f".aggregate() has {aggregate!r}, which is not an aggregate",
+                next_step="pass one of procession.aggregates, or your own Aggregate",
             )
         if key is not None:
             checked_function(key, "aggregate", "key")
         by = self._pipeline.key_at(self._index, "aggregate") if key is None else key
         kind = Kind.AGGREGATE if by is None else Kind.AGGREGATE_BY_KEY
-        totals = Totals(aggregate, by is not None, KeyCodec(self._pipeline.types))
+        operator = TotalOperator(aggregate, by is not None, KeyCodec(self._pipeline.types))
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=by, stateful=Stateful(Gives.TOTALS, totals=totals)))
+        return self._add(replace(node, key=by, operator=operator))
 
     def sort(self, by: Callable[[Any], Any], *, reverse: bool = False, name: str | None = None) -> Stage:
         """Emit all records in ascending order of `by(record)` when the input has ended. Equal ones keep their order.
@@ -305,38 +316,38 @@ class SensitiveStage(Joins):
         `--input`.
         """
         checked_function(by, "sort")
-        sorting = Sorting(by, checked_flag(reverse, "reverse", "sort"), ValueCodec(self._pipeline.types))
+        operator = SortOperator(by, checked_flag(reverse, "reverse", "sort"), ValueCodec(self._pipeline.types))
         node = self._node(Kind.SORT, None, name, None)
-        return self._add(replace(node, stateful=Stateful(Gives.SORTED, sorting=sorting)))
+        return self._add(replace(node, operator=operator))
 
     def _keyed(
         self,
         kind: Kind,
-        gives: Gives,
         step: Step | None,
         key: Key | None,
         initial: Any,
         name: str | None,
         parallelism: int | None,
-        expiry: tuple[Length | None, Time | None, Unit, OnEvict | None],
+        expiry: Expiry,
     ) -> Stage:
-        if gives is not Gives.FIRST:
+        returns = STEP_RESULTS.get(kind, StepResult.ONE)
+        if returns is not StepResult.FIRST:
             checked_function(step, kind.value)
         by = self._pipeline.key_at(self._index, kind.value) if key is None else key
         if by is None:
             raise PlanError(
-                f".{kind.value}() was given no key, and no key_by stands before it",
-                next_step=f"write .{kind.value}(…, key=…), or .key_by(…) before it; windows, joins, totals, transform"
-                " and stages with a key of their own need another key_by behind them",
+                f".{kind.value}() has no key, and there is no key_by before it",
+                next_step=f"write .{kind.value}(…, key=…), or .key_by(…) before it; after a window, a join, an"
+                " aggregate, a transform or a stage with its own key, another key_by is needed",
             )
         if not isinstance(by, RecordKey):
             checked_function(by, kind.value, "key")
         try:
-            stateful = Stateful(gives, step, starting_with(initial, ValueCodec(self._pipeline.types)))
+            first = starting_with(initial, ValueCodec(self._pipeline.types))
         except (TypeError, ValueError) as error:
             raise PlanError(
-                f"the first state of .{kind.value}() cannot be kept: {error}",
-                next_step="make it of such values, or give a function that does",
+                f"the initial state of .{kind.value}() cannot be stored: {error}",
+                next_step="build it from these types, or pass a function that does",
             ) from error
         ttl_s, time, unit, on_evict = expiry
         for function, what in ((time, "time"), (on_evict, "on_evict")):
@@ -344,14 +355,15 @@ class SensitiveStage(Joins):
                 checked_function(function, kind.value, what)
                 if ttl_s is None:
                     raise PlanError(
-                        f".{kind.value}() was given {what}, but its states never expire",
-                        next_step=f"give it ttl_s, the seconds that a state lasts, or leave {what} away",
+                        f".{kind.value}() has {what}, but its states never expire",
+                        next_step=f"add ttl_s, the seconds that a state lasts, or remove {what}",
                     )
+        operator: Operator = KeyedOperator(returns, step, first)
         if ttl_s is not None:
             ttl, keys = span(ttl_s, "ttl_s"), KeyCodec(self._pipeline.types)
-            stateful = replace(stateful, windowing=Expiring(gives, step, stateful.initial, ttl, on_evict, keys))
+            operator = ExpiringState(returns, step, first, ttl, on_evict, keys)
         node = self._node(kind, None, name, parallelism)
-        return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), stateful=stateful))
+        return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), operator=operator))
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         if kind in ASKED and is_asking(function):

@@ -1,8 +1,8 @@
-"""What an adaptive window is worth: the fixed and the adaptive one in turn, behind a slow pipeline and a fast one.
+"""Benchmark of fixed and adaptive credit windows, with a slow pipeline and with a fast one.
 
-A real gateway, a real source (the generator, which sends as fast as it may) and, in place of Spark, a driver that only
-commits: the slow one so many records a second, the fast one all that is there. How long records wait is from when
-the gateway has them to when they are committed. The log is in memory, unless a directory is given.
+It uses a real gateway, a real source (the generator at full speed) and, instead of Spark, a driver that only commits:
+the slow one at a fixed rate, the fast one everything that is available. The waiting time of records is from their
+arrival at the gateway to their commit. The log is in memory, unless a directory is given.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Given:
+class CreditsSetup:
     """What is measured."""
 
     rounds: int
     seconds: float
     """How long a round with the slow pipeline is."""
     rate: int
-    """Records a second that the slow pipeline commits."""
+    """Records per second that the slow pipeline commits."""
     epoch_s: float
     records: int
-    """Of a round with the fast pipeline."""
+    """Records per round with the fast pipeline."""
     latency_target_s: float
     lag_bytes_max: int
     directory: Path | None
 
 
-def measure(given: Given) -> dict[str, dict[str, dict[str, float]]]:
+def measure(given: CreditsSetup) -> dict[str, dict[str, dict[str, float]]]:
     return {pipeline: measure_behind(pipeline, given) for pipeline in ("slow", "fast")}
 
 
-def told(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
     for pipeline, modes in figures.items():
         for mode, one in modes.items():
             yield (
@@ -64,11 +64,11 @@ def told(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[s
             )
 
 
-def measure_behind(pipeline: str, given: Given) -> dict[str, dict[str, float]]:
-    """The medians of rounds in turn."""
+def measure_behind(pipeline: str, given: CreditsSetup) -> dict[str, dict[str, float]]:
+    """Return the medians of alternating rounds."""
     rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for number in range(given.rounds):
-        # Who goes first changes, so that what the machine does meanwhile is nobody's.
+        # The order alternates, so that other load on the machine affects both variants.
         for mode in MODES[:: 1 if number % 2 else -1]:
             rounds[mode].append(run_round(pipeline, mode, given))
     return {
@@ -77,7 +77,7 @@ def measure_behind(pipeline: str, given: Given) -> dict[str, dict[str, float]]:
     }
 
 
-def run_round(pipeline: str, mode: str, given: Given) -> dict[str, float]:
+def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]:
     procession = [sys.executable, "-m", "procession"]
     with tempfile.TemporaryDirectory(
         prefix="procession-bench-", dir=given.directory or (MEMORY if MEMORY.is_dir() else None)
@@ -95,7 +95,7 @@ def run_round(pipeline: str, mode: str, given: Given) -> dict[str, float]:
                     source = [*procession, "source", "generator", "--to", f"{host}:{port}", "--size", "50", *count]
                     with subprocess.Popen(source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sender:
                         try:
-                            driver = Driver(client, given, given.records if count else ALL)
+                            driver = CommittingDriver(client, given, given.records if count else ALL)
                             return driver.commit_all() if pipeline == "fast" else driver.commit_slowly()
                         finally:
                             sender.terminate()
@@ -103,10 +103,10 @@ def run_round(pipeline: str, mode: str, given: Given) -> dict[str, float]:
                 gateway.terminate()
 
 
-class Driver:
-    """Commits, and notes down what it sees."""
+class CommittingDriver:
+    """Commits records and measures waiting times."""
 
-    def __init__(self, client: ControlClient, given: Given, records: int) -> None:
+    def __init__(self, client: ControlClient, given: CreditsSetup, records: int) -> None:
         self._client = client
         self._given = given
         self._records = records
@@ -122,8 +122,7 @@ class Driver:
         began = time.perf_counter()
         over, epoch_s = began + given.seconds, given.epoch_s
         while began < over:
-            # An epoch that took longer, because the machine is busy, lets the next one take more; what an epoch did
-            # not find is not made up for.
+            # If an epoch took longer because the machine is busy, the next one may take more records.
             end = self._client.offer(0, self._committed_end, round(given.rate * epoch_s), ALL).end
             ready_at = began + given.epoch_s
             self._look_until(lambda _: time.perf_counter() >= ready_at)  # noqa: B023
@@ -149,7 +148,7 @@ class Driver:
 
     def _commit(self, end: int) -> None:
         if end > self._committed_end:
-            # The generator's ids are numbers; behind its last record is the row that ends the stream.
+            # The generator's ids are numbers; the row that ends the stream follows the last record.
             self._client.commit(0, self._epoch, end, {STREAM: min(end, self._records) - 1})
             self._committed.append((time.perf_counter(), end))
             self._epoch += 1
@@ -159,7 +158,7 @@ class Driver:
         came_at, came = map(np.array, zip(*self._came, strict=True))
         committed_at, committed = map(np.array, zip(*self._committed, strict=True))
         sequences = np.linspace(0, self._committed_end - 1, SAMPLES).astype(np.int64)
-        # The first look that saw a record is late by one look at most, and the offer may have been before it.
+        # The first poll that saw a record is late by at most one poll.
         seen = np.minimum(np.searchsorted(came, sequences, side="right"), len(came) - 1)
         waits = committed_at[np.searchsorted(committed, sequences, side="right")] - came_at[seen]
         before = np.searchsorted(committed_at, came_at, side="right")

@@ -1,8 +1,9 @@
-"""How fast a million MESSAGE frames with 50-byte payloads become columns, against the obvious `struct` loop.
+"""Benchmark of decoding a million MESSAGE frames with 50-byte payloads into columns, against a `struct` loop.
 
-Both read the same bytes in the same process, in turn, several rounds: what counts is the median of the ratios. The loop
-gives a tuple per record. Ours gives columns, read by read as a gateway takes them, through `Connection.receive` and all
-that it checks. The encoder is measured likewise: a loop, and what is used until the compiled pass is ready.
+Both read the same bytes in the same process, alternately, for several rounds; the result is the median of the ratios.
+The loop returns a tuple per record. Ours returns columns, one read at a time as in a gateway, through
+`Connection.receive` with all its checks. The encoder is measured in the same way: a loop, and the code that is used
+until the compiled kernel is ready.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from procession.wire import columns, v3
 from procession.wire.connection import Connection
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Hello, Messages, Notify, NotifyAck, Ok
 
 STREAM = 1
@@ -43,17 +44,17 @@ def measure(frames: int, rounds: int) -> dict[str, dict[str, float]]:
     return {what: measured(way, frames, rounds) for what, way in ways.items()}
 
 
-def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for what, one in figures.items():
         shown = ", ".join(f"{name} {value:.1f}" for name, value in one.items() if name != "ratio")
         yield f"{what}: {shown} ns a frame; columns are {one['ratio']:.0f} times as fast as struct"
 
 
 def measured(ways: Mapping[str, Callable[[], int]], frames: int, rounds: int) -> dict[str, float]:
-    """The median nanoseconds a frame of each way, and of how many times as fast columns are as struct."""
+    """Return the median nanoseconds per frame of each variant, and the speedup of columns over struct."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     expected = {way() for way in ways.values()}
-    assert len(expected) == 1, "all ways come to the same"
+    assert len(expected) == 1, "all variants give the same result"
     for _ in range(rounds):
         for name, way in ways.items():
             began = time.perf_counter()
@@ -64,7 +65,7 @@ def measured(ways: Mapping[str, Callable[[], int]], frames: int, rounds: int) ->
 
 
 def unpacked_by_struct(data: bytes) -> int:
-    """The obvious loop."""
+    """The `struct` loop."""
     records = []
     position = 0
     while position < len(data):
@@ -84,8 +85,8 @@ def packed_by_struct(payloads: Sequence[bytes]) -> bytes:
 
 
 def received(data: bytes) -> int:
-    """As a gateway takes them, a read at a time."""
-    connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+    """Decode read by read, as a gateway does."""
+    connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     connection.receive(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", "")))
     connection.send(Ok(2**32 - 1))
     connection.receive(v3.encode(Notify(STREAM, "", 0)))
@@ -100,7 +101,7 @@ def received(data: bytes) -> int:
 
 
 def sent(payloads: pa.Array) -> int:
-    """As a source encodes them, a write at a time."""
+    """Encode write by write, as a source does."""
     size_bytes = 0
     for start in range(0, len(payloads), WRITE_RECORDS):
         piece = payloads[start : start + WRITE_RECORDS]

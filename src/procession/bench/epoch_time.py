@@ -1,8 +1,8 @@
-"""How long a small epoch takes, with Spark's default settings and with ours.
+"""The duration of a small epoch, with Spark's default settings and with ours.
 
-Both run the same query (a Python source, two partitions, `foreachBatch` that collects two rows) in processes of their
-own, in turn, several rounds; what counts is the ratio of the medians. With `--ablate`, ours also runs without each of
-the settings that are there for speed, one at a time: what each buys, with all the others as they are.
+Both run the same query (a Python source, two partitions, `foreachBatch` that collects two rows) in separate processes,
+alternately, for several rounds; the result is the ratio of the medians. With `--ablate`, ours also runs without each of
+the performance settings, one at a time, to show the effect of each.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def measure(rounds: int, *, is_ablating: bool = False) -> dict[str, Any]:
     return {"variants": medians, "ratio": medians["ours"]["epoch_ms"] / medians["default"]["epoch_ms"]}
 
 
-def told(figures: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for variant, one in figures["variants"].items():
         yield f"{variant:56} small epoch {one['epoch_ms']:6.0f} ms, first epoch after {one['first_epoch_s']:5.1f} s"
     yield f"ours / default: {figures['ratio']:.2f}"

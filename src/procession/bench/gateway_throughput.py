@@ -1,8 +1,8 @@
-"""What share of loopback TCP's own throughput the gateway reaches, with one producer and with eight.
+"""The gateway's throughput relative to plain loopback TCP, with one producer and with eight.
 
-The same bytes go, in turn, to a plain `recv_into` loop and to a gateway, which decodes them, looks for duplicates,
-appends them to its log and gives the credits back. The producers hold their frames encoded and send as far as their
-credits go: they are not what is measured. Nor is the disk: the log is in memory, unless a directory is given.
+The same bytes go, alternately, to a plain `recv_into` loop and to a gateway, which decodes them, removes duplicates,
+appends them to its log and replenishes the credits. The producers send frames that are encoded beforehand, as far as
+their credits allow, so their cost is not measured. Nor is the disk: the log is in memory, unless a directory is given.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure(records: int, rounds: int, directory: Path | None) -> dict[str, dict
     return {str(producers): measure_with(producers, records, rounds, directory) for producers in PRODUCERS}
 
 
-def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for producers, one in figures.items():
         yield (
             f"{producers} producer(s): gateway {one['gateway_mb_s']:5.0f} MB/s, {one['gateway_records_s'] / 1e6:.1f} M"

@@ -1,17 +1,17 @@
-"""What a keyed state costs: ours, a bare dictionary, and Spark's `transformWithState` on rows and on pandas.
+"""Benchmark of keyed state: ours, a plain dictionary, and Spark's `transformWithState` on rows and on pandas.
 
-All count the records of each key and put the count behind each record; all read the same log, in turn, several rounds,
-on as many tasks as there are cores; what counts are medians. The dictionary is a loop in one process that reads the log
-and writes its output, with nothing around it, on one core. Ours is in order, and what it writes is compared with that
-of the loop, byte for byte; of the others the counts are. Each state is committed with its epoch: ours with a round
+All variants count the records of each key and append the count to each record. They read the same log, alternately, for
+several rounds, with one task per core; the result is the median. The dictionary is a plain loop in one process on one
+core, which reads the log and writes its output. Our output is ordered and is compared with the loop's output byte for
+byte; for Spark's variants only the counts are compared. Each state is committed with its epoch: ours with a round
 record, Spark's in RocksDB.
 
-Ours and Spark's are in two processes, each with a Spark that is set up for it: ours as `procession run` does it, with a
-Java that compiles quickly and a file system in which RocksDB cannot work; Spark's with RocksDB and a Java that compiles
-well. While one is measured the other stands still. Before that, each goes through some small epochs, which are not
-timed, nor is the first epoch of a run; nor are producers, gateway and sinks there.
+Ours and Spark's run in two processes, each with a suitable Spark session: ours as `procession run` sets it up, with the
+JVM's quick compiler and a file system that RocksDB cannot use; Spark's with RocksDB and the JVM's optimizing compiler.
+While one is measured, the other is idle. Warm-up epochs and the first epoch of each run are not timed. There are no
+producers, gateways or sinks.
 
-Then some keys are touched of many: what an epoch costs that touches so many of a million, and of ten thousand.
+Then it measures an epoch that updates a few keys, out of a million and out of ten thousand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from procession.bench import spark_state
 from procession.bench.listing1 import COMPILE_QUICKLY, MEMORY, until_over
-from procession.bench.our_state import DIGITS, Clock, Ends, Ours, Took, plain_loop, write_log
+from procession.bench.our_state import DIGITS, EpochClock, EpochCosts, EpochEnds, KeyedPipeline, plain_loop, write_log
 from procession.bench.spark_state import KEY_BYTES
 from procession.errors import StorageError
 from procession.spark import session
@@ -48,7 +48,7 @@ ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 
 
 @dataclass(frozen=True)
-class Given:
+class KeyedStateSetup:
     """What is measured. Spark's own states take part in the first `spark_rounds` only: they take most of the time."""
 
     keys: int
@@ -61,7 +61,7 @@ class Given:
     cores: int
 
 
-def measure(given: Given) -> dict[str, Any]:
+def measure(given: KeyedStateSetup) -> dict[str, Any]:
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as name:
         work = Path(name)
@@ -76,9 +76,9 @@ def measure(given: Given) -> dict[str, Any]:
             }
             for variant, home in homes.items():
                 home(_run, variant, given.cores, _folder(work, f"warm-{variant}"), warm, None)
-            found: dict[str, list[Took]] = defaultdict(list)
+            found: dict[str, list[EpochCosts]] = defaultdict(list)
             for number in range(given.rounds):
-                # Who goes first changes, so that what the machine does meanwhile is nobody's.
+                # The order of variants alternates, so that background load affects all of them alike.
                 for variant in VARIANTS[number % 4 :] + VARIANTS[: number % 4]:
                     if variant == "dictionary":
                         found[variant].append(plain_loop(work / "log", work / "again", ends))
@@ -91,7 +91,7 @@ def measure(given: Given) -> dict[str, Any]:
     return {**_figures(found, given.records), "keys": given.keys, "records": given.records, "touched": touching}
 
 
-def _figures(found: Mapping[str, list[Took]], records: int) -> dict[str, Any]:
+def _figures(found: Mapping[str, list[EpochCosts]], records: int) -> dict[str, Any]:
     ratios = [bare.seconds / ours.seconds for ours, bare in zip(found["ours"], found["dictionary"], strict=True)]
     rates = {
         variant: {
@@ -103,7 +103,7 @@ def _figures(found: Mapping[str, list[Took]], records: int) -> dict[str, Any]:
     return {**rates, "ours_to_dictionary": statistics.median(ratios)}
 
 
-def told(figures: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for variant in VARIANTS:
         rate, used = figures[variant]["records_per_second"], figures[variant]["cpu_us_per_record"]
         yield f"{variant:12} {rate:11,.0f} records/s, {1e6 / rate:6.2f} µs a record, {used:6.2f} µs of processor time"
@@ -115,12 +115,12 @@ def told(figures: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _written(log: Path, keys: int, epochs: tuple[int, ...]) -> Ends:
+def _written(log: Path, keys: int, epochs: tuple[int, ...]) -> EpochEnds:
     """A log for epochs of these sizes; in the first of them every key is met."""
     ends = np.cumsum(epochs)
     numbers = np.arange(ends[-1], dtype=np.uint64)
     write_log(log, _scattered(numbers, keys), numbers)
-    return Ends(tuple(ends.tolist()), log)
+    return EpochEnds(tuple(ends.tolist()), log)
 
 
 def _scattered(numbers: npt.NDArray[np.uint64], keys: int) -> npt.NDArray[np.uint64]:
@@ -171,11 +171,11 @@ def _close() -> None:
     _spark.stop()
 
 
-def _run(variant: str, cores: int, folder: Path, ends: Ends, expected: Path | None) -> Took:
+def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path | None) -> EpochCosts:
     """What one run of one variant takes, behind its first epoch. StorageError if it is not right."""
-    clock = Clock(len(ends.ends))
+    clock = EpochClock(len(ends.ends))
     if variant == "ours":
-        with Ours(_spark, ends.log, folder, cores) as ours:
+        with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
             ours.run(ends, clock)
         if expected is not None and (folder / "output").read_bytes() != expected.read_bytes():
             raise StorageError("what came out is not what the loop wrote")
@@ -195,7 +195,7 @@ def _run(variant: str, cores: int, folder: Path, ends: Ends, expected: Path | No
     return clock.took()
 
 
-def _check_counts(folder: Path, ends: Ends) -> None:
+def _check_counts(folder: Path, ends: EpochEnds) -> None:
     """Of each key as many records as there are, each with another count: in what order is nobody's promise."""
     seen = Counter(
         line[:KEY_BYTES] + line[DIGITS:]
@@ -207,15 +207,15 @@ def _check_counts(folder: Path, ends: Ends) -> None:
 
 
 def _few(touched: int, keys: int, cores: int, work: Path) -> dict[str, float]:
-    """What an epoch costs that touches so many keys, when there are so many."""
+    """Measures an epoch that updates `touched` of `keys` keys."""
     folder = _folder(work, f"{touched}-of-{keys}")
     first = np.arange(keys, dtype=np.uint64)
     spread = np.arange(touched, dtype=np.uint64) * np.uint64(keys // touched)
     rest = np.concatenate([(spread + np.uint64(number)) % np.uint64(keys) for number in range(FEW_EPOCHS)])
     write_log(folder / "log", np.concatenate((first, rest)), np.arange(keys + len(rest), dtype=np.uint64))
-    ends = Ends((keys, *(keys + touched * (number + 1) for number in range(FEW_EPOCHS))), folder / "log")
-    clock = Clock(len(ends.ends))
-    with Ours(_spark, ends.log, folder, cores) as ours:
+    ends = EpochEnds((keys, *(keys + touched * (number + 1) for number in range(FEW_EPOCHS))), folder / "log")
+    clock = EpochClock(len(ends.ends))
+    with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
         ours.run(ends, clock)
         # The first two behind the large one start what is started once. A file is merged now and then: so, the mean.
         return {

@@ -1,11 +1,11 @@
-"""What order costs: the workload of Conflux's Listing 1 with order and without, and with a window sort instead.
+"""The cost of order: the workload of Conflux's Listing 1 with order, without order, and with a window sort instead.
 
-All three read the same log on the same Spark, in one process, in turn, several rounds; what counts are medians. The
-output of each is counted and compared, record by record, with what must come out. One round more is run first, and does
-not count, because Java gets faster for a while; nor does the first, small epoch of each run, which starts what is
-started once. A record is made when its epoch is begun, and its latency ends when it is written. Producers, gateway and
-commit are left out: they would be the same for all. Java compiles as is Spark's default, and not as we have it, because
-in the window sort rows pass through it. The log, runs and what Spark shuffles are in memory, if there is such a place.
+All three read the same log on the same Spark, in one process, alternately, for several rounds; the result is the
+median. Each output is counted and compared with the expected output, record by record. A warm-up round for the JVM does
+not count, nor does the first, small epoch of each run, which includes one-time start-up work. The latency of a record
+is from the start of its epoch until it is written. Producers, gateway and commit are left out, because they are the
+same for all. The JVM compiles with Spark's default settings instead of ours, because in the window sort rows pass
+through the JVM. The log, the runs and Spark's shuffle files are in memory, if there is a file system in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from procession.planner.rules import make_plan
 from procession.spark import session
 from procession.spark.query import start_query
 from procession.spark.tasks import Task
-from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 from procession.storage.run_store import Manifest, RunStore
 
 LOOK_S = 0.2
@@ -41,11 +41,11 @@ MEMORY = Path("/dev/shm")
 VARIANTS = ("ordered", "unordered", "baseline")
 COMPILE_QUICKLY = "-XX:TieredStopAtLevel=1"
 WARM_SHARE = 50
-"""One record in so many is in the first epoch, which is not timed."""
+"""One record in WARM_SHARE is in the first epoch, which is not timed."""
 
 
 @dataclass(frozen=True)
-class Given:
+class Listing1Setup:
     """What is measured."""
 
     name: str
@@ -74,8 +74,8 @@ class FixedFeed:
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         return {gateway: self.next_end(start) for gateway, start in starts.items()}
 
-    def places(self) -> dict[str, Place]:
-        return {FIRST_GATEWAY: Place(str(self.log))}
+    def places(self) -> dict[str, LogLocation]:
+        return {FIRST_GATEWAY: LogLocation(str(self.log))}
 
 
 @dataclass
@@ -106,14 +106,14 @@ class Timeline:
         }
 
 
-def measure(given: Given) -> dict[str, Any]:
+def measure(given: Listing1Setup) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     counts = set()
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as work, _spark(given, Path(work)) as spark:
         workload.write_log(Path(work) / "log", given.records)
         for number in range(1 + given.rounds):
-            # Who goes first changes, so that what the machine does meanwhile is nobody's.
+            # The order of variants alternates, so that background load affects all of them alike.
             for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
                 figures, count = run(spark, given, variant, Path(work), Path(work) / f"{number}-{variant}")
                 counts.add(count)
@@ -128,7 +128,7 @@ def measure(given: Given) -> dict[str, Any]:
 
 
 @contextmanager
-def _spark(given: Given, work: Path) -> Iterator[SparkSession]:
+def _spark(given: Listing1Setup, work: Path) -> Iterator[SparkSession]:
     java_options, settings = session.JAVA_OPTIONS, session.SETTINGS
     changed: Any = tuple(option for option in java_options if option != COMPILE_QUICKLY)
     session.JAVA_OPTIONS = changed
@@ -156,7 +156,7 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, floa
     }
 
 
-def told(figures: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for variant in VARIANTS:
         one = figures[variant]
         yield f"{variant:10} {one['records_per_second']:11,.0f} records/s, mean latency {one['mean_latency_s']:6.3f} s"
@@ -169,7 +169,9 @@ def told(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{figures['records']:,} records in, {figures['records_out']:,} out, each time all of them, and in order"
 
 
-def run(spark: SparkSession, given: Given, variant: str, work: Path, folder: Path) -> tuple[dict[str, float], int]:
+def run(
+    spark: SparkSession, given: Listing1Setup, variant: str, work: Path, folder: Path
+) -> tuple[dict[str, float], int]:
     """One run of one variant: its figures, and how many records came out. StorageError if they are not right."""
     folder.mkdir()
     timeline = Timeline(given.records)
@@ -194,7 +196,7 @@ def until_over(query: StreamingQuery, is_over: threading.Event, what: str = "") 
 
 
 def _start_baseline(
-    spark: SparkSession, given: Given, variant: str, log: Path, output: Path, timeline: Timeline
+    spark: SparkSession, given: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
 ) -> StreamingQuery:
     return window_sort.start_query(
         spark,
@@ -209,7 +211,7 @@ def _start_baseline(
 
 
 def _start_ours(
-    spark: SparkSession, given: Given, variant: str, log: Path, output: Path, timeline: Timeline
+    spark: SparkSession, given: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
 ) -> StreamingQuery:
     order: Literal["total", "none"] = "total" if variant == "ordered" else "none"
     plan = make_plan(workload.pipeline(given.segments, order, given.burn_ns).graph())

@@ -1,11 +1,11 @@
-"""The whole walk of a file through filter, map, rebalance, map and an ordered file, against a plain Python loop.
+"""A file through the whole pipeline (filter, map, rebalance, map, ordered file), against a plain Python loop.
 
-Both do the same functions on the same file, in turn, several rounds, and what we commit is compared with what the
-loop wrote, byte for byte. Ours is everything: a source, a gateway with a log, Spark, an exchange, a merge, two-phase
-commit with a sink, all of it synced to disk. The clock runs from the first record that the gateway has until the last
-is committed; the start of Spark, and of the source, is told apart. Before it runs, some records are sent slowly, so
-that there are many epochs: Java is slow until it has done a thing often. There are four forms: functions that hardly
-do anything, functions that parse fields and compute, and both again on columns.
+Both run the same functions on the same file, alternately, for several rounds, and our committed output is compared with
+the loop's output byte for byte. Ours is the whole pipeline: a source, a gateway with a log, Spark, an exchange, a merge
+and two-phase commit with a sink, all synced to disk. Time is measured from the first record at the gateway to the last
+commit; the start-up of Spark and of the source is reported separately. Before the rounds some records are sent slowly,
+in many epochs, to warm up the JVM. There are four variants: functions that do almost nothing, functions that parse
+fields and compute, and both again on columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +29,7 @@ from procession.driver.epoch_log import EpochTail
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.control_client import ControlClient
 from procession.supervisor.demo import write_input
-from procession.supervisor.local_pipeline import COMMAND, Local
+from procession.supervisor.local_pipeline import COMMAND, LocalPipeline
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.committed import committed_output
@@ -63,7 +63,7 @@ def measure(
     return {"records": records, "forms": forms}
 
 
-def told(figures: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for form, one in figures["forms"].items():
         yield (
             f"{form:15} ours {one['records_per_second']:9,.0f} records/s,"
@@ -75,7 +75,7 @@ def told(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 @dataclass
-class Found:
+class FormResult:
     """What the rounds of one form came to."""
 
     ours_s: list[float] = field(default_factory=list)
@@ -104,15 +104,15 @@ def _measure_form(
 ) -> dict[str, Any]:
     work.mkdir()
     app, functions = FORMS[form], LOOPS[form]
-    found = Found()
+    found = FormResult()
     records = _lines_of(source)
     expected = [work / "expected-warm", *(work / f"expected-{number}" for number in range(rounds))]
     plain_loop(warm, expected[0], functions)
     with Supervisor(work / "logs") as supervisor:
         began = time.monotonic()
-        local = Local(supervisor, app, load_app(app).graph, work, work, settings)
+        local = LocalPipeline(supervisor, app, load_app(app).graph, work, work, settings)
         local.start()
-        ours = Ours(supervisor, local, work)
+        ours = RunningPipeline(supervisor, local, work)
         ours.until(lambda: ours.epochs > 0)
         start_s = time.monotonic() - began
         ours.run(warm, rate=_lines_of(warm) / warm_s if warm_s else 0.0)
@@ -145,10 +145,10 @@ def plain_loop(source: Path, target: Path, functions: ModuleType = by_record) ->
     return time.perf_counter() - began
 
 
-class Ours:
+class RunningPipeline:
     """A pipeline that is running, and what it is sent."""
 
-    def __init__(self, supervisor: Supervisor, local: Local, work: Path) -> None:
+    def __init__(self, supervisor: Supervisor, local: LocalPipeline, work: Path) -> None:
         self._supervisor = supervisor
         self._local = local
         self._client = ControlClient(
@@ -159,18 +159,21 @@ class Ours:
         self._committed_ns = 0
 
     def run(self, source: Path, *, rate: float = 0.0) -> tuple[float, float, dict[str, float]]:
-        """The seconds that a file takes, those until its first record is there, and the processor time of each part.
-        `rate` holds the source back to so many records a second."""
+        """Sends a file. Returns the seconds from its first record to the last commit, the seconds until its first
+        record, and the processor time of each part. `rate` limits the source, in records per second."""
+        return self.send(["file", str(source), *(["--rate", str(rate)] if rate else [])])
+
+    def send(self, words: Sequence[str]) -> tuple[float, float, dict[str, float]]:
+        """As `run`, with these arguments of `procession source`."""
         before, used = self._client.status()["next_sequence"], self._used()
         started_ns = time.time_ns()
         to = ["--to", self._local.address, *self._local.producer_words]
-        paced = ["--rate", str(rate)] if rate else []
-        with subprocess.Popen([*COMMAND, "source", "file", str(source), *to, *paced]) as sender:
+        with subprocess.Popen([*COMMAND, "source", *words, *to]) as sender:
             self.until(lambda: self._client.status()["next_sequence"] > before)
             began_ns = time.time_ns()
             self.until(lambda: sender.poll() is not None, WAIT_S)
         if sender.returncode:
-            raise ProcessionError(f"the source of {source.name} ended with status {sender.returncode}")
+            raise ProcessionError(f"the source {words[1]} ended with status {sender.returncode}")
         self._look()
         after = self._used()
         spent = {part: after[part] - used.get(part, 0.0) for part in after}

@@ -36,7 +36,7 @@ def measure(records: int) -> dict[str, Any]:
     }
 
 
-def told(figures: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'part':18}{'middle MiB':>12}{'late MiB':>12}{'peak MiB':>12}"
     for part, one in sorted(figures["parts"].items()):
         yield f"{part:18}{one['middle']:12.0f}{one['late']:12.0f}{one['peak']:12.0f}"

@@ -1,8 +1,8 @@
-"""A count of each key, kept by our states: the workload of `procession bench state`, and who does it.
+"""The workload of `procession bench state`: a count for each key, in our keyed state and in a plain dictionary.
 
-A log with records of a key and a number, a pipeline with one keyed stage that reads it, with round records as the
-conductor writes them, and a loop with a dictionary that does the same on one core. Before it `bench/keyed_state`, which
-measures them.
+The log has records of a key and a number. A pipeline with one keyed stage reads it, with round records as the commit
+performer writes them. A loop with a dictionary does the same on one core. Upstream: `bench/keyed_state`, which measures
+them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from procession.bench.spark_state import KEY_BYTES
 from procession.bench.window_sort import bytes_of
 from procession.bench.workload import digits_of, entry_of
 from procession.commit.emitter import payloads, runs_for
-from procession.commit.round_record import Round, Rounds
+from procession.commit.round_files import RoundRecords
+from procession.commit.round_record import RoundRecord
 from procession.errors import ProcessionError
 from procession.planner.compatibility import keyed_stages
 from procession.planner.rules import make_plan
 from procession.spark.query import start_query
-from procession.spark.task_state import Keeping
+from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
-from procession.storage.log import IngressLog, LogReader
-from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.log import IngressLog
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
+from procession.storage.log_reader import LogReader
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.state_store import StateStore, Version
+from procession.storage.state_store import StateStore
+from procession.storage.state_version import StateVersion
 
 DIGITS = KEY_BYTES + 10
 ENTRY_RECORDS = 65_536
@@ -43,7 +46,7 @@ SINK = "counted"
 
 
 @dataclass(frozen=True)
-class Ends:
+class EpochEnds:
     """Epochs that end there."""
 
     ends: tuple[int, ...]
@@ -52,12 +55,12 @@ class Ends:
     def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
         return {gateway: next((end for end in self.ends if end > at), at) for gateway, at in starts.items()}
 
-    def places(self) -> dict[str, Place]:
-        return {FIRST_GATEWAY: Place(str(self.log))}
+    def places(self) -> dict[str, LogLocation]:
+        return {FIRST_GATEWAY: LogLocation(str(self.log))}
 
 
 @dataclass(frozen=True)
-class Took:
+class EpochCosts:
     """What the epochs behind the first one took, and how much processor time of all processes together."""
 
     seconds: float
@@ -65,7 +68,7 @@ class Took:
 
 
 @dataclass
-class Clock:
+class EpochClock:
     """When epochs ended, and how much processor time had been used until then."""
 
     epochs: int
@@ -80,8 +83,8 @@ class Clock:
         if len(self.ends_s) == self.epochs:
             self.is_over.set()
 
-    def took(self) -> Took:
-        return Took(self.ends_s[-1] - self.ends_s[0], self.used_s[-1] - self.used_s[0])
+    def took(self) -> EpochCosts:
+        return EpochCosts(self.ends_s[-1] - self.ends_s[0], self.used_s[-1] - self.used_s[0])
 
 
 def key(payload: bytes) -> bytes:
@@ -104,7 +107,7 @@ def write_log(directory: Path, keys: npt.NDArray[np.uint64], numbers: npt.NDArra
         log.sync()
 
 
-def plain_loop(log: Path, output: Path, ends: Ends) -> Took:
+def plain_loop(log: Path, output: Path, ends: EpochEnds) -> EpochCosts:
     """What a loop with a dictionary takes, behind the first epoch."""
     states: dict[bytes, int] = {}
     reader = LogReader(log)
@@ -120,10 +123,10 @@ def plain_loop(log: Path, output: Path, ends: Ends) -> Took:
                     states[name], result = counted(states.get(name, 0), payload)
                     made.append(result)
                 file.write(b"\n".join(made) + b"\n")
-    return Took(time.perf_counter() - began, time.process_time() - used)
+    return EpochCosts(time.perf_counter() - began, time.process_time() - used)
 
 
-class Ours:
+class KeyedPipeline:
     """A pipeline with one keyed stage, on Spark, with round records and states; use it as a context."""
 
     def __init__(self, spark: SparkSession, log: Path, folder: Path, cores: int) -> None:
@@ -135,19 +138,19 @@ class Ours:
         self._log = log
         self._folder = folder
         self._runs = RunStore(folder / "runs")
-        self._rounds = Rounds(folder / "rounds")
+        self._rounds = RoundRecords(folder / "rounds")
         self._store = StateStore(folder / "state")
-        self._versions: dict[str, Version] = {}
+        self._versions: dict[str, StateVersion] = {}
         self.written_bytes: list[int] = []
 
-    def __enter__(self) -> Ours:
+    def __enter__(self) -> KeyedPipeline:
         self._store.make()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._store.drop([path.name for path in self._store.directory.iterdir()])
 
-    def run(self, ends: Ends, clock: Clock) -> None:
+    def run(self, ends: EpochEnds, clock: EpochClock) -> None:
         output = (self._folder / "output").open("wb")
 
         def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
@@ -159,7 +162,7 @@ class Ours:
             self._commit(epoch, manifests)
             clock.epoch()
 
-        keeping = Keeping(self._store.directory, self._rounds, 1)
+        keeping = TaskStateStore(self._store.directory, self._rounds, 1)
         query = start_query(
             self._spark,
             Task(self._plan, self._log, self._runs.directory, keeping),
@@ -172,12 +175,12 @@ class Ours:
             until_over(query, clock.is_over)
 
     def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> None:
-        """As the conductor does it: the round names the states, and what the one before needed goes."""
+        """As the commit performer does: the round names the states, and states of the previous round are removed."""
         versions = {
-            name: Version(tuple(one.states or () for one in manifests if one.stage == chain), kind)
+            name: StateVersion(tuple(one.states or () for one in manifests if one.stage == chain), kind)
             for chain, (name, kind) in keyed_stages(self._plan).items()
         }
-        self._rounds.write(Round(epoch, 1, "", 0, 0, {}, states=versions))
+        self._rounds.write(RoundRecord(epoch, 1, "", 0, 0, {}, states=versions))
         before = {name for version in self._versions.values() for name in version.names}
         named = {name for version in versions.values() for name in version.names}
         self.written_bytes.append(sum((self._store.directory / name).stat().st_size for name in named - before))

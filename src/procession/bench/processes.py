@@ -1,7 +1,7 @@
 """The processes of a running pipeline, seen from outside: which part each is, and what it has used.
 
-The one rule: it only reads what the kernel tells, and a process that is gone is left out. Before it
-`supervisor/local_pipeline`, which starts them; after it the benchmarks of memory and of the loop.
+Invariant: it only reads from the kernel, and leaves out processes that have ended. Upstream:
+`supervisor/local_pipeline`, which starts them. Downstream: the benchmarks of memory and of the loop.
 """
 
 from __future__ import annotations

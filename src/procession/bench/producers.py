@@ -1,8 +1,8 @@
-"""What many producers cost a gateway: its throughput with 1, 8 and 64 of them, and its memory for each that is idle.
+"""The cost of many producers at a gateway: throughput with 1, 8 and 64 producers, and memory per idle producer.
 
-The same number of records goes to a gateway from one producer and, in turn, from more: what counts is the median of the
-ratios. Then so many connections are opened that say nothing but which streams they have, and what the gateway's process
-has grown by is divided by their number.
+One producer and several producers send the same number of records, alternately; the result is the median of the ratios.
+Then many connections are opened that only open their streams. The memory growth of the gateway's process is divided by
+the number of connections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(
     return figures | {"idle": idle(connections, streams_each, directory)}
 
 
-def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for producers in map(str, PRODUCERS):
         one = figures[producers]
         yield f"{producers} producer(s): {one['records_s'] / 1e6:.1f} M records/s, {one['ratio']:.2f} of one producer's"
@@ -62,7 +62,7 @@ def _figures(producers: int, records: int, took: Mapping[int, Sequence[float]]) 
 
 
 def idle(connections: int, streams_each: int, directory: Path | None) -> dict[str, float]:
-    """What a gateway grows by when so many producers come, name their streams and wait."""
+    """Measures the memory growth of a gateway when this number of producers connect, open their streams and wait."""
     allow_descriptors(connections + DESCRIPTORS)
     with (
         tempfile.TemporaryDirectory(prefix="procession-bench-", dir=directory) as place,
@@ -86,7 +86,7 @@ def idle(connections: int, streams_each: int, directory: Path | None) -> dict[st
 
 
 def waiting(address: tuple[str, int], first_stream: int, streams: int) -> socket.socket:
-    """A producer that has said who it is and which streams it has, and was told that they are its own."""
+    """A producer that has sent HELLO and NOTIFY and received a NOTIFY_ACK for each of its streams."""
     peer = socket.create_connection(address)
     framer = Framer()
     peer.sendall(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", str(first_stream))))

@@ -1,9 +1,8 @@
 """How long each process takes to recover from SIGKILL: from the signal to its first useful work.
 
-A demo's parts run under a steady source; each is killed in turn, several rounds; the driver also with a warm spare
-beside it. Useful work is, for source and
-gateway, the first record that comes in after the signal; for sink and driver, the first epoch that is committed after
-it.
+A demo's parts run under a steady source; each is killed in turn, several rounds; the driver also with a warm
+spare. Useful work is, for source and gateway, the first record that arrives after the signal; for sink and driver,
+the first epoch that is committed after it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pathlib import Path
 from procession.driver.app_file import load_app
 from procession.driver.driver import SPARE_READY
 from procession.supervisor.demo import APP, SINK, write_input
-from procession.supervisor.local_pipeline import DRIVER, GATEWAY, SOURCE, Local
-from procession.supervisor.progress import Progress
+from procession.supervisor.local_pipeline import DRIVER, GATEWAY, SOURCE, LocalPipeline
+from procession.supervisor.progress import PipelineProgress
 from procession.supervisor.restart_policy import RestartPolicy
 from procession.supervisor.settings import load_settings
 from procession.supervisor.supervisor import Supervisor
@@ -39,7 +38,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     return {part: {"median_s": statistics.median(times), "worst_s": max(times)} for part, times in seconds.items()}
 
 
-def told(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for part, one in figures.items():
         yield f"{part:20} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)"
 
@@ -51,8 +50,8 @@ def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, li
     policy = RestartPolicy(kills_max=10_000)
     seconds: dict[str, list[float]] = defaultdict(list)
     with Supervisor(work / "logs", policy) as supervisor:
-        local = Local(supervisor, APP, load_app(APP).graph, work, work, load_settings(spare_driver=has_spare))
-        progress = Progress(work)
+        local = LocalPipeline(supervisor, APP, load_app(APP).graph, work, work, load_settings(spare_driver=has_spare))
+        progress = PipelineProgress(work)
 
         def until(is_reached: Callable[[], bool]) -> None:
             deadline = time.monotonic() + PATIENCE_S
@@ -70,7 +69,7 @@ def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, li
                     until(lambda: _is_warm(work, supervisor.spare_pid(DRIVER)))
                 steady = time.monotonic() + STEADY_S
                 until(lambda steady=steady: time.monotonic() > steady)  # type: ignore[misc]
-                # What was on its way when the signal came does not count: only what began after it.
+                # Records and epochs that were in flight at the signal do not count.
                 supervisor.kill(part)
                 began = time.monotonic()
                 before = progress.look().records_in, progress.epochs

@@ -1,7 +1,7 @@
-"""Spark's own keyed states, as anybody would use them: `transformWithState` on rows and on pandas.
+"""Spark's own keyed state, in its usual form: `transformWithState` on rows and on pandas.
 
-The log's records as rows, grouped by key, a value state with the count of each key, and what comes out appended to a
-file by Spark's tasks, in no order. What `procession bench state` compares ours with.
+The log's records are rows, grouped by key, with a value state that counts each key. Spark's tasks append the output to
+files, unordered. `procession bench state` compares our state with it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pyspark.sql.functions import expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from procession.bench.log_rows import LogRowReader, register
+from procession.bench.log_row_source import LogRowReader, register
 from procession.spark.exchange import map_in_arrow
-from procession.spark.log_source import Feed
+from procession.spark.log_source import EpochFeed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["payload"])
 
 
-class _Counting(StatefulProcessor):
+class _CountingProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._count = handle.getValueState("count", "n long")
 
@@ -44,7 +44,7 @@ class _Counting(StatefulProcessor):
         pass
 
 
-class CountingRows(_Counting):
+class CountingRows(_CountingProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
         count = self._before()
         for row in rows:
@@ -53,7 +53,7 @@ class CountingRows(_Counting):
         self._count.update((count,))
 
 
-class CountingPandas(_Counting):
+class CountingPandas(_CountingProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803
         import pandas as pd
 
@@ -66,7 +66,7 @@ class CountingPandas(_Counting):
         self._count.update((count,))
 
 
-class Append:
+class AppendCounts:
     """In Spark's tasks: write what came out, a file for each task, and tell how much."""
 
     def __init__(self, directory: Path, epoch: int) -> None:
@@ -90,7 +90,7 @@ def start_query(
     spark: SparkSession,
     variant: str,
     log: Path,
-    feed: Feed,
+    feed: EpochFeed,
     *,
     tasks: int,
     output: Path,
@@ -107,7 +107,7 @@ def start_query(
         counted = grouped.transformWithStateInPandas(CountingPandas(), "payload binary", "Append", "None")
 
     def each(batch: DataFrame, epoch: int) -> None:
-        written = map_in_arrow(batch, Append(output, epoch), "records bigint").collect()
+        written = map_in_arrow(batch, AppendCounts(output, epoch), "records bigint").collect()
         on_epoch(sum(row["records"] for row in written))
 
     return counted.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()

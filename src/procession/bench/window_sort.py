@@ -1,8 +1,8 @@
-"""The baseline: a workload as rows of Spark, put in order by sorting each window of it in one task.
+"""The baseline: a workload on plain Spark rows, ordered by a sort of each window in one task.
 
-The one rule: it gets every advantage that costs no order: stages fused between exchanges, functions on columns, hash
-partitions instead of Spark's sorting round robin, and a writer in the sorted task itself. Before it the log; after it
-`bench/listing1`, which compares. This is how order is kept on Spark without us.
+Invariant: it uses every optimization that keeps the order: stages fused between exchanges, functions on columns, hash
+partitions instead of Spark's sorting round robin, and a writer in the sorting task itself. Upstream: the log.
+Downstream: `bench/listing1`, which compares. This is how plain Spark keeps order.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from procession.bench.log_rows import LogRowReader, register
-from procession.bench.workload import FUNCTIONS, Filter, Same, Segment
+from procession.bench.log_row_source import LogRowReader, register
+from procession.bench.workload import FUNCTIONS, Filter, Identity, Segment
 from procession.spark.exchange import map_in_arrow
-from procession.spark.log_source import Feed
+from procession.spark.log_source import EpochFeed
 
 SCHEMA = "message_id bigint, payload binary"
 FORMAT = "numbers"
@@ -35,7 +35,7 @@ def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
 class Stages:
     """In Spark's workers: the stages between two exchanges."""
 
-    def __init__(self, functions: Sequence[Filter | Same]) -> None:
+    def __init__(self, functions: Sequence[Filter | Identity]) -> None:
         self._functions = functions
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,7 +45,7 @@ class Stages:
             yield batch
 
 
-class Append:
+class AppendSorted:
     """In the one task that has the sorted window: write it, and tell when."""
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ def start_query(
     spark: SparkSession,
     segments: Sequence[Segment],
     log: Path,
-    feed: Feed,
+    feed: EpochFeed,
     *,
     burn_ns: int,
     output: Path,
@@ -87,7 +87,7 @@ def start_query(
 
     def each(window: DataFrame, epoch: int) -> None:
         sorted_window = window.repartition(1).sortWithinPartitions("message_id")
-        written = map_in_arrow(sorted_window, Append(output), "at_ns bigint, records bigint").collect()
+        written = map_in_arrow(sorted_window, AppendSorted(output), "at_ns bigint, records bigint").collect()
         on_epoch(epoch, [(row["at_ns"], row["records"]) for row in written])
 
     return rows.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()

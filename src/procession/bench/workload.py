@@ -1,8 +1,8 @@
-"""The workloads that everybody quotes: Conflux's Listing 1, and its two smaller ones.
+"""Benchmark workloads from the literature: Conflux's Listing 1, and its two smaller ones.
 
-The one rule: all that are compared do the same work, on the same log, with the same functions; a function that is to
-burn time burns processor time, so that tasks which share a core cannot burn it twice over. Before it the log that
-`write_log` makes; after it `bench/listing1`, which measures.
+Invariant: all variants do the same work, on the same log, with the same functions. A function that simulates load uses
+processor time, so tasks that share a core cannot overlap it. Upstream: the log that `write_log` makes. Downstream:
+`bench/listing1`, which measures.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ import pyarrow as pa
 
 from procession.api.pipeline import Pipeline
 from procession.errors import StorageError
-from procession.storage.log import INGRESS_SCHEMA, IngressLog
+from procession.storage.log import IngressLog
+from procession.storage.segment import INGRESS_SCHEMA
 
 PAYLOAD_BYTES = 10
 DROPPED = 7
-"""Every so manieth record is filtered out, the first one too."""
+"""Every n-th record is filtered out, from the first on."""
 ENTRY_RECORDS = 50_000
 SINK = "output"
 
 
-class Do(enum.Enum):
+class StageFunction(enum.Enum):
     FILTER = "filter"
     MAP = "map"
 
 
-class Into(enum.Enum):
+class Distribution(enum.Enum):
     """How records come to a segment."""
 
     RANGES = "ranges"
@@ -47,24 +48,24 @@ class Segment:
     """Stages that no exchange parts, and how many tasks run them."""
 
     tasks: int
-    stages: tuple[Do, ...]
-    into: Into
+    stages: tuple[StageFunction, ...]
+    into: Distribution
 
 
 WORKLOADS: dict[str, Sequence[Segment]] = {
     "listing1": (
-        Segment(15, (Do.FILTER, Do.MAP), Into.RANGES),
-        Segment(2, (Do.MAP,), Into.REBALANCE),
+        Segment(15, (StageFunction.FILTER, StageFunction.MAP), Distribution.RANGES),
+        Segment(2, (StageFunction.MAP,), Distribution.REBALANCE),
     ),
     "w1": (
-        Segment(3, (Do.FILTER,), Into.RANGES),
-        Segment(4, (Do.MAP,), Into.REBALANCE),
-        Segment(2, (Do.MAP,), Into.PARTITION),
+        Segment(3, (StageFunction.FILTER,), Distribution.RANGES),
+        Segment(4, (StageFunction.MAP,), Distribution.REBALANCE),
+        Segment(2, (StageFunction.MAP,), Distribution.PARTITION),
     ),
     "w2": (
-        Segment(4, (Do.FILTER,), Into.RANGES),
-        Segment(4, (Do.MAP,), Into.REBALANCE),
-        Segment(2, (Do.MAP,), Into.REBALANCE),
+        Segment(4, (StageFunction.FILTER,), Distribution.RANGES),
+        Segment(4, (StageFunction.MAP,), Distribution.REBALANCE),
+        Segment(2, (StageFunction.MAP,), Distribution.REBALANCE),
     ),
 }
 
@@ -88,7 +89,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Same:
+class Identity:
     """The identity."""
 
     burn_ns: int
@@ -98,17 +99,20 @@ class Same:
         return batch
 
 
-FUNCTIONS: dict[Do, type[Filter] | type[Same]] = {Do.FILTER: Filter, Do.MAP: Same}
+FUNCTIONS: dict[StageFunction, type[Filter] | type[Identity]] = {
+    StageFunction.FILTER: Filter,
+    StageFunction.MAP: Identity,
+}
 
 
 @dataclass(frozen=True)
-class Ours:
+class ColumnFunction:
     """A function of columns as a pipeline has it: it is shown more than it needs."""
 
-    function: Filter | Same
+    function: Filter | Identity
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Array:
-        if isinstance(self.function, Same):
+        if isinstance(self.function, Identity):
             return self.function(batch).column("payload")
         return self.function(batch.select(["payload", "message_id", "row"]))
 
@@ -118,12 +122,12 @@ def pipeline(segments: Sequence[Segment], order: Literal["total", "none"], burn_
     made = Pipeline(f"bench-{order}", order=order, parallelism=segments[0].tasks)
     stage = made.source("numbers")
     for segment in segments:
-        if segment.into is Into.REBALANCE:
+        if segment.into is Distribution.REBALANCE:
             stage = stage.rebalance(parallelism=segment.tasks)
-        elif segment.into is Into.PARTITION:
+        elif segment.into is Distribution.PARTITION:
             stage = stage.rebalance(_whole, parallelism=segment.tasks)
         for do in segment.stages:
-            stage = stage.map_batches(Ours(FUNCTIONS[do](burn_ns)))
+            stage = stage.map_batches(ColumnFunction(FUNCTIONS[do](burn_ns)))
     stage.sink(SINK, to="file:output", framing="raw")
     return made
 
@@ -143,7 +147,7 @@ def write_log(directory: Path, records: int) -> None:
 
 
 def digits_of(values: npt.NDArray[np.uint64], places: int) -> npt.NDArray[np.uint8]:
-    """A row for each value: so many of its digits, in ASCII."""
+    """A row for each value: its last `places` decimal digits in ASCII."""
     powers = 10 ** np.arange(places - 1, -1, -1, dtype=np.uint64)
     return (values[:, None] // powers % 10 + ord("0")).astype(np.uint8)
 

@@ -1,1 +1,1 @@
-"""Chaos: breaking things on purpose, and judging what came out."""
+"""Chaos tests: inject faults into real processes and verify the output."""

@@ -1,8 +1,7 @@
-"""The cluster of a chaos run: gateways, a driver, two sinks, producers that come and go; all real processes.
+"""The cluster of a chaos run: gateways, a driver, two sinks and producers that come and go, all real processes.
 
-The one rule: whatever dies is started again and remembered, with its status and its last words; whether it had a reason
-to die is the harness's question. Between any two parts stands a proxy. Before it `chaos/harness`, which this
-room introduces to the supervisor; after it the parts themselves, each started by its own command.
+Invariant: a part that dies is restarted, and its status and last log lines are recorded; the harness decides whether
+it was allowed to die. There is a proxy between any two parts. Each part is started with its own command.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.clock_control import ProcessClocks
 from procession.chaos.cpu_time import CpuTimeReader
 from procession.chaos.fair_clock import CpuTime
-from procession.chaos.frame_splitter import LineCutter
+from procession.chaos.frame_splitter import LineSplitter
 from procession.chaos.proxy import Proxies, Proxy
 from procession.chaos.scenario import (
     BETWEEN,
@@ -45,7 +44,7 @@ from procession.chaos.scenario import (
     TO_SECOND,
     TO_THIRD,
 )
-from procession.commit.round_record import Rounds
+from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
 from procession.driver.epoch_log import EpochTail
 from procession.errors import StorageError
@@ -64,13 +63,13 @@ EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 ANSWER_TIMEOUT_S = 3.0
 SINK_REFUSALS_MAX = 1000
-"""Our proxies accept connections for a sink that is down, and close them: that is no refusal of the sink's."""
+"""High, because the proxies accept and close connections for a sink that is down, which is not a refusal."""
 EXECUTORS_READY_S = 240.0
-"""A driver with executors starts three JVMs; so long it may take, on a machine that is busy with other things."""
+"""Startup timeout of a driver with executors, which starts three JVMs, on a busy machine."""
 
 
 class ChaosCluster:
-    """Use it as a context. Everything that it writes is in `directory`."""
+    """A context manager. All of its files are in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -79,19 +78,19 @@ class ChaosCluster:
         self._app = directory / "app.py"
         self._epochs = EpochTail(directory / "epochs.jsonl")
         self._acks = AckTail([self._ack_log(name) for name in SOURCES])
-        self._gatehouse = ChaosGateways(directory, self.stage)
-        said = {name: self._gatehouse.announcement(name) for name in (*GATEWAYS, THIRD)}
-        listens = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), said.values(), strict=True)
-        controls = zip(CONTROLS, said.values(), strict=True)
+        self._gateways = ChaosGateways(directory, self.stage)
+        announcements = {name: self._gateways.announcement(name) for name in (*GATEWAYS, THIRD)}
+        listens = zip((TO_GATEWAY, TO_SECOND, TO_THIRD), announcements.values(), strict=True)
+        controls = zip(CONTROLS, announcements.values(), strict=True)
         self.proxies = Proxies(
             *(Proxy(door, _address_in(where, "listen")) for door, where in listens),
-            *(Proxy(door, _address_in(where, "control"), LineCutter) for door, where in controls),
-            Proxy(BETWEEN, _address_in(said[GATEWAY], "control"), LineCutter),
+            *(Proxy(door, _address_in(where, "control"), LineSplitter) for door, where in controls),
+            Proxy(BETWEEN, _address_in(announcements[GATEWAY], "control"), LineSplitter),
             Proxy(TO_LEFT, _address_in(directory / "left" / "sink.json", "listen")),
             Proxy(TO_RIGHT, _address_in(directory / "right" / "sink.json", "listen")),
         )
         self._clocks = ProcessClocks(directory / "clocks")
-        self._toiling = CpuTimeReader()
+        self._cpu_time = CpuTimeReader()
         self._reader: DecisionReader | None = None
         self._decided: dict[int, int] = {}
         self._stack = ExitStack()
@@ -111,20 +110,20 @@ class ChaosCluster:
     ) -> None:
         self.proxies.lift_all()
         self.behaviour.unlink(missing_ok=True)
-        self._gatehouse.close()
+        self._gateways.close()
         self._stack.close()
 
     # Starting
 
     def start(self) -> None:
-        """Gateways, sinks, driver; returns when each has said that it is ready, or when asked to stop."""
+        """Start gateways, sinks and driver. Return when each is ready, or when asked to stop."""
         place = self.directory
         for name in GATEWAYS:
             self.start_gateway(name)
         shown = self._cookie(Secret.SINKS)
         self._start(LEFT, [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE, *shown])
-        wayward = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
-        self._start(RIGHT, [*wayward, *shown, "--behaviour", str(self.behaviour)])
+        faulty_sink = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
+        self._start(RIGHT, [*faulty_sink, *shown, "--behaviour", str(self.behaviour)])
         if self.stage.wait_ready():
             self.stage.start(self._driver(""))
             self.stage.wait_ready()
@@ -142,21 +141,21 @@ class ChaosCluster:
         driver += ["--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
         if not master:
             return self._part(DRIVER, driver, spare=SPARE)
-        # No spare: it would hold as many executors again.
+        # No spare, because it would need as many executors again.
         return replace(self._part(DRIVER, [*driver, "--master", master]), ready_timeout_s=EXECUTORS_READY_S)
 
     def start_gateway(self, name: str) -> None:
-        """One more; its directory may be there already, from the last time that it was one of them."""
+        """Start one more gateway. Its directory may exist from an earlier membership."""
         address = self.proxies.address
-        doors = GatewayProxies(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
-        self._start(name, self._gatehouse.argv(name, doors))
+        proxies = GatewayProxies(address(f"source-{name}"), address(f"driver-{name}"), address(BETWEEN))
+        self._start(name, self._gateways.argv(name, proxies))
 
     def _start(self, name: str, argv: list[str]) -> None:
         self.stage.start(self._part(name, argv))
 
     def _part(self, name: str, argv: list[str], spare: tuple[str, ...] = ()) -> Part:
         announcement = {
-            **{gateway: self._gatehouse.announcement(gateway) for gateway in (*GATEWAYS, THIRD)},
+            **{gateway: self._gateways.announcement(gateway) for gateway in (*GATEWAYS, THIRD)},
             LEFT: self.directory / "left" / "sink.json",
             RIGHT: self.directory / "right" / "sink.json",
             DRIVER: self.directory / "driver.json",
@@ -166,14 +165,14 @@ class ChaosCluster:
         return Part(name, tuple(argv), env, _Announced(announcement), stop_rank=stop_rank, spare=spare)
 
     def start_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
-        """A producer of that file, which sends to the first of these gateways that takes it; it ends when all of the
+        """Start a producer that sends the file to the first of these gateways that accepts it. It exits when the whole
         file is committed."""
         self.stage.forget(name)
         self.stage.finite.add(name)
         self.stage.start(self._source(name, path, rate, gateways))
 
     def move_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
-        """From its next start on it sends to these."""
+        """Make the producer send to these gateways from its next start on."""
         self.stage.change(self._source(name, path, rate, gateways))
 
     def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
@@ -184,7 +183,7 @@ class ChaosCluster:
         return Part(name, tuple(argv), self._clocks.environment(name))
 
     def _ack_log(self, name: str) -> Path:
-        """Where a producer writes what it was told; it holds the streams of all the files that it has sent."""
+        """Return the acknowledgement log of a producer, with the streams of all files that it has sent."""
         return self.directory / f"{name}.acks"
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
@@ -204,7 +203,7 @@ class ChaosCluster:
         draft.rename(self.fault_file(name))
 
     def disarm(self, name: str) -> bool:
-        """Whether it was still armed."""
+        """Remove the fault. Return whether it was still armed."""
         try:
             self.fault_file(name).unlink()
         except FileNotFoundError:
@@ -215,7 +214,7 @@ class ChaosCluster:
         return self.directory / f"fault-{name}"
 
     def set_clock(self, name: str, off_s: int) -> str:
-        """Let the part's time of day jump. Says why that cannot be, or nothing."""
+        """Make the part's time of day jump. Return the reason if that is impossible, else an empty string."""
         if not self._clocks.why_not:
             self._clocks.set(name, off_s)
         return self._clocks.why_not
@@ -224,7 +223,7 @@ class ChaosCluster:
         self._clocks.set_right()
 
     def signal_all(self, name: str, number: int) -> None:
-        """A signal to a part's process and to all that it has started."""
+        """Send a signal to a part's process and all of its descendants."""
         for pid in self._session_of(name):
             self.signal_one(pid, number)
 
@@ -233,42 +232,42 @@ class ChaosCluster:
             os.kill(pid, number)
 
     def use_master(self, master: str) -> None:
-        """Spark's master from the driver's next start on; none: local threads."""
+        """Set Spark's master from the driver's next start on. Empty: local threads."""
         if self.stage.has(DRIVER):
             self.stage.change(self._driver(master))
 
     def executors(self) -> list[int]:
-        """Spark's executors, where its master makes processes of them."""
+        """Return Spark's executors, if they are separate processes."""
         return [pid for pid in self._session_of(DRIVER) if "CoarseGrainedExecutorBackend" in _command_of(pid)]
 
     def workers(self) -> list[int]:
-        """Spark's Python workers: what its daemon has forked."""
-        session = [one for one in cleanup.processes() if one.pid in self._session_of(DRIVER)]
-        daemons = {one.pid for one in session if "pyspark.daemon" in _command_of(one.pid) and one.parent != 1}
-        return [one.pid for one in session if one.parent in daemons]
+        """Return Spark's Python workers, which its daemon forks."""
+        session = [entry for entry in cleanup.processes() if entry.pid in self._session_of(DRIVER)]
+        daemons = {entry.pid for entry in session if "pyspark.daemon" in _command_of(entry.pid) and entry.parent != 1}
+        return [entry.pid for entry in session if entry.parent in daemons]
 
     def _session_of(self, name: str) -> set[int]:
         leader = self.stage.pid(name)
-        return {one.pid for one in cleanup.processes() if one.session == leader and one.state != "Z"}
+        return {entry.pid for entry in cleanup.processes() if entry.session == leader and entry.state != "Z"}
 
     # Looking
 
     def gateways(self) -> list[str]:
-        return self._gatehouse.names
+        return self._gateways.names
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        return self._gatehouse.statuses()
+        return self._gateways.statuses()
 
     def has_joined(self, name: str) -> bool:
-        return self._gatehouse.has_joined(name)
+        return self._gateways.has_joined(name)
 
     def let_go(self, name: str) -> bool:
-        self.stage.finite.add(name)  # whether or not this is heard: an earlier word may have been
-        return self._gatehouse.let_go(name)
+        self.stage.finite.add(name)  # even if this request is lost: an earlier one may have arrived
+        return self._gateways.let_go(name)
 
-    def toil(self) -> CpuTime:
-        """How long all parts ran since the last time, and how long they waited for a core."""
-        return self._toiling.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
+    def cpu_time(self) -> CpuTime:
+        """Return how long all parts ran, and how long they waited for a core, since the last call."""
+        return self._cpu_time.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
 
     def fence(self) -> int:
         with suppress(OSError, ValueError):
@@ -281,12 +280,13 @@ class ChaosCluster:
         return self._reader.look(visible)
 
     def decided_positions(self) -> Mapping[int, int] | None:
-        """The last committed message id of each stream; None while a driver is taking over. A round record names only
-        those that gateways may not know yet, so what earlier ones said is kept here."""
+        """Return the last committed message id of each stream; None while a driver takes over.
+
+        A round record names only positions that gateways may not know yet, so earlier ones are kept here."""
         copy = self.directory / "checkpoint" / f"{self.fence():010d}"
         with suppress(StorageError):
             committed = SparkLog(copy).committed
-            rounds = Rounds(copy / "rounds")
+            rounds = RoundRecords(copy / "rounds")
             if rounds.read(committed) is None:
                 return None
             self._decided |= rounds.positions(committed)
@@ -294,7 +294,7 @@ class ChaosCluster:
         return None
 
     def acknowledged(self) -> dict[int, int]:
-        """The last message id of each stream that its producer was told is committed: its own word for it."""
+        """Return the last acknowledged message id of each stream, as its producer logged it."""
         return self._acks.look()
 
     def new_epochs(self) -> list[dict[str, Any]]:
@@ -304,14 +304,14 @@ class ChaosCluster:
         return {side: self.directory / side / f"chaos-{side}-0" for side in ("left", "right")}
 
     def story(self) -> str:
-        """What everybody said last, and what state they are in."""
+        """Return the last log lines and the state of every part."""
         logs = sorted((self.directory / "logs").glob("*.log"))
         tails = [f"--- {log.name}\n{_tail(log)}" for log in logs if not log.name.endswith(".old.log")]
         tails += [
             f"--- {instance.name}.txnlog\n{_tail(instance.with_suffix('.txnlog'))}"
             for instance in self.instances().values()
         ]
-        states = {one.pid: one.state for one in cleanup.processes()}
+        states = {entry.pid: entry.state for entry in cleanup.processes()}
         parts = ", ".join(f"{name} {states.get(self.stage.pid(name) or 0, 'away')}" for name in self.names())
         return "\n".join([f"processes: {parts}", f"gateways: {json.dumps(self.statuses())}", *tails])
 
@@ -319,7 +319,7 @@ class ChaosCluster:
         return list(self.stage._children)
 
     def save_copy(self) -> None:
-        """Keep the right sink's files, as they are."""
+        """Copy the right sink's files."""
         shutil.rmtree(self.directory / "right.saved", ignore_errors=True)
         shutil.copytree(self.directory / "right", self.directory / "right.saved")
 
@@ -343,20 +343,20 @@ def _command_of(pid: int) -> str:
 
 
 def _address_in(path: Path, name: str) -> Callable[[], Address]:
-    """Where a part says it listens, read anew each time; a ValueError while it says nothing."""
+    """Return a function that reads a part's address from its file. It raises ValueError while there is none."""
 
     def find() -> Address:
         try:
             return parse_address(json.loads(path.read_text())[name])
         except FileNotFoundError as error:
-            raise ValueError(f"{path} is not there yet") from error
+            raise ValueError(f"{path} does not exist yet") from error
 
     return find
 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """Whether the process has said in this file that it is ready."""
+    """Whether the process has announced in this file that it is ready."""
 
     path: Path
 

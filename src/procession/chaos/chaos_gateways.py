@@ -1,8 +1,7 @@
-"""The gateways of a chaos run: the harness asks for their state and lets them join and leave.
+"""The gateways of a chaos run: reads their status and makes them join and leave.
 
-The one rule: nobody is waited for who is not there. A gateway whose process is away is not asked at all, and one that
-does not answer at once is asked again at the next look. Before it `chaos/chaos_cluster`; after it
-`gateway/control_client`.
+Invariant: it never blocks on a gateway. A gateway whose process does not run is not asked, and one that does not answer
+at once is asked again at the next look. Uses `gateway/control_client`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from procession.gateway.listen_address import ADDRESS_FILE
 from procession.supervisor.local_pipeline import COMMAND
 
 BEHIND = "127.0.0.3"
-"""Where gateways listen, each at the ports of its proxies: to others it says their host, so that whoever hears from the
-leader where a gateway is comes through its proxies. Nobody else is at that host, so the ports stay free for it."""
+"""Host where gateways listen, at the same ports as their proxies. They advertise the proxies' host, so that every
+connection goes through a proxy. Nothing else uses this host, so the ports are free."""
 STATUS_TIMEOUT_S = 0.3
 
 Answer = TypeVar("Answer")
 
 
 class GatewayProxies(NamedTuple):
-    """The proxies that stand before a gateway: for producers, for the driver; and the one before the leader, for the
+    """The proxies in front of a gateway, for producers and for the driver, and the one in front of the leader, for the
     other gateways."""
 
     listen: Address
@@ -45,36 +44,36 @@ class ChaosGateways:
         }
 
     def announcement(self, name: str) -> Path:
-        """Where a gateway says that it is ready, and where."""
+        """Return the file in which a gateway announces that it is ready, and its address."""
         return self._directory / name / ADDRESS_FILE
 
-    def argv(self, name: str, doors: GatewayProxies) -> list[str]:
-        """How it is started, behind these doors; all but the first join that one."""
-        argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--advertise", doors.listen.host]
-        argv += ["--listen", str(Address(BEHIND, doors.listen.port))]
-        argv += ["--control", str(Address(BEHIND, doors.control.port))]
-        return argv if name == GATEWAY else [*argv, "--join", str(doors.leader), "--name", name]
+    def argv(self, name: str, proxies: GatewayProxies) -> list[str]:
+        """Return the command of a gateway behind these proxies. All but the first join the first."""
+        argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--advertise", proxies.listen.host]
+        argv += ["--listen", str(Address(BEHIND, proxies.listen.port))]
+        argv += ["--control", str(Address(BEHIND, proxies.control.port))]
+        return argv if name == GATEWAY else [*argv, "--join", str(proxies.leader), "--name", name]
 
     @property
     def names(self) -> list[str]:
-        """Those that there are, be they away for the moment."""
+        """The current members, including those whose process does not run at the moment."""
         return [name for name in self._clients if self._stage.has(name) and not self._is_gone(name)]
 
     def _is_gone(self, name: str) -> bool:
         return self._stage.is_done(name) and name not in self._stage.held
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """What each says that answers."""
+        """Return the status of each gateway that answers."""
         answers = {name: self._ask(name, ControlClient.status) for name in self.names}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     def has_joined(self, name: str) -> bool:
-        """Whether the leader has it on its list, and is connected with it."""
+        """Whether the leader lists the gateway and is connected to it."""
         listed = self._ask(GATEWAY, ControlClient.gateways) or []
-        return any(one["name"] == name and one["is_connected"] for one in listed)
+        return any(member["name"] == name and member["is_connected"] for member in listed)
 
     def let_go(self, name: str) -> bool:
-        """Ask the leader to let it go; whether it has heard that."""
+        """Ask the leader to remove the gateway. Return whether the request arrived."""
 
         def leave(leader: ControlClient) -> bool:
             leader.leave(name)

@@ -1,9 +1,9 @@
-"""The records of a chaos run: about 50 bytes, each unique, each telling its stream, its number and its key. Pure.
+"""The records of a chaos run: about 50 bytes, each unique, each with its stream, number and key. Pure.
 
-    s0007 0000123 D 5f0c…        stream 7, record 123, key D, a check of its own
+    s0007 0000123 D 5f0c…        stream 7, record 123, key D, a checksum
 
-The one rule: a record is made from its stream's tag and its number alone, so an input can be made again. The app adds a
-salt that differs each time an epoch is run again: outputs are right only if all sinks have the same one.
+Invariant: a record depends only on its stream's tag and its number, so an input can be generated again. The app adds a
+salt that differs each time an epoch is run again: outputs are correct only if all sinks have the same salt.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def records(stream: str, count: int) -> Iterator[bytes]:
 
 
 def unsalted(lines: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Output lines without their salt, by stream, each stream's in order."""
+    """Return the output lines without their salt, by stream, each stream in order."""
     found: dict[str, list[bytes]] = {}
     for line in lines:
         found.setdefault(line[:TAG_BYTES].decode(errors="replace"), []).append(line[:-SALT_BYTES])

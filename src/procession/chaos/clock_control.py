@@ -1,8 +1,8 @@
 """Clock control: sets the time of day that each part of a chaos run sees, while it runs.
 
-The one rule: what jumps is what a real clock would make jump, in the real processes, in their children and in Spark's
-JVM: the time of day, and neither monotonic clocks nor waits. It takes a C compiler, once; where there is none no clock
-can be set, and whoever asks is told. Before it `chaos/chaos_cluster`; after it `clock.c`, inside every part.
+Invariant: only the time of day jumps, as with a real clock, in the real processes, their children and Spark's JVM.
+Monotonic clocks and waits do not change. It needs a C compiler, once; without one no clock can be set, and the report
+says so. `clock.c` is loaded into every part.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ COMPILE_TIMEOUT_S = 60.0
 
 
 class ProcessClocks:
-    """The clocks of all parts, each a file with the seconds that it is off."""
+    """The clocks of all parts, each a file with its offset in seconds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._library = directory / "clock.so"
-        self.why_not = "" if shutil.which("cc") else "there is no C compiler (cc) to make a clock with"
-        """Why no clock can be set; nothing if it can."""
+        self.why_not = "" if shutil.which("cc") else "there is no C compiler (cc) for the clock library"
+        """Why no clock can be set; empty if it can."""
 
     def make(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class ProcessClocks:
             self.why_not = f"the C compiler does not work: {error}"
 
     def environment(self, part: str) -> dict[str, str]:
-        """What a part needs to see its own clock."""
+        """Return the environment with which a part sees its own clock."""
         if self.why_not:
             return {}
         if not self._file(part).exists():
@@ -47,7 +47,7 @@ class ProcessClocks:
         return {"LD_PRELOAD": str(self._library), VARIABLE: str(self._file(part))}
 
     def set(self, part: str, off_s: int) -> None:
-        """From now on the part's clock is so many seconds off. In place: processes have the file mapped."""
+        """Set the offset of the part's clock. Writes in place, because processes have the file mapped."""
         descriptor = os.open(self._file(part), os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(descriptor, struct.pack("=q", off_s), 0)

@@ -1,7 +1,6 @@
-"""The cluster, as the harness sees it: what it can do to the parts, and what it can see of them.
+"""The interface of a cluster for the harness: what it can do to the parts, and what it can read from them.
 
-The one rule: this room does not know how a part is started; `chaos/chaos_cluster` does, and hands a cluster in that
-keeps these promises. Before it `chaos/harness`; after it `chaos/chaos_cluster`.
+`chaos/chaos_cluster` implements it with real processes.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from procession.chaos.fair_clock import CpuTime
 from procession.verify.decided import Decisions
 
 EXIT_CLEAR = 3
-"""The status of a part that says: somebody must act on my last words."""
+"""Exit status of a part whose error needs an operator."""
 EXIT_AGAIN = 1
-"""The status of a part that says: start me again, and I recover."""
+"""Exit status of a part that recovers when it is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A part's process has ended: how, when, and whether it is the end that we asked for."""
+    """The end of a part's process: its status, time, and whether it was injected."""
 
     part: str
     status: int
@@ -30,17 +29,17 @@ class Death:
     is_ours: bool
     words: str
     is_spare: bool = False
-    """It was not the part itself, but the process that waits to take over from it."""
+    """Whether it was the spare of the part."""
     is_late: bool = False
-    """It was not ready in time, and was cleared away."""
+    """Whether it was killed because it was not ready in time."""
 
     def __str__(self) -> str:
         how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
-        return f"the spare of {self.part} was gone with {how}" if self.is_spare else f"{self.part} ended with {how}"
+        return f"the spare of {self.part} ended with {how}" if self.is_spare else f"{self.part} ended with {how}"
 
 
 class PartStarter(Protocol):
-    """Starts parts, starts them again, and tells of their deaths."""
+    """Starts and restarts parts, and records their deaths."""
 
     deaths: list[Death]
     held: set[str]
@@ -91,7 +90,7 @@ class Cluster(Protocol):
     def let_go(self, name: str) -> bool: ...
     def gateways(self) -> list[str]: ...
     def statuses(self) -> dict[str, dict[str, Any]]: ...
-    def toil(self) -> CpuTime: ...
+    def cpu_time(self) -> CpuTime: ...
     def fence(self) -> int: ...
     def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions: ...
     def decided_positions(self) -> Mapping[int, int] | None: ...

@@ -1,7 +1,7 @@
 """CPU time: how long the threads of some sessions ran, and how long they waited for a core. Linux only (/proc).
 
-The one rule: only a thread that was there at the last look counts, by what it did since. Before it the kernel's
-schedstat; after it `chaos/fair_clock`.
+Invariant: only threads that existed at the last look count, by their use since then. Reads the kernel's schedstat; used
+by `chaos/fair_clock`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class CpuTimeReader:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self, sessions: Collection[int]) -> CpuTime:
-        """Of all processes in these sessions, since the last look. Nothing, if the kernel does not tell."""
+        """Return the CPU time of these sessions since the last look; zero if the kernel does not report it."""
         seen = {}
-        for one in cleanup.processes():
-            if one.session in sessions:
-                seen.update(_threads(one.pid))
+        for entry in cleanup.processes():
+            if entry.session in sessions:
+                seen.update(_threads(entry.pid))
         both = [(seen[thread], self._seen[thread]) for thread in seen.keys() & self._seen.keys()]
         self._seen = seen
         ran = sum(now[0] - before[0] for now, before in both)

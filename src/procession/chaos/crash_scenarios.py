@@ -1,6 +1,6 @@
 """Scenarios of processes that die: one, several, all; at any time, and at each point of no return. Pure.
 
-The one rule: whoever is killed is started again, and must find its way back by itself. After it `scenario_catalogue`.
+Invariant: a killed process is restarted and must recover by itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from procession.chaos.scenario import (
     SINKS,
     SOURCES,
     THIRD,
-    Do,
-    Line,
+    FaultAction,
     Scenario,
+    StepPattern,
 )
 
 AT_ONCE = (0.0, 0.05)
@@ -39,11 +39,11 @@ DRIVER_POINTS = (
     "driver:before-ack",
 )
 OF_SECOND = tuple(source for source, gateway in HOMES.items() if gateway == SECOND)
-GROW = (Line(Do.JOIN, (THIRD,)), Line(Do.MOVE, SOURCES, details=(THIRD,)))
+GROW = (StepPattern(FaultAction.JOIN, (THIRD,)), StepPattern(FaultAction.MOVE, SOURCES, details=(THIRD,)))
 CLUSTER = "local-cluster[2,1,1024]"
-"""Spark with two executors, each a JVM with Python workers of its own."""
+"""Spark with two executors, each a JVM with its own Python workers."""
 ANY = tuple(map(str, range(12)))
-"""One of several processes, counted round; drawn with the schedule, so that it can be run again."""
+"""One of several processes, modulo their number. Drawn with the schedule, so that a replay chooses the same."""
 GATEWAY_POINTS = (
     "gateway:before-append",
     "gateway:after-append",
@@ -54,21 +54,27 @@ GATEWAY_POINTS = (
 
 
 def _crash(part: str, on: tuple[str, ...], times: int) -> Scenario:
-    return Scenario(f"crash-{part}", f"A {part} is killed, again and again.", (Line(Do.KILL, on, times),))
+    return Scenario(
+        f"crash-{part}", f"A {part} is killed, again and again.", (StepPattern(FaultAction.KILL, on, times),)
+    )
 
 
 def _pair(first: str, second: str, times: int) -> Scenario:
-    """Two at once: the second dies with the first, or while the first comes back."""
+    """Kill two parts: the second with the first, or while the first recovers."""
     one, other = first.removeprefix("sink-").removesuffix("-0"), second.removeprefix("sink-").removesuffix("-0")
     return Scenario(
         f"crash-{one}-then-{other}",
         f"{first} is killed, and {second} at once or while {first} is still coming back.",
-        (Line(Do.KILL, (first,)), Line(Do.KILL, (second,), delay_s=(0.0, 1.0), is_settled=False)) * times,
+        (
+            StepPattern(FaultAction.KILL, (first,)),
+            StepPattern(FaultAction.KILL, (second,), delay_s=(0.0, 1.0), is_settled=False),
+        )
+        * times,
     )
 
 
 CRASHES: tuple[Scenario, ...] = (
-    Scenario("none", "Nothing happens.", (Line(Do.NOTHING, delay_s=(3.0, 5.0)),)),
+    Scenario("none", "Nothing happens.", (StepPattern(FaultAction.NOTHING, delay_s=(3.0, 5.0)),)),
     # One part
     _crash("source", SOURCES, 10),
     _crash("gateway", GATEWAYS, 8),
@@ -76,20 +82,37 @@ CRASHES: tuple[Scenario, ...] = (
         "crash-leader-gateway",
         "The gateway that leads is killed; meanwhile others ask for streams, or die with it, before it or after it.",
         (
-            *(Line(Do.KILL, (GATEWAY,)), Line(Do.KILL, OF_SECOND, delay_s=SHORTLY, is_settled=False)) * 2,
-            *(Line(Do.KILL, (GATEWAY,)), Line(Do.KILL, (SECOND,), delay_s=SHORTLY, is_settled=False)),
-            *(Line(Do.KILL, (SECOND,)), Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False)),
+            *(
+                StepPattern(FaultAction.KILL, (GATEWAY,)),
+                StepPattern(FaultAction.KILL, OF_SECOND, delay_s=SHORTLY, is_settled=False),
+            )
+            * 2,
+            *(
+                StepPattern(FaultAction.KILL, (GATEWAY,)),
+                StepPattern(FaultAction.KILL, (SECOND,), delay_s=SHORTLY, is_settled=False),
+            ),
+            *(
+                StepPattern(FaultAction.KILL, (SECOND,)),
+                StepPattern(FaultAction.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
+            ),
         ),
     ),
     Scenario(
         "grow-and-shrink-gateways",
         "A gateway joins, is sent to, and is let go again, always under the same name; then somebody dies meanwhile.",
         (
-            *(*GROW, Line(Do.LEAVE, (THIRD,))),
-            *(*GROW, Line(Do.NETWORK, (CONTROL_THIRD,), details=("cut",), seconds=(0.5, 1.5))),
-            *(Line(Do.LEAVE, (THIRD,)), Line(Do.KILL, (THIRD,), delay_s=SHORTLY, is_settled=False)),
-            *(*GROW, Line(Do.KILL, (THIRD,)), Line(Do.LEAVE, (THIRD,), delay_s=SHORTLY, is_settled=False)),
-            Line(Do.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
+            *(*GROW, StepPattern(FaultAction.LEAVE, (THIRD,))),
+            *(*GROW, StepPattern(FaultAction.NETWORK, (CONTROL_THIRD,), details=("cut",), seconds=(0.5, 1.5))),
+            *(
+                StepPattern(FaultAction.LEAVE, (THIRD,)),
+                StepPattern(FaultAction.KILL, (THIRD,), delay_s=SHORTLY, is_settled=False),
+            ),
+            *(
+                *GROW,
+                StepPattern(FaultAction.KILL, (THIRD,)),
+                StepPattern(FaultAction.LEAVE, (THIRD,), delay_s=SHORTLY, is_settled=False),
+            ),
+            StepPattern(FaultAction.KILL, (GATEWAY,), delay_s=SHORTLY, is_settled=False),
         ),
     ),
     _crash("sink", SINKS, 10),
@@ -97,46 +120,52 @@ CRASHES: tuple[Scenario, ...] = (
     Scenario(
         "crash-worker",
         "A Python worker of Spark is killed in the middle of its work.",
-        (Line(Do.WORKER, (DRIVER,), 4, details=ANY),),
+        (StepPattern(FaultAction.WORKER, (DRIVER,), 4, details=ANY),),
     ),
     Scenario(
         "crash-executor",
         "Spark works with two executors; one of them is killed, one of their Python workers, and then both.",
         (
-            Line(Do.MASTER, (DRIVER,), details=(CLUSTER,)),
-            *(Line(Do.EXECUTOR, (DRIVER,), details=ANY), Line(Do.WORKER, (DRIVER,), details=ANY)),
-            Line(Do.EXECUTOR, (DRIVER,), details=(ALL,)),
-            Line(Do.WORKER, (DRIVER,), details=ANY),
-            Line(Do.KILL, (*GATEWAYS, *SINKS), delay_s=SHORTLY, is_settled=False),
-            Line(Do.MASTER, (DRIVER,)),
+            StepPattern(FaultAction.MASTER, (DRIVER,), details=(CLUSTER,)),
+            *(
+                StepPattern(FaultAction.EXECUTOR, (DRIVER,), details=ANY),
+                StepPattern(FaultAction.WORKER, (DRIVER,), details=ANY),
+            ),
+            StepPattern(FaultAction.EXECUTOR, (DRIVER,), details=(ALL,)),
+            StepPattern(FaultAction.WORKER, (DRIVER,), details=ANY),
+            StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS), delay_s=SHORTLY, is_settled=False),
+            StepPattern(FaultAction.MASTER, (DRIVER,)),
         ),
         is_long=True,
     ),
     Scenario(
         "restart-each",
         "Each part is asked to stop, as an operator would, and is started again.",
-        (Line(Do.STOP, (*GATEWAYS, DRIVER, *SINKS, "source-0", "source-1"), is_each=True),),
+        (StepPattern(FaultAction.STOP, (*GATEWAYS, DRIVER, *SINKS, "source-0", "source-1"), is_each=True),),
     ),
     Scenario(
         "pause-each",
         "Each part stands still for a while, as on a machine that swaps, and then goes on as if nothing had been.",
-        (Line(Do.PAUSE, (*GATEWAYS, DRIVER, *SINKS, "source-0"), is_each=True, seconds=(1.0, 3.0)),),
+        (StepPattern(FaultAction.PAUSE, (*GATEWAYS, DRIVER, *SINKS, "source-0"), is_each=True, seconds=(1.0, 3.0)),),
     ),
     # Several
     Scenario(
         "crash-several",
         "Three of the parts die within half a second.",
-        (Line(Do.KILL, QUICK), Line(Do.KILL, QUICK, 2, SHORTLY, is_settled=False)) * 3,
+        (StepPattern(FaultAction.KILL, QUICK), StepPattern(FaultAction.KILL, QUICK, 2, SHORTLY, is_settled=False)) * 3,
     ),
     Scenario(
         "crash-all-sources",
         "All producers die together.",
-        (Line(Do.KILL, SOURCES, delay_s=AT_ONCE, is_settled=False, is_each=True),) * 2,
+        (StepPattern(FaultAction.KILL, SOURCES, delay_s=AT_ONCE, is_settled=False, is_each=True),) * 2,
     ),
     Scenario(
         "crash-all",
         "Everything dies at once, as when the power fails.",
-        (Line(Do.NOTHING), Line(Do.KILL, PARTS, delay_s=(0.0, 0.0), is_settled=False, is_each=True)),
+        (
+            StepPattern(FaultAction.NOTHING),
+            StepPattern(FaultAction.KILL, PARTS, delay_s=(0.0, 0.0), is_settled=False, is_each=True),
+        ),
     ),
     *(
         _pair(first, second, times)
@@ -164,13 +193,19 @@ CRASHES: tuple[Scenario, ...] = (
         tuple(
             line
             for part in (GATEWAY, LEFT, RIGHT, "source-1")
-            for line in (Line(Do.KILL, (part,)), Line(Do.KILL, (part,), 2, (0.2, 0.9), is_settled=False))
+            for line in (
+                StepPattern(FaultAction.KILL, (part,)),
+                StepPattern(FaultAction.KILL, (part,), 2, (0.2, 0.9), is_settled=False),
+            )
         ),
     ),
     Scenario(
         "crash-driver-while-recovering",
         "The driver dies, and its successor dies while it is still starting.",
-        (Line(Do.KILL, (DRIVER,)), Line(Do.KILL, (DRIVER,), 2, (1.0, 6.0), is_settled=False)),
+        (
+            StepPattern(FaultAction.KILL, (DRIVER,)),
+            StepPattern(FaultAction.KILL, (DRIVER,), 2, (1.0, 6.0), is_settled=False),
+        ),
     ),
     Scenario(
         "kill-every-fifth-of-a-second",
@@ -178,59 +213,68 @@ CRASHES: tuple[Scenario, ...] = (
         tuple(
             line
             for part in (GATEWAY, LEFT, "source-2", DRIVER)
-            for line in (Line(Do.NOTHING), Line(Do.KILL, (part,), 6, (0.2, 0.2), is_settled=False))
+            for line in (
+                StepPattern(FaultAction.NOTHING),
+                StepPattern(FaultAction.KILL, (part,), 6, (0.2, 0.2), is_settled=False),
+            )
         ),
     ),
     # In each phase of a round
     Scenario(
         "crash-sink-in-a-round",
         "A sink dies before, during and after each phase of a round.",
-        (Line(Do.ARM, SINKS, details=SINK_POINTS, is_each=True, delay_s=SHORTLY),),
+        (StepPattern(FaultAction.ARM, SINKS, details=SINK_POINTS, is_each=True, delay_s=SHORTLY),),
     ),
     Scenario(
         "crash-gateway-in-a-round",
         "The gateway dies before and after it writes records, its snapshot and its acknowledgements.",
-        (Line(Do.ARM, (GATEWAY,), details=GATEWAY_POINTS, is_each=True, delay_s=SHORTLY),),
+        (StepPattern(FaultAction.ARM, (GATEWAY,), details=GATEWAY_POINTS, is_each=True, delay_s=SHORTLY),),
     ),
     Scenario(
         "crash-driver-in-a-round",
         "The driver dies at each of its points of no return.",
-        (Line(Do.ARM, (DRIVER,), details=DRIVER_POINTS, is_each=True, delay_s=SHORTLY),),
+        (StepPattern(FaultAction.ARM, (DRIVER,), details=DRIVER_POINTS, is_each=True, delay_s=SHORTLY),),
         is_long=True,
     ),
     Scenario(
         "crash-driver-somewhere-in-a-round",
         "The driver dies at two of its points of no return.",
-        (Line(Do.ARM, (DRIVER,), 2, details=DRIVER_POINTS, delay_s=SHORTLY),),
+        (StepPattern(FaultAction.ARM, (DRIVER,), 2, details=DRIVER_POINTS, delay_s=SHORTLY),),
     ),
     # The order of starting
     Scenario(
         "driver-before-sink",
         "The driver is started while a sink is not there yet.",
-        (Line(Do.GONE, SINKS, seconds=(14.0, 16.0)), Line(Do.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False)),
+        (
+            StepPattern(FaultAction.GONE, SINKS, seconds=(14.0, 16.0)),
+            StepPattern(FaultAction.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False),
+        ),
     ),
     Scenario(
         "sink-before-driver",
         "Sinks are started long before the driver.",
         (
-            Line(Do.GONE, (DRIVER,), seconds=(4.0, 6.0)),
-            Line(Do.KILL, SINKS, delay_s=SHORTLY, is_settled=False, is_each=True),
+            StepPattern(FaultAction.GONE, (DRIVER,), seconds=(4.0, 6.0)),
+            StepPattern(FaultAction.KILL, SINKS, delay_s=SHORTLY, is_settled=False, is_each=True),
         ),
     ),
     Scenario(
         "driver-before-gateway",
         "The driver is started while the gateway is not there yet.",
-        (Line(Do.GONE, (GATEWAY,), seconds=(14.0, 16.0)), Line(Do.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False)),
+        (
+            StepPattern(FaultAction.GONE, (GATEWAY,), seconds=(14.0, 16.0)),
+            StepPattern(FaultAction.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False),
+        ),
     ),
     # All of it
     Scenario(
         "mixed",
         "Any part, at any time, for as long as it takes: killed while others come back.",
         (
-            Line(Do.KILL, QUICK, 8, (0.1, 1.5), is_settled=False),
-            Line(Do.KILL, (DRIVER,), is_settled=False),
-            Line(Do.KILL, QUICK, 8, (0.2, 1.5), is_settled=False),
-            Line(Do.KILL, QUICK, 6, (0.0, 0.4)),
+            StepPattern(FaultAction.KILL, QUICK, 8, (0.1, 1.5), is_settled=False),
+            StepPattern(FaultAction.KILL, (DRIVER,), is_settled=False),
+            StepPattern(FaultAction.KILL, QUICK, 8, (0.2, 1.5), is_settled=False),
+            StepPattern(FaultAction.KILL, QUICK, 6, (0.0, 0.4)),
         ),
     ),
 )

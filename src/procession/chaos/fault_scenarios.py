@@ -1,7 +1,6 @@
 """Scenarios of everything else that goes wrong: faulty sinks, producers, networks, disks and clocks. Pure.
 
-The one rule: nobody is killed by it; but in most of them somebody dies meanwhile of something else. After it
-`scenario_catalogue`.
+Invariant: these faults kill no process, but in most scenarios a process is also killed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,46 +20,51 @@ from procession.chaos.scenario import (
     TO_LEFT,
     TO_RIGHT,
     TO_SECOND,
-    Do,
-    Line,
+    FaultAction,
     Scenario,
+    StepPattern,
 )
 
 AT_ONCE = (0.0, 0.05)
 SYNCS = tuple(map(str, range(1, 9)))
-"""Which sync from now on fails: files and their folders are synced in turn, a handful in every epoch."""
+"""Number of the sync that fails. Each epoch syncs a handful of files and directories."""
 SINK_LINKS = (TO_LEFT, TO_RIGHT)
 PAIRS = tuple((link, "") for link in (TO_GATEWAY, TO_SECOND, CONTROL, CONTROL_SECOND, BETWEEN, *SINK_LINKS))
 BOTH_WAYS = (
-    # Gateways are alike to their producers, and sinks to the driver: each of two has the one way or the other.
+    # Both gateways, and both sinks, behave alike, so each of two gets only one direction.
     *((TO_GATEWAY, "up"), (TO_SECOND, "down"), (TO_LEFT, "up"), (TO_RIGHT, "down")),
     *((link, way) for link in (CONTROL, CONTROL_SECOND, BETWEEN) for way in ("up", "down")),
 )
 FEELINGS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
-MEANWHILE = Line(Do.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)
-"""Soon enough: no fault that lasts is over before."""
+MEANWHILE = StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)
+"""Early enough to happen before a lasting fault ends."""
 
 
 def _network(
     name: str, prose: str, on: tuple[tuple[str, str], ...], kind: str, seconds: tuple[float, float] = (0.0, 0.0)
 ) -> Scenario:
-    """The fault on each link, that way, and every time somebody dies of something else meanwhile."""
+    """Inject the fault on each link in this direction, and each time kill a part meanwhile."""
     details = [(link, f"{kind}:{way}" if way else kind) for link, way in on]
-    lines = [(Line(Do.NETWORK, (link,), details=(detail,), seconds=seconds), MEANWHILE) for link, detail in details]
+    lines = [
+        (StepPattern(FaultAction.NETWORK, (link,), details=(detail,), seconds=seconds), MEANWHILE)
+        for link, detail in details
+    ]
     return Scenario(name, prose, tuple(line for both in lines for line in both))
 
 
 def _behave(
     name: str, prose: str, *details: str, seconds: tuple[float, float] = (2.0, 3.5), times: int = 1
 ) -> Scenario:
-    """Each behaviour once undisturbed, and once while somebody dies."""
-    lines = [(Line(Do.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times]
+    """Use each behaviour once undisturbed, and once while a part is killed."""
+    lines = [
+        (StepPattern(FaultAction.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times
+    ]
     return Scenario(name, prose, tuple(line for alone in lines for line in (*alone, *alone, MEANWHILE)))
 
 
 def _rogue(name: str, prose: str, *details: str) -> Scenario:
-    rogues = Line(Do.ROGUE, details=details, is_each=True, delay_s=AT_ONCE)
-    kills = Line(Do.KILL, (*GATEWAYS, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
+    rogues = StepPattern(FaultAction.ROGUE, details=details, is_each=True, delay_s=AT_ONCE)
+    kills = StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
     return Scenario(name, prose, (rogues, kills))
 
 
@@ -71,7 +75,7 @@ MISHAPS: tuple[Scenario, ...] = (
     Scenario(
         "sink-aborts-at-random",
         "A sink votes abort when it feels like it; once undisturbed, and once while somebody dies.",
-        (Line(Do.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=FEELINGS), MEANWHILE),
+        (StepPattern(FaultAction.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=FEELINGS), MEANWHILE),
     ),
     _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
     _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
@@ -87,8 +91,8 @@ MISHAPS: tuple[Scenario, ...] = (
         "sink-closes-around-its-reply",
         "The connection to a sink is lost just before or just after each word of a round.",
         (
-            Line(
-                Do.NETWORK,
+            StepPattern(
+                FaultAction.NETWORK,
                 SINK_LINKS,
                 details=("cut-before:reply", "cut-after:reply", "cut-before:phase1", "cut-after:phase1"),
                 is_each=True,
@@ -102,8 +106,10 @@ MISHAPS: tuple[Scenario, ...] = (
             line
             for how in ("cut-before:refusal", "cut-after:refusal")
             for line in (
-                Line(Do.NETWORK, (TO_RIGHT,), details=(how,)),  # first: it waits for the word
-                Line(Do.BEHAVE, (RIGHT,), 1, AT_ONCE, False, (1.0, 2.0), ("abort_on=2",)),
+                StepPattern(
+                    FaultAction.NETWORK, (TO_RIGHT,), details=(how,)
+                ),  # first, because it waits for that message
+                StepPattern(FaultAction.BEHAVE, (RIGHT,), 1, AT_ONCE, False, (1.0, 2.0), ("abort_on=2",)),
             )
         ),
     ),
@@ -111,8 +117,8 @@ MISHAPS: tuple[Scenario, ...] = (
         "lost-phase-2",
         "The last word of a round never reaches a sink.",
         (
-            Line(
-                Do.NETWORK,
+            StepPattern(
+                FaultAction.NETWORK,
                 SINK_LINKS,
                 details=("swallow:phase2", "cut-before:phase2", "cut-after:phase2"),
                 is_each=True,
@@ -122,18 +128,21 @@ MISHAPS: tuple[Scenario, ...] = (
     Scenario(
         "sink-gone",
         "A sink is away for ten seconds; nothing may go on without it, and all must go on with it.",
-        (Line(Do.GONE, SINKS, seconds=(9.0, 11.0)),),
+        (StepPattern(FaultAction.GONE, SINKS, seconds=(9.0, 11.0)),),
     ),
     Scenario(
-        "sink-gone-for-a-minute", "A sink is away for a minute.", (Line(Do.GONE, SINKS, seconds=(60.0, 60.0)),), True
+        "sink-gone-for-a-minute",
+        "A sink is away for a minute.",
+        (StepPattern(FaultAction.GONE, SINKS, seconds=(60.0, 60.0)),),
+        True,
     ),
     Scenario(
         "sink-forgets",
         "A sink comes back with less than it had promised. It is refused with a clear word; with its files restored,"
         " all goes on.",
-        (Line(Do.FORGET, (RIGHT,), details=("committed", "prepared"), is_each=True),),
+        (StepPattern(FaultAction.FORGET, (RIGHT,), details=("committed", "prepared"), is_each=True),),
     ),
-    # Producers of bad manners
+    # Faulty producers
     _rogue("producer-replays", "A producer sends again from the first record, or from the middle.", "zero", "middle"),
     _rogue("producer-repeats", "A producer sends duplicates, and goes back within a session.", "duplicates", "back"),
     _rogue("producer-fights", "A producer wants a stream that another one holds.", "fight"),
@@ -172,14 +181,14 @@ MISHAPS: tuple[Scenario, ...] = (
         "The time of day jumps: an hour ahead, an hour behind, and right again, at one part after the other.",
         (
             # Each time a while after what was under way at the jump is over.
-            Line(
-                Do.CLOCK,
+            StepPattern(
+                FaultAction.CLOCK,
                 (DRIVER, GATEWAY, RIGHT, "source-0"),
                 delay_s=(0.8, 1.4),
                 details=("3600", "-3600", "0"),
                 is_each=True,
             ),
-            Line(Do.NOTHING, delay_s=(0.8, 1.4)),
+            StepPattern(FaultAction.NOTHING, delay_s=(0.8, 1.4)),
         ),
     ),
     Scenario(
@@ -189,9 +198,9 @@ MISHAPS: tuple[Scenario, ...] = (
             line
             for part in (GATEWAY, LEFT, "source-1", DRIVER)
             for line in (
-                Line(Do.CLOCK, (part,), details=("-86400",)),
-                Line(Do.KILL, (part,)),
-                Line(Do.CLOCK, (part,), details=("0",)),
+                StepPattern(FaultAction.CLOCK, (part,), details=("-86400",)),
+                StepPattern(FaultAction.KILL, (part,)),
+                StepPattern(FaultAction.CLOCK, (part,), details=("0",)),
             )
         ),
     ),
@@ -199,19 +208,19 @@ MISHAPS: tuple[Scenario, ...] = (
     Scenario(
         "disk-full",
         "There is no room left for gateway, sink or driver. Each says so and ends; with room again, all goes on.",
-        (Line(Do.FULL, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(1.0, 2.0)),),
+        (StepPattern(FaultAction.FULL, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(1.0, 2.0)),),
     ),
     Scenario(
         "disk-tears-a-write",
         "A part dies in the middle of a write: the first half of it is in the file.",
-        (Line(Do.ARM, (LEFT, GATEWAY, RIGHT, DRIVER), details=("disk:torn",), is_each=True),),
+        (StepPattern(FaultAction.ARM, (LEFT, GATEWAY, RIGHT, DRIVER), details=("disk:torn",), is_each=True),),
     ),
     Scenario(
         "disk-fails-to-sync",
-        "A sync fails, one of several in an epoch. Whoever asked for it ends with a clear word, and recovers from what"
-        " is really there.",
+        "A sync fails, one of several in an epoch. The process that asked for it ends with a clear error,"
+        " and recovers from what is really there.",
         tuple(
-            Line(Do.BAD_SYNC, (part,), details=SYNCS, seconds=(0.5, 1.0))
+            StepPattern(FaultAction.BAD_SYNC, (part,), details=SYNCS, seconds=(0.5, 1.0))
             for part in (GATEWAY, GATEWAY, LEFT, LEFT, DRIVER)
         ),
     ),

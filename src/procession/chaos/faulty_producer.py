@@ -1,12 +1,12 @@
-"""A faulty producer: sends again what it was told not to, and opens streams that others hold.
+"""A faulty producer: replays records that it must not replay, and opens streams that others hold.
 
-The one rule: in the end it has sent its file, every line of it, so that the output can be held against it; only its
-manners on the way are bad. It speaks the protocol through `wire.connection`, so what it does is allowed by the tables
-and wrong only in meaning. As with the file source the id of a line is its position, and what it is told is noted down
-(`--acks`). Status 0 when all is committed, 4 when the gateway let it do what it must not.
+Invariant: in the end it has sent every line of its file, so that the output can be verified; only its behaviour on the
+way is faulty. It uses `wire.connection`, so its frames are allowed by the tables and wrong only in meaning. As in the
+file source, the id of a line is its position, and acknowledgements are logged (`--acks`). It exits with status 0 when
+all is committed, and with 4 if the gateway allowed something that it must not.
 
-    zero, middle    sessions that begin at the first record, or half way, whatever the gateway says is committed
-    duplicates      what was sent in an earlier session, twice
+    zero, middle    sessions that begin at the first record, or half way, whatever is committed
+    duplicates      replays records of an earlier session, twice
     back            an id that goes back within a session; the gateway ends it
     fight           a stream that another session holds
     reopen          the stream ends and is opened again, several times
@@ -32,7 +32,7 @@ from procession.connectors.file_source import stream_id_of
 from procession.sdk.ack_log import AckLog
 from procession.storage.secret import PRIVATE_UMASK
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Error, Frame, Hello, Notify, NotifyAck, Ok, Restart
 from procession.wire.v3 import SOURCE_VERSION
 
@@ -41,47 +41,51 @@ PIECE_RECORDS_MAX = 200
 ANSWER_TIMEOUT_S = 10.0
 PAUSE_S = 0.3
 DEEDS = 3
-"""So often it does what it must not; a session that is lost before is no deed, and is tried again."""
+"""Number of times that it misbehaves. A session that is lost before that does not count."""
 WENT_BACK_MAX, UNANSWERED_MAX = 12, 6
-"""In how many sessions it goes back until it is told so; and how many of them, gone through to the end, prove that it
-is never told. One that is lost for another reason proves nothing."""
+"""Maximum number of sessions in which an id goes back until the gateway reports it; and the number of complete sessions
+without a report that prove a bug. A session that is lost for another reason proves nothing."""
 WENT_BACK = "goes back"
 MANNERS = ("zero", "middle", "duplicates", "back", "fight", "reopen")
 STATUS_BROKEN = 4
 
 
-class Lost(Exception):
+class SessionLost(Exception):
     """The session is over."""
 
 
-class Broken(Exception):
-    """The gateway did what it must not do."""
+class GatewayMisbehaved(Exception):
+    """The gateway broke a rule."""
 
 
-class ProducerSession:
-    """One connection. Lines go by their numbers here, and by their `ids` to the gateway; `hear` is told what is
-    committed."""
+class FaultySession:
+    """One connection. Lines have numbers here, and `ids` at the gateway. Calls `hear` with committed ids."""
 
     def __init__(
-        self, address: Address, name: str, ids: Sequence[int], hear: Callable[[int], object], cookie: bytes = b""
+        self,
+        address: Address,
+        name: str,
+        ids: Sequence[int],
+        on_committed: Callable[[int], object],
+        cookie: bytes = b"",
     ) -> None:
         self.committed: int | None = None
         self._ids = ids
-        self._hear_committed = hear
-        self._connection = Connection(Side.INITIATOR, Role.SOURCE)
+        self._on_committed = on_committed
+        self._connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
         self._answers: list[NotifyAck] = []
         self._is_welcome = False
         self._socket = socket.create_connection(address, timeout=ANSWER_TIMEOUT_S)
-        self._say(Hello(SOURCE_VERSION, cookie, "rogue", name))
+        self._send(Hello(SOURCE_VERSION, cookie, "rogue", name))
         self._until(lambda: self._is_welcome)
 
     def close(self) -> None:
         self._socket.close()
 
     def open(self, stream_id: int, name: str) -> bool:
-        """Ask for the stream; whether we got it."""
+        """Request the stream. Return whether it was granted."""
         self._wait_for_credit()
-        self._say(Notify(stream_id, name, 0))
+        self._send(Notify(stream_id, name, 0))
         self._until(lambda: bool(self._answers))
         answer = self._answers.pop()
         if answer.success and answer.point_of_reference != NOTHING_COMMITTED:
@@ -104,42 +108,42 @@ class ProducerSession:
 
     def end(self, stream_id: int) -> None:
         self._wait_for_credit()
-        self._say(Eos(stream_id))
+        self._send(Eos(stream_id))
 
     def until_committed(self, last: int) -> None:
-        """However long it takes; a session that is lost ends it."""
+        """Wait without a limit until `last` is committed, or the session is lost."""
         self._until(lambda: self.committed is not None and self.committed >= last, is_patient=True)
 
     def is_alive(self) -> bool:
-        """Whether the other side is still there, as far as can be told."""
+        """Whether the peer still seems to be connected."""
         try:
-            self._hear(0.2)
+            self._receive(0.2)
         except TimeoutError:
             return True
-        except (Lost, OSError):
+        except (SessionLost, OSError):
             return False
         return True
 
     def _wait_for_credit(self) -> None:
         self._until(lambda: self._connection.credit.available > 0, is_patient=True)
 
-    def _say(self, frame: Frame) -> None:
+    def _send(self, frame: Frame) -> None:
         self._socket.sendall(self._connection.send(frame))
 
     def _until(self, holds: Callable[[], bool], *, is_patient: bool = False) -> None:
         while not holds():
             try:
-                self._hear(ANSWER_TIMEOUT_S)
+                self._receive(ANSWER_TIMEOUT_S)
             except TimeoutError:
                 if not is_patient:
-                    raise Lost("no answer") from None
+                    raise SessionLost("no answer") from None
 
-    def _hear(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         self._socket.settimeout(timeout_s)
         data = self._socket.recv(READ_BYTES)
         self._socket.settimeout(ANSWER_TIMEOUT_S)
         if not data:
-            raise Lost("closed")
+            raise SessionLost("closed")
         for event in self._connection.receive(data):
             self._take(event)
 
@@ -153,19 +157,19 @@ class ProducerSession:
                 for _, message_id in positions:
                     self._take_committed(message_id)
             case Error(reason) | Violation(reason):
-                raise Lost(reason)
+                raise SessionLost(reason)
             case Restart():
-                raise Lost("restart")
+                raise SessionLost("restart")
 
     def _take_committed(self, message_id: int) -> None:
-        self._hear_committed(message_id)
+        self._on_committed(message_id)
         line = bisect_right(self._ids, message_id) - 1
         self.committed = line if self.committed is None else max(self.committed, line)
 
 
 class FaultyProducer:
-    """The producer. Each method is a session or two, and says whether the deed was done; `finish` is the decent end of
-    all of them."""
+    """The producer. Each method is one or two sessions, and returns whether it misbehaved; `finish` sends the rest
+    correctly."""
 
     def __init__(self, address: Address, path: Path, acks: AckLog | None = None, cookie: bytes = b"") -> None:
         self._address = address
@@ -182,15 +186,17 @@ class FaultyProducer:
     def run(self, manners: str) -> None:
         deeds = 0
         while deeds < DEEDS or (manners == "back" and not self._is_told and self._went_back < WENT_BACK_MAX):
-            with suppress(Lost, OSError):
+            with suppress(SessionLost, OSError):
                 deeds += getattr(self, f"_{manners}")()
             time.sleep(PAUSE_S)
         if not self._is_told and self._unanswered >= UNANSWERED_MAX:
-            raise Broken(f"in {self._unanswered} sessions an id went back, and the gateway never said so")
+            raise GatewayMisbehaved(
+                f"in {self._unanswered} sessions an id went back, and the gateway never reported it"
+            )
         self.finish(len(self._lines))
 
     def finish(self, end: int) -> None:
-        """Send all up to `end` that is not committed, end the stream, and wait; as often as it takes."""
+        """Send everything up to `end` that is not committed, end the stream, and wait. Repeat until it succeeds."""
         while True:
             try:
                 with self._session() as session:
@@ -200,13 +206,13 @@ class FaultyProducer:
                         session.end(self._stream)
                         session.until_committed(end - 1)
                         return
-            except (Lost, OSError):
+            except (SessionLost, OSError):
                 pass
             time.sleep(PAUSE_S)
 
     @contextmanager
-    def _session(self) -> Iterator[ProducerSession]:
-        session = ProducerSession(self._address, self._path.name, self._ids, self._heard, self._cookie)
+    def _session(self) -> Iterator[FaultySession]:
+        session = FaultySession(self._address, self._path.name, self._ids, self._heard, self._cookie)
         try:
             yield session
         finally:
@@ -245,8 +251,8 @@ class FaultyProducer:
             return session.is_alive()
 
     def _back(self) -> bool:
-        """Some that are new every time, and the last of them again. If that was committed meanwhile it is a duplicate
-        like others, and if somebody was killed nothing can be said; but in the end it must be called what it is."""
+        """Send new records, then the last of them again. If it is committed by then it is a plain duplicate, and a kill
+        makes the session inconclusive; but eventually the gateway must report that the id goes back."""
         goal = min(len(self._lines), len(self._lines) * (self._went_back + 1) // (WENT_BACK_MAX + 2))
         with self._session() as session:
             if not session.open(self._stream, self._path.name):
@@ -256,7 +262,7 @@ class FaultyProducer:
             session.send(self._stream, self._lines, goal - 1, goal)
             try:
                 session.until_committed(goal - 1)
-            except Lost as lost:
+            except SessionLost as lost:
                 self._is_told |= WENT_BACK in str(lost)
                 return WENT_BACK in str(lost)
             self._unanswered += 1
@@ -270,7 +276,7 @@ class FaultyProducer:
             with self._session() as other:
                 is_shared = other.open(self._stream, self._path.name)
                 if is_shared and holder.is_alive():
-                    raise Broken("two sessions hold the same stream")
+                    raise GatewayMisbehaved("two sessions hold the same stream")
             return not is_shared
 
     def _reopen(self) -> bool:
@@ -280,19 +286,19 @@ class FaultyProducer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="procession.chaos.faulty_producer", description="A producer of bad manners.")
+    parser = argparse.ArgumentParser(prog="procession.chaos.faulty_producer", description="A faulty producer.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--to", required=True)
     parser.add_argument("--manners", choices=MANNERS, required=True)
-    parser.add_argument("--acks", type=Path, help="note down here what is told to be committed")
-    parser.add_argument("--cookie-file", type=Path, help="the secret that the gateway wants to see")
+    parser.add_argument("--acks", type=Path, help="log acknowledgements to this file")
+    parser.add_argument("--cookie-file", type=Path, help="file with the secret of the gateway")
     given = parser.parse_args()
     os.umask(PRIVATE_UMASK)
     cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     acks = AckLog(given.acks) if given.acks else None
     try:
         FaultyProducer(parse_address(given.to), given.path, acks, cookie).run(given.manners)
-    except Broken as error:
+    except GatewayMisbehaved as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATUS_BROKEN)
 

@@ -1,16 +1,14 @@
-"""A wayward sink: the file sink, with behaviours that a decent one does not have. `python -m
-procession.chaos.faulty_sink`.
+"""A faulty sink: the file sink with configurable misbehaviour. `python -m procession.chaos.faulty_sink`.
 
-The one rule: it is our own sink in everything but what its behaviour file says, which is read again at every word of a
-round; so a harness can change it while it runs. Before it the driver; after it the file sink's own files. The file
-holds `name=value`, comma-separated; an empty or missing one is a decent sink. A number that counts, counts from when
-the file was written.
+Invariant: it is the shipped file sink, except for what its behaviour file says. The file is read at every message of a
+round, so a harness can change it at run time. It contains comma-separated `name=value` pairs; with an empty or missing
+file the sink behaves correctly. Counts start when the file is written.
 
     abort_on=N            vote abort on the N-th transaction
-    abort_content=TEXT    vote abort where TEXT is to be seen (three times; then it has got used to it)
+    abort_content=TEXT    vote abort on output that contains TEXT (at most three times)
     abort_chance=P        vote abort with this probability, drawn from `seed=S`
-    vote_delay_s=S, decide_delay_s=S    take so long for a vote, or for phase 2
-    hang_on=N             from the N-th transaction on, answer nothing while the file says so
+    vote_delay_s=S, decide_delay_s=S    delay a vote, or phase 2
+    hang_on=N             from the N-th transaction on, do not answer while the file says so
     close_before_vote=N, close_after_vote=N, close_before_decision=N, close_after_decision=N
                           end the session, the N-th time
     double=N              A PLANTED BUG: write a record twice, in place of the next, in the N-th piece of data; for the
@@ -34,9 +32,9 @@ from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR
 from procession.connectors.file_sink import opener
 from procession.errors import DiskError, RemoteProtocolError, StorageError
 from procession.sdk.output import Output, Wait
-from procession.sdk.participant import Outlet, Where
-from procession.sdk.sink_directory import Home, serve
-from procession.sdk.transaction_log import TxnLog
+from procession.sdk.participant import SinkParticipant, Where
+from procession.sdk.sink_directory import SinkDirectory, serve
+from procession.sdk.transaction_log import TransactionLog
 from procession.storage.secret import PRIVATE_UMASK
 
 ABORTS = ("abort_on", "abort_content", "abort_chance", "seed")
@@ -48,12 +46,12 @@ HANG_LOOK_S = 0.05
 
 
 def misdeeds_file(behaviour: Path) -> Path:
-    """Where it is written down what was done: a line for each time."""
+    """Return the log of misbehaviour, one line each time."""
     return behaviour.with_name("misdeeds")
 
 
 class Behaviour:
-    """What the file says now, and how often each occasion has come since it said so."""
+    """The current content of the behaviour file, and the count of each occasion since it changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,7 +67,7 @@ class Behaviour:
             text = ""
         if text != self._text:
             self._text = text
-            self._options = dict(one.split("=", 1) for one in text.split(",") if "=" in one)
+            self._options = dict(option.split("=", 1) for option in text.split(",") if "=" in option)
             self._counts = {}
             self._chance = random.Random(self._options.get("seed", ""))
         return self._options.get(name, "")
@@ -84,7 +82,7 @@ class Behaviour:
         return self._noted(name, turn == self._counts[name])
 
     def happens(self, name: str) -> bool:
-        limit = self.number(name)  # before it draws: a new text has a new seed
+        limit = self.number(name)  # read first, because a new file has a new seed
         return self._noted(name, self._chance.random() < limit)
 
     def may_still(self, name: str, times: int) -> bool:
@@ -97,25 +95,25 @@ class Behaviour:
         self._noted(name, seconds > 0)
 
     def _noted(self, name: str, is_done: bool) -> bool:
-        """Whoever gave the order can see that it was carried out."""
+        """Log that a fault was carried out, for the harness."""
         if is_done:
             with misdeeds_file(self._path).open("a") as file:
                 file.write(f"{name}\n")
         return is_done
 
 
-class FaultyParticipant(Outlet):
-    """An outlet that does as its behaviour says."""
+class FaultyParticipant(SinkParticipant):
+    """A participant that misbehaves as configured."""
 
-    def __init__(self, output: Output, txnlog: TxnLog, wait: Wait, behaviour: Behaviour) -> None:
+    def __init__(self, output: Output, txnlog: TransactionLog, wait: Wait, behaviour: Behaviour) -> None:
         super().__init__(output, txnlog, wait=wait)
         self._behaviour = behaviour
-        self._is_disgusted = False
+        self._has_content = False
 
     def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
         text = self._behaviour.get("abort_content").encode()
         if text and any(text in payload for payload in payloads):
-            self._is_disgusted = True
+            self._has_content = True
         super().append(message_ids, [self._damaged(payload) for payload in payloads])
 
     def _damaged(self, payload: bytes) -> bytes:
@@ -127,8 +125,8 @@ class FaultyParticipant(Outlet):
     def phase1(self, txn_id: str, where: Where) -> bool:
         behaviour = self._behaviour
         self._close_if("close_before_vote")
-        if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._is_offended():
-            self._has_gap = True  # as if something had not arrived: the decent way to say no
+        if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._rejects_content():
+            self._has_gap = True  # as if data had not arrived, which makes the vote an abort
         behaviour.delay("vote_delay_s")
         if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
             while behaviour.get("hang_on"):
@@ -143,21 +141,21 @@ class FaultyParticipant(Outlet):
         super().phase2(txn_id, commit)
         self._close_if("close_after_decision")
 
-    def _is_offended(self) -> bool:
-        was_disgusted, self._is_disgusted = self._is_disgusted, False
-        return was_disgusted and self._behaviour.may_still("abort_content", CONTENT_ABORTS_MAX)
+    def _rejects_content(self) -> bool:
+        had_content, self._has_content = self._has_content, False
+        return had_content and self._behaviour.may_still("abort_content", CONTENT_ABORTS_MAX)
 
     def _close_if(self, name: str) -> None:
         if self._behaviour.get(name) and self._behaviour.is_turn(name):
-            raise RemoteProtocolError("I have had enough")
+            raise RemoteProtocolError("the faulty sink closes the session")
 
 
-class FaultySinkDirectory(Home):
+class FaultySinkDirectory(SinkDirectory):
     def __init__(self, directory: Path, behaviour: Behaviour) -> None:
         super().__init__(directory, opener(directory))
         self._behaviour = behaviour
 
-    def open_outlet(self, instance: str, wait: Wait) -> Outlet:
+    def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
         return FaultyParticipant(self._open_output(instance), self.open_txnlog(instance), wait, self._behaviour)
 
 
@@ -166,18 +164,18 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--behaviour", type=Path, required=True)
-    parser.add_argument("--cookie-file", type=Path, help="the secret that a worker must show")
+    parser.add_argument("--cookie-file", type=Path, help="file with the secret that the driver must send")
     given = parser.parse_args()
     os.umask(PRIVATE_UMASK)
     cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     try:
-        home = FaultySinkDirectory(given.directory, Behaviour(given.behaviour))
+        sink = FaultySinkDirectory(given.directory, Behaviour(given.behaviour))
         try:
-            serve(home, given.listen, cookie)
+            serve(sink, given.listen, cookie)
         finally:
-            home.close()
+            sink.close()
     except StorageError as error:
-        # A bad disk is no bad manners: it ends as every other part does.
+        # A failing disk ends the sink as it ends every other part.
         print(f"error: {error.explain()}", file=sys.stderr)
         sys.exit(EXIT_AGAIN if isinstance(error, DiskError) else EXIT_CLEAR)
 

@@ -1,8 +1,7 @@
 """The frame splitter: cuts bytes between two parts into whole frames, each with its kind. Pure.
 
-The one rule: what it gives out, joined, is what it was fed; it only says where a frame begins and what it is. Bytes
-that are no frames go through uncut. Before it the proxy's socket; after it the proxy's faults, which want to strike
-just before or after a certain word.
+Invariant: the concatenated output equals the input; the splitter only finds frames and their kinds. Bytes that are not
+frames pass unsplit. The proxy uses it to inject faults just before or after a certain message.
 """
 
 from __future__ import annotations
@@ -21,54 +20,54 @@ _TAGS = ("hello", "ok", "error", "notify", "notify-ack", "message", "ack", "rest
 _MESSAGE_TAG = 5
 
 
-class Piece(NamedTuple):
-    """A whole frame, or a line, or whatever could not be understood (kind "")."""
+class SplitFrame(NamedTuple):
+    """A complete frame or line, or unknown bytes (kind "")."""
 
     data: bytes
     kind: str
 
 
-class Cutter(Protocol):
-    def feed(self, data: bytes) -> list[Piece]: ...
+class StreamSplitter(Protocol):
+    def feed(self, data: bytes) -> list[SplitFrame]: ...
 
 
-class FrameCutter:
-    """Frames of the connector protocol; two-phase words are named by themselves: phase1, reply, phase2, …; and
-    refusal, a reply that says no."""
+class FrameSplitter:
+    """Splits frames of the connector protocol. Two-phase-commit messages have their own kinds: phase1, reply, phase2;
+    and refusal, a reply that votes abort."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self._is_lost = False
+        self._is_unsynchronized = False
 
-    def feed(self, data: bytes) -> list[Piece]:
-        if self._is_lost:
-            return [Piece(data, "")]
-        pieces: list[Piece] = []
+    def feed(self, data: bytes) -> list[SplitFrame]:
+        if self._is_unsynchronized:
+            return [SplitFrame(data, "")]
+        pieces: list[SplitFrame] = []
         data = self._rest + data
         start = 0
         while start + 4 <= len(data):
             (length,) = _LENGTH.unpack_from(data, start)
             if not 0 < length <= FRAME_BYTES_MAX:
-                self._is_lost, self._rest = True, b""
-                return [*pieces, Piece(data[start:], "")]
+                self._is_unsynchronized, self._rest = True, b""
+                return [*pieces, SplitFrame(data[start:], "")]
             stop = start + 4 + length
             if stop > len(data):
                 break
-            pieces.append(Piece(data[start:stop], _kind(data[start + 4 : stop])))
+            pieces.append(SplitFrame(data[start:stop], _kind(data[start + 4 : stop])))
             start = stop
         self._rest = data[start:]
         return pieces
 
 
-class LineCutter:
-    """Lines of the control port."""
+class LineSplitter:
+    """Splits the lines of the control port."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[Piece]:
+    def feed(self, data: bytes) -> list[SplitFrame]:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [Piece(line + b"\n", "line") for line in lines]
+        return [SplitFrame(line + b"\n", "line") for line in lines]
 
 
 def _kind(body: bytes) -> str:
@@ -77,13 +76,13 @@ def _kind(body: bytes) -> str:
         stream_id, _, _, key_length = _MESSAGE.unpack_from(body)
         if stream_id == TWOPC_STREAM:
             try:
-                return _word(two_phase_commit.decode(body[_MESSAGE.size + key_length :]))
+                return _two_phase_kind(two_phase_commit.decode(body[_MESSAGE.size + key_length :]))
             except RemoteProtocolError:
                 return "message"
     return _TAGS[tag] if tag < len(_TAGS) else ""
 
 
-def _word(message: TwoPhase) -> str:
+def _two_phase_kind(message: TwoPhase) -> str:
     match message:
         case Reply(commit=False):
             return "refusal"

@@ -1,7 +1,7 @@
-"""The history of a chaos run: what was done, what followed, and the progress of the records, for the report.
+"""The history of a chaos run: injected faults, their effects and the progress of the records, for the report.
 
-The one rule: it only notes; times are seconds since the run began. Before it the harness; after it the screen and the
-report.
+Invariant: it only records; times are seconds since the run began. The harness writes it; the screen and the report read
+it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from procession.chaos.recovery_times import Recoveries
-from procession.chaos.scenario import Run
+from procession.chaos.scenario import ScenarioRun
 from procession.verify.verdict import Outcome, Verdict
 
 RECENT_MAX = 12
 UNJUDGED = "unknown"
-"""A failure of this kind says nothing about the pipeline: it kept us from judging it."""
+"""A failure of this kind says nothing about the pipeline: it only prevented the verification."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class HistoryEvent:
     at_s: float
     scenario: str
     on: str
@@ -28,7 +28,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Span:
+class ScenarioSpan:
     """A scenario from its first record to its drain."""
 
     scenario: str
@@ -38,9 +38,9 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a run is not clean: a violation, a stall, or a death that had no reason; or why it cannot be told (kind
-    `UNJUDGED`). `story` is what all parts said."""
+class RunFailure:
+    """Why a run is not clean: a violation, a stall or an unexplained death; or why it is unknown (kind `UNJUDGED`).
+    `story` has the last log lines of all parts."""
 
     kind: str
     sentence: str
@@ -57,21 +57,21 @@ class History:
 
     seed: int
     recoveries: Recoveries = field(default_factory=Recoveries)
-    runs: list[Run] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    runs: list[ScenarioRun] = field(default_factory=list)
+    events: list[HistoryEvent] = field(default_factory=list)
+    spans: list[ScenarioSpan] = field(default_factory=list)
     samples: list[tuple[float, int]] = field(default_factory=list)
     """Committed records over time."""
     absences: list[tuple[str, float, float]] = field(default_factory=list)
-    """Part, from, to: not at its work."""
-    failures: list[Failure] = field(default_factory=list)
+    """Part, start, end of each outage."""
+    failures: list[RunFailure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     committed: int = 0
     decided: int = 0
-    """Visible transactions that were found in a round record, at the sink with the fewest."""
+    """Visible transactions that were found in a round record, of the sink with the fewest."""
     acknowledged: int = 0
-    """Streams whose producer has noted down what it was told; rogues do not."""
+    """Streams whose producer has logged its acknowledgements; faulty producers do not."""
     epochs: int = 0
     pauses: int = 0
     faults_put: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -80,7 +80,7 @@ class History:
 
     @property
     def outcome(self) -> Outcome:
-        """Clean only if everything was seen to be there at the end, and nothing was wrong on the way."""
+        """Clean only if the final comparison is clean and nothing failed before."""
         found = [verdict.outcome for verdict in self.verdicts.values()]
         if self.has_failed or Outcome.VIOLATED in found:
             return Outcome.VIOLATED
@@ -90,28 +90,28 @@ class History:
 
     @property
     def has_failed(self) -> bool:
-        """Whether anything was wrong on the way."""
+        """Whether anything failed before the final comparison."""
         return any(failure.kind != UNJUDGED for failure in self.failures)
 
     @property
     def scenario(self) -> str:
-        """The one that is run."""
+        """The current scenario."""
         return self.spans[-1].scenario if self.spans else ""
 
     def event(self, now_s: float, on: str, what: str) -> None:
-        self.events.append(Event(round(now_s, 3), self.scenario, on, what))
+        self.events.append(HistoryEvent(round(now_s, 3), self.scenario, on, what))
 
     @property
-    def recent(self) -> list[Event]:
+    def recent(self) -> list[HistoryEvent]:
         return self.events[-RECENT_MAX:]
 
     @property
     def was_compared(self) -> bool:
-        """Whether all inputs were held against all outputs; what was not counted is not 0."""
+        """Whether all inputs were compared with all outputs. If not, counts are None, not 0."""
         return bool(self.verdicts) and all(one.outcome is not Outcome.UNKNOWN for one in self.verdicts.values())
 
     def counts(self) -> dict[str, int | None]:
-        """The worst that any sink shows, of each kind; None if they were not compared."""
+        """Return the highest count of any sink, per kind; None if they were not compared."""
         names = ("lost", "doubled", "disordered", "corrupt", "acknowledged_lost")
         if not self.was_compared:
             return dict.fromkeys(names)
@@ -140,7 +140,7 @@ class History:
         }
 
     def _mix(self) -> str:
-        """How much was done, and what."""
+        """Describe which faults were injected, and how many."""
         figures = self.figures()
         kills = [f"{kind} {one['kills']}" for kind, one in figures["recoveries"].items()]
         faults = sum(self.faults_put.values())
@@ -161,7 +161,7 @@ class History:
         )
 
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict as a sentence."""
         told = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
         lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
         for kind, one in self.recoveries.figures().items():

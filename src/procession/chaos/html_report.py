@@ -1,7 +1,6 @@
-"""The report: a chaos run on one page that needs nothing else. HTML with its style and its picture inside.
+"""The report: one self-contained HTML page about a chaos run, with its style and timeline inline.
 
-The one rule: whoever reads it can tell what was done, what came of it, and how to do it again; the verdict stands
-first. Before it the chronicle; after it a browser.
+Invariant: it shows the verdict first, then the injected faults, their effects, and how to repeat the run.
 """
 
 from __future__ import annotations
@@ -28,54 +27,54 @@ svg text { font: 11px system-ui, sans-serif; fill: #444; }
 """
 
 
-def write_report(path: Path, chronicle: History) -> None:
-    path.write_text(page(chronicle))
+def write_report(path: Path, history: History) -> None:
+    path.write_text(page(history))
 
 
-def page(chronicle: History) -> str:
-    outcome = str(chronicle.outcome)
-    first, *rest = chronicle.sentence().splitlines()
+def page(history: History) -> str:
+    outcome = str(history.outcome)
+    first, *rest = history.sentence().splitlines()
     body = [
         f'<h1 class="{outcome}">{escape(first)}</h1>',
-        f"<p>{len(chronicle.runs)} scenarios were run, one after another, on one living cluster: two gateways, a"
+        f"<p>{len(history.runs)} scenarios were run, one after another, on one living cluster: two gateways, a"
         " driver, two sinks, four producers. Every committed byte was held against the input as soon as it was"
-        f" committed{', and all of them again at the end' if chronicle.was_compared else ''}.</p>",
+        f" committed{', and all of them again at the end' if history.was_compared else ''}.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
-        *_failures(chronicle),
+        *_failures(history),
         "<h2>Timeline</h2>",
-        timeline(chronicle),
+        timeline(history),
         "<h2>Recoveries</h2>",
-        _recoveries(chronicle),
+        _recoveries(history),
         "<h2>Scenarios</h2>",
-        _scenarios(chronicle),
+        _scenarios(history),
         "<h2>Events</h2>",
-        _events(chronicle),
+        _events(history),
         "<h2>Figures</h2>",
-        f"<pre>{escape(json.dumps(chronicle.figures(), indent=1))}</pre>",
+        f"<pre>{escape(json.dumps(history.figures(), indent=1))}</pre>",
     ]
-    title = f"procession chaos, seed {chronicle.seed}: {outcome}"
+    title = f"procession chaos, seed {history.seed}: {outcome}"
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f"<!doctype html><html lang=en><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
 
 
-def _failures(chronicle: History) -> Iterable[str]:
-    for failure in chronicle.failures:
+def _failures(history: History) -> Iterable[str]:
+    for failure in history.failures:
         where = f" in {failure.scenario}" if failure.scenario else ""
-        yield f'<h2 class="{chronicle.outcome}">{escape(failure.kind + where)}</h2>'
+        yield f'<h2 class="{history.outcome}">{escape(failure.kind + where)}</h2>'
         yield f"<p>{escape(failure.sentence)}</p><pre>{escape(failure.story)}</pre>"
 
 
-def timeline(chronicle: History) -> str:
-    """One row for each part, dark where it was not at its work; above them the scenarios, below the records."""
-    total = max(chronicle.seconds, 1.0)
-    parts = [*PARTS, *sorted({part for part, _, _ in chronicle.absences} - set(PARTS))]
+def timeline(history: History) -> str:
+    """Draw one row per part, dark during outages; the scenarios above, the committed records below."""
+    total = max(history.seconds, 1.0)
+    parts = [*PARTS, *sorted({part for part, _, _ in history.absences} - set(PARTS))]
     height = ROW * (len(parts) + 2) + CURVE + 20
 
     def x(seconds: float) -> float:
         return round(LEFT_MARGIN + (WIDTH - LEFT_MARGIN - 10) * seconds / total, 1)
 
     drawn = [f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">']
-    for number, span in enumerate(chronicle.spans):
+    for number, span in enumerate(history.spans):
         end = span.end_s if span.end_s is not None else total
         shade = "#eef3fb" if number % 2 else "#dfe9f8"
         drawn.append(
@@ -87,19 +86,19 @@ def timeline(chronicle: History) -> str:
         y = ROW * (row + 1)
         drawn.append(f'<text x="4" y="{y + 12}">{escape(part)}</text>')
         drawn.append(f'<line x1="{LEFT_MARGIN}" x2="{WIDTH - 10}" y1="{y + 8}" y2="{y + 8}" stroke="#9db5d9"/>')
-        for name, start, end in chronicle.absences:
+        for name, start, end in history.absences:
             if name == part:
                 drawn.append(
                     f'<rect x="{x(start)}" y="{y + 3}" width="{max(1.5, x(end) - x(start))}" height="11" fill="#b22">'
                     f"<title>{escape(part)} away for {end - start:.2f} s from {start:.1f} s</title></rect>"
                 )
-    drawn += _curve(chronicle, x, ROW * (len(parts) + 2), total)
+    drawn += _curve(history, x, ROW * (len(parts) + 2), total)
     return "\n".join([*drawn, "</svg>"])
 
 
-def _curve(chronicle: History, x: Callable[[float], float], top: int, total: float) -> Iterable[str]:
-    most = max((count for _, count in chronicle.samples), default=0) or 1
-    points = " ".join(f"{x(at)},{top + CURVE - CURVE * count / most:.1f}" for at, count in chronicle.samples)
+def _curve(history: History, x: Callable[[float], float], top: int, total: float) -> Iterable[str]:
+    most = max((count for _, count in history.samples), default=0) or 1
+    points = " ".join(f"{x(at)},{top + CURVE - CURVE * count / most:.1f}" for at, count in history.samples)
     yield f'<polyline points="{points}" fill="none" stroke="#187a33" stroke-width="1.5"/>'
     yield f'<text x="4" y="{top + 12}">{most:,} records</text>'
     for tenth in range(11):
@@ -107,18 +106,18 @@ def _curve(chronicle: History, x: Callable[[float], float], top: int, total: flo
         yield f'<text x="{x(at) - 10}" y="{top + CURVE + 16}">{at:.0f} s</text>'
 
 
-def _recoveries(chronicle: History) -> str:
+def _recoveries(history: History) -> str:
     rows = [
         (kind, one["kills"], one["recovered"], one["timed"], _s(one["p50_s"]), _s(one["p99_s"]))
-        for kind, one in chronicle.recoveries.figures().items()
+        for kind, one in history.recoveries.figures().items()
     ]
     return _table(("part", "killed", "back at work", "of these alone", "p50", "p99"), rows)
 
 
-def _scenarios(chronicle: History) -> str:
+def _scenarios(history: History) -> str:
     events: dict[int, int] = {}
-    for event in chronicle.events:
-        number = sum(span.start_s <= event.at_s for span in chronicle.spans) - 1
+    for event in history.events:
+        number = sum(span.start_s <= event.at_s for span in history.spans) - 1
         events[number] = events.get(number, 0) + ("ended with" in event.what)
     rows = [
         (
@@ -128,14 +127,14 @@ def _scenarios(chronicle: History) -> str:
             f"{span.records:,}",
             events.get(number, 0),
         )
-        for number, span in enumerate(chronicle.spans)
+        for number, span in enumerate(history.spans)
     ]
     return _table(("scenario", "began", "took", "records", "deaths"), rows)
 
 
-def _events(chronicle: History) -> str:
-    lines = [f"{one.at_s:10.3f}  {one.scenario:34} {one.on:14} {one.what}" for one in chronicle.events[:EVENTS_MAX]]
-    left_out = len(chronicle.events) - len(lines)
+def _events(history: History) -> str:
+    lines = [f"{one.at_s:10.3f}  {one.scenario:34} {one.on:14} {one.what}" for one in history.events[:EVENTS_MAX]]
+    left_out = len(history.events) - len(lines)
     return f"<pre>{escape(chr(10).join(lines))}{f'{chr(10)}… and {left_out} more' if left_out else ''}</pre>"
 
 

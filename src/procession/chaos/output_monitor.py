@@ -1,9 +1,9 @@
-"""The outputs of a chaos run: what the sinks have committed, held against the inputs all the time.
+"""The outputs of a chaos run: continuously compares what the sinks have committed with the inputs.
 
-The one rule: every committed byte is read once, as soon as it is committed, and belongs to the next record of its
-stream; all sinks have the same bytes, salt included; and nothing is visible that was not decided. What was never held
-against a decision or an acknowledgement is not called clean. Before it the sinks' files; after it the harness, which
-asks several times a second, and at each drain whether all is there.
+Invariant: every committed byte is read once, soon after its commit, and must belong to the next record of its stream.
+All sinks must have the same bytes, including the salt, and nothing may be visible that was not decided. Output that was
+never compared with a decision or an acknowledgement is not clean. The harness looks several times per second, and at
+each drain whether everything is there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from procession.chaos.chaos_records import SALT_BYTES, unsalted
 from procession.connectors.file_source import stream_id_of
-from procession.sdk.transaction_log import TxnTail
+from procession.sdk.transaction_log import TransactionTail
 from procession.verify.decided import Decisions, is_decided, is_named
 from procession.verify.prefix import PrefixCheck
 from procession.verify.verifier import Outcome, Verdict, compare
 
 READ_BYTES = 1024 * 1024
 
-# Tells what the checkpoint has decided; asked after these transactions were seen at a sink.
+# Returns the checkpoint's decisions; called after these transactions were seen at a sink.
 Decide = Callable[[Iterable[tuple[str, int, int]]], Decisions]
 
 
@@ -37,20 +37,20 @@ class MonitoredStream:
 
 
 class MonitoredOutput:
-    """One sink's output, and how far each stream has come in it."""
+    """One sink's output, and the position of each stream in it."""
 
     def __init__(self, name: str, instance: Path) -> None:
         self.name = name
         self.data = instance.with_suffix(".data")
         self.end = 0
-        """Up to here it is committed, and was looked at."""
+        """End of the committed bytes that were checked."""
         self.named = 0
-        """So many of its transactions were found in a round record."""
+        """Number of its transactions that were found in a round record."""
         self.checks: dict[str, PrefixCheck] = {}
-        self._tail = TxnTail(instance.with_suffix(".txnlog"))
+        self._tail = TransactionTail(instance.with_suffix(".txnlog"))
 
     def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
-        """Take what is new; a sentence for everything that is wrong."""
+        """Check new output. Yield a sentence for every violation."""
         new = list(self._tail.look())
         decisions = decide(new) if new and decide else None
         for transaction in new:
@@ -61,7 +61,7 @@ class MonitoredOutput:
                 yield f"{self.name}: {transaction.txn_id} commits from {transaction.start}, but {self.end} was the end"
             data = read(self.data, transaction.start, transaction.end)
             if len(data) < transaction.end - transaction.start:
-                yield f"{self.name}: committed output is gone: {self.data} ends before {transaction.end}"
+                yield f"{self.name}: committed output is missing: {self.data} ends before {transaction.end}"
             self.end = transaction.end
             if data[-1:] not in (b"", b"\n"):
                 yield f"{self.name}: {transaction.txn_id} ends in the middle of a record"
@@ -81,7 +81,7 @@ class MonitoredOutput:
             yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
 
     def _judged(self, stream: MonitoredStream) -> Verdict:
-        """What kind of damage it is: the stream's part of the output, all of it, against its input."""
+        """Classify the damage: compare the stream's part of the whole output with its input."""
 
         def lines() -> Iterator[bytes]:
             for found in self.committed_lines():
@@ -104,15 +104,15 @@ class MonitoredOutput:
         return check.records if check is not None else 0
 
 
-class Outputs:
-    """All sinks' outputs against all inputs."""
+class MonitoredOutputs:
+    """Compares all sinks' outputs with all inputs."""
 
     def __init__(self, instances: Mapping[str, Path], decide: Decide | None = None) -> None:
         self._decide = decide
         self.streams: dict[str, MonitoredStream] = {}
         self.outputs = {name: MonitoredOutput(name, instance) for name, instance in instances.items()}
         self.acknowledged: Mapping[int, int] = {}
-        """The last message id of each stream that its producer was told is committed."""
+        """The last acknowledged message id of each stream."""
         self._names: dict[int, str] = {}
         self._same = 0
 
@@ -125,16 +125,16 @@ class Outputs:
 
     @property
     def named(self) -> int:
-        """Visible transactions whose decision was seen, of the sink that has the fewest."""
+        """Visible transactions whose decision was found, of the sink with the fewest."""
         return min(output.named for output in self.outputs.values())
 
     def look(self) -> list[str]:
-        """What is wrong in what was committed since the last look."""
+        """Return the violations in the output that was committed since the last look."""
         wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams, self._decide)]
         return wrong or self._differences()
 
     def _differences(self) -> list[str]:
-        """Whether all sinks have the same bytes, as far as all of them are."""
+        """Return where the sinks' bytes differ, up to the shortest output."""
         first, *others = self.outputs.values()
         end = min(output.end for output in self.outputs.values())
         ours = read(first.data, self._same, end)
@@ -146,7 +146,7 @@ class Outputs:
 
     @property
     def committed(self) -> int:
-        """Records that every sink shows."""
+        """The number of records that every sink shows."""
         return min(sum(check.records for check in output.checks.values()) for output in self.outputs.values())
 
     @property
@@ -154,7 +154,7 @@ class Outputs:
         return {name: output.end for name, output in self.outputs.items()}
 
     def missing(self) -> list[str]:
-        """What is not there although everything should be; looked at when all sources have ended."""
+        """Return the missing records, after all sources have ended."""
         return [
             f"{output.name} has {output.records(tag)} of {stream.records} records of stream {tag}"
             for output in self.outputs.values()
@@ -163,7 +163,7 @@ class Outputs:
         ]
 
     def compare_all(self) -> dict[str, Verdict]:
-        """The complete comparison, anew from the first byte: all inputs against each output."""
+        """Compare all inputs with each output, from the first byte."""
         inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
         heard = [self.acknowledged.get(stream_id_of(stream.path)) for stream in self.streams.values()]
         verdicts = {
@@ -176,16 +176,16 @@ class Outputs:
         return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
 
     def _unproven(self) -> str:
-        """What was never looked at, although it was to be held against a decision."""
+        """Return what could not be verified against decisions or acknowledgements; empty if nothing."""
         if self._decide is None:
             return ""
         if not self.named:
             return "No round record named any of the visible transactions."
-        return "" if self.acknowledged else "No producer noted down what it was told."
+        return "" if self.acknowledged else "No producer logged its acknowledgements."
 
 
 def read(path: Path, start: int, end: int) -> bytes:
-    """The bytes of a file from start to end; fewer if it is shorter or not there."""
+    """Return the bytes of a file from start to end; fewer if it is shorter or missing."""
     try:
         with path.open("rb") as file:
             file.seek(start)

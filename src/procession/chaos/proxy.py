@@ -1,8 +1,7 @@
-"""The proxy: a TCP connection between two parts that can be made as bad as networks are, while it runs.
+"""The proxy: forwards TCP connections between two parts, and injects network faults at run time.
 
-The one rule: with no fault on it, it changes nothing but the address. Faults (see FAULTS) are put on from the harness's
-thread; the proxies live in an event loop of their own. Before it a part that believes to talk to another; after it
-that other part, found anew for each connection, because it may have moved.
+Invariant: without a fault it changes nothing but the address. Faults (see FAULTS) are set from the harness's thread;
+the proxies run in their own event loop. The target is looked up for each connection, because it may have moved.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from procession.address import Address, address_of, listening_socket
-from procession.chaos.frame_splitter import Cutter, FrameCutter, Piece
+from procession.chaos.frame_splitter import FrameSplitter, SplitFrame, StreamSplitter
 
 HOST = "127.0.0.2"
-"""Where proxies listen. Behind it nobody does: a part can listen at the same port of another host of this machine, and
-say that it is here."""
+"""Host where proxies listen. A part listens at the same port of another loopback host, and advertises this one."""
 READ_BYTES_MAX = 64 * 1024
 HELD_BYTES_MAX = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
 GATHER_S = 0.2
-"""How long `late` lets bytes gather before the sender loses its connection."""
+"""How long `late` collects bytes before the sender loses its connection."""
 
 FAULTS = {
     "cut": "connections are reset, and no new one comes through",
@@ -43,7 +41,7 @@ ONCE = frozenset({"truncate", "corrupt", "cut-before", "cut-after", "swallow"})
 WAYS = ("up", "down")
 HAS_WAY = frozenset({"half-close", "truncate", "corrupt"})
 PRESENT = frozenset({"half-close", "late"})
-"""Of the connections that there are; of the next one, if there is none."""
+"""Faults that apply to the current connections, or to the next one if there is none."""
 
 
 @dataclass(eq=False)
@@ -58,7 +56,7 @@ class ProxyFault:
     def parse(cls, text: str) -> ProxyFault:
         kind, _, argument = text.partition(":")
         if kind not in FAULTS:
-            raise ValueError(f"no fault of a network is called {kind!r}; there are: {', '.join(FAULTS)}")
+            raise ValueError(f"there is no network fault {kind!r}; there are: {', '.join(FAULTS)}")
         if kind in HAS_WAY and argument not in WAYS:
             raise ValueError(f"{kind} goes up or down, and not {argument!r}")
         if kind == "delay" and not argument.replace(".", "", 1).isdecimal():
@@ -80,7 +78,7 @@ class ProxiedConnection:
             writer.transport.abort()
 
     def end(self, direction: str) -> None:
-        """One direction ends; what comes after is dropped."""
+        """End one direction. Later bytes are dropped."""
         self.closed.add(direction)
         with suppress(OSError, RuntimeError):
             self.writers[direction].write_eof()
@@ -116,7 +114,7 @@ class ProxiedConnection:
             self.end(direction)
 
     def _lose(self, delivered: asyncio.StreamWriter) -> None:
-        """Reset the connection, but let one side have what it was sent."""
+        """Reset the connection, but deliver what was sent to one side."""
         delivered.close()
         for writer in self.writers.values():
             if writer is not delivered:
@@ -131,17 +129,17 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """Listens at `address`; `upstream` says where the other part is now. All but `put` belongs to the loop."""
+    """Listens at `address`. `upstream` returns the target's current address. All methods but `put` run in the loop."""
 
     def __init__(
-        self, name: str, upstream: Callable[[], Address], make_cutter: Callable[[], Cutter] = FrameCutter
+        self, name: str, upstream: Callable[[], Address], make_cutter: Callable[[], StreamSplitter] = FrameSplitter
     ) -> None:
         self.name = name
         self.make_cutter = make_cutter
         self.address = Address("", 0)
         self.faults: list[ProxyFault] = []
         self.fired = 0
-        """How often a fault has struck: a fault that meets nobody proves nothing."""
+        """How often a fault took effect. A fault without effect proves nothing."""
         self._upstream = upstream
         self._links: set[ProxiedConnection] = set()
         self._server: asyncio.Server | None = None
@@ -158,7 +156,7 @@ class Proxy:
             link.abort()
 
     def put(self, text: str, seconds: float, patience_s: float) -> None:
-        """Put a fault on: for so long from when it first strikes, or until patience is over."""
+        """Set a fault, for `seconds` after it first takes effect, or until `patience_s` is over."""
         fault = ProxyFault.parse(text)
         fault.seconds = seconds
         self.faults.append(fault)
@@ -167,7 +165,7 @@ class Proxy:
             self._meet(fault, link)
 
     def _meet(self, fault: ProxyFault, link: ProxiedConnection) -> None:
-        """What a fault does to a connection as such, if anything."""
+        """Apply a fault to a connection as a whole, if it is of that kind."""
         if fault.kind != "cut" and fault.kind not in PRESENT:
             return
         self._strike(fault)
@@ -206,7 +204,7 @@ class Proxy:
             self._check_uncut()
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 other_reader, other = await asyncio.open_connection(*self._upstream(), limit=READ_BYTES_MAX)
-            self._check_uncut()  # it may have been cut while it was made
+            self._check_uncut()  # a cut may have been set while the connection was opened
         except (OSError, TimeoutError, ValueError):
             writer.transport.abort()
             return
@@ -214,11 +212,11 @@ class Proxy:
         self._links.add(link)
         for fault in self.faults:
             if fault.kind in PRESENT and not fault.has_struck:
-                self._meet(fault, link)  # there was no connection when it was put on
+                self._meet(fault, link)  # there was no connection when the fault was set
         try:
             await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
         except asyncio.CancelledError:
-            link.abort()  # the proxies are closed; nobody waits for us
+            link.abort()  # the proxies are closed
         finally:
             self._links.discard(link)
             for one in (writer, other):
@@ -231,7 +229,7 @@ class Proxy:
                 raise ConnectionResetError("cut")
 
     async def passage(self, link: ProxiedConnection) -> None:
-        """Wait as long as the faults want it."""
+        """Wait as long as the faults require."""
         for fault in list(self.faults):
             if fault.kind == "silent":
                 self._strike(fault)
@@ -240,8 +238,8 @@ class Proxy:
                 self._strike(fault)
                 await asyncio.sleep(float(fault.argument))
 
-    def treated(self, piece: Piece, direction: str) -> tuple[bytes, bool]:
-        """What passes of a piece, and whether the connection is lost with it."""
+    def treated(self, piece: SplitFrame, direction: str) -> tuple[bytes, bool]:
+        """Return what passes of a frame, and whether the connection is lost with it."""
         for fault in [fault for fault in self.faults if fault.kind in ONCE]:
             if fault.argument not in (direction, piece.kind):
                 continue
@@ -262,7 +260,7 @@ class Proxy:
 
 
 class Proxies:
-    """Proxies in a thread of their own. Use it as a context; the methods may be called from any thread."""
+    """Runs proxies in a thread. A context manager; its methods may be called from any thread."""
 
     def __init__(self, *proxies: Proxy) -> None:
         self._proxies = {proxy.name: proxy for proxy in proxies}
@@ -296,7 +294,7 @@ class Proxies:
         return self._proxies[name].address
 
     def put(self, name: str, fault: str, seconds: float, patience_s: float) -> None:
-        """The fault is on when this returns."""
+        """Set a fault. It is active when this returns."""
         ProxyFault.parse(fault)
         self._in_loop(lambda: self._proxies[name].put(fault, seconds, patience_s))
 

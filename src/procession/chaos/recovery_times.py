@@ -1,8 +1,7 @@
 """Recovery times: how long each part took from the signal to its first useful work. Pure; time arrives as `now`.
 
-The one rule: a time counts for a part only if it was down alone; while another one was down too, who waited for whom
-cannot be told. Those are counted, not timed. A part that is hit again before it is back was not back. Before it the
-harness's looks; after it the report.
+Invariant: a time counts only if the part was down alone; otherwise the parts may have waited for each other, and the
+recovery is only counted. A part that is hit again before it has recovered has one longer outage.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Down:
-    """A part that is not back at work: since when, and whether others were down meanwhile."""
+    """An outage of a part: its start, and whether other parts were down meanwhile."""
 
     since: float
     is_alone: bool
@@ -23,7 +22,7 @@ class Down:
 
 @dataclass
 class Recoveries:
-    """`hit` when something is done to a part, `back` when it has done useful work since."""
+    """Measures recoveries. Call `hit` when a fault is injected, `back` when the part does useful work again."""
 
     kills: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     recovered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -31,7 +30,7 @@ class Recoveries:
     down: dict[str, Down] = field(default_factory=dict)
 
     def hit(self, part: str, now: float, *, is_timed: bool = True) -> None:
-        """`is_timed`: only a plain kill says how long a recovery takes; one who is held back does not."""
+        """Record a fault. `is_timed` only for a plain kill: a part that is held back has no recovery time."""
         self.kills[part] += 1
         for other in self.down.values():
             other.is_alone = False
@@ -52,7 +51,7 @@ class Recoveries:
         return sum(self.kills.values())
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """For each kind of part (all sources are one kind, all sinks another)."""
+        """Return the figures per kind of part (all sources are one kind, all sinks another)."""
         kinds: dict[str, list[str]] = defaultdict(list)
         for part in sorted(self.kills):
             kinds[part.partition("-")[0]].append(part)
@@ -70,7 +69,7 @@ class Recoveries:
 
 
 def quantile(ordered: list[float], share: float) -> float | None:
-    """The value that `share` of the values do not exceed."""
+    """Return the value that `share` of the values do not exceed."""
     if not ordered:
         return None
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)

@@ -1,8 +1,7 @@
-"""A scenario: what is done to a living cluster, to whom, and how often; a value. Pure.
+"""A scenario: which faults are injected into which parts of a cluster, and how often. Pure.
 
-The one rule: chance is used once, when `schedule` makes steps of a scenario; from then on nothing is left to chance
-that we have a hand in, so a schedule that was written down can be run again. Before it `scenario_catalogue`, which
-holds the scenarios; after it the harness, which does one step after the other.
+Invariant: randomness is used only once, when `schedule` turns a scenario into steps. So a recorded schedule can be
+repeated. `scenario_catalogue` has the scenarios; the harness applies the steps.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PARTS = (*GATEWAYS, DRIVER, *SINKS, *SOURCES)
 HOMES = dict(zip(SOURCES, GATEWAYS * 2, strict=True))
 """The gateway that each producer sends to."""
 
-# The connections that a proxy stands in.
+# The connections with a proxy.
 TO_GATEWAY, TO_SECOND, TO_THIRD = (f"source-{gateway}" for gateway in (*GATEWAYS, THIRD))
 CONTROL, CONTROL_SECOND, CONTROL_THIRD = (f"driver-{gateway}" for gateway in (*GATEWAYS, THIRD))
 BETWEEN = "gateway-gateway"  # from the others to the one that leads
@@ -39,8 +38,8 @@ LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
 ALL = "all"
 
 
-class Do(StrEnum):
-    """What can be done to a part or to a link. `seconds`: how long it lasts; `detail`: what exactly."""
+class FaultAction(StrEnum):
+    """A fault that can be injected into a part or a link. `seconds` is its duration, `detail` its parameter."""
 
     KILL = "kill"  # SIGKILL; started again at once
     GONE = "gone"  # SIGKILL, and started again only after `seconds`
@@ -50,24 +49,24 @@ class Do(StrEnum):
     EXECUTOR = "executor"  # the same to one of Spark's executors, where they are processes of their own; or to `all`
     MASTER = "master"  # the driver is killed, and started again with `detail` as Spark's master; none: local threads
     ARM = "arm"  # the part dies at the fault point `detail`, when it next comes there
-    FULL = "full"  # its files cannot grow: it must end with a clear word, and is started again after `seconds`
+    FULL = "full"  # its files cannot grow: it must exit with a clear error, and is restarted after `seconds`
     BAD_SYNC = "bad-sync"  # its disk fails the `detail`-th sync from now, and all after it: the same
     NETWORK = "network"  # on a link: the fault `detail` (see `proxy`), for `seconds`
-    BEHAVE = "behave"  # on the right sink: `detail` is a behaviour (see `wayward`), for `seconds`
-    FORGET = "forget"  # the right sink comes back with less than it had promised; it must be refused loudly
+    BEHAVE = "behave"  # on the right sink: `detail` is a behaviour (see `faulty_sink`), for `seconds`
+    FORGET = "forget"  # the right sink returns with less than it had promised; the driver must refuse it
     CLOCK = "clock"  # its time of day jumps, and is `detail` seconds off from now on, until the next such step
     JOIN = "join"  # one more gateway is started, and joins
-    LEAVE = "leave"  # it is let go: it ends when all that it took is committed, whatever is done to it meanwhile
+    LEAVE = "leave"  # it leaves: it exits when all of its records are committed, whatever faults happen meanwhile
     MOVE = "move"  # a producer is killed, and sends to the gateway `detail` from then on, or to any if that is gone
-    ROGUE = "rogue"  # one more producer, of bad manners: `detail` says which (see `rogue`)
+    ROGUE = "rogue"  # one more producer that misbehaves; `detail` says how (see `faulty_producer`)
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing done. `is_settled`: not before everything that was done has been recovered from."""
+class FaultStep:
+    """One injected fault. `is_settled`: not before all parts have recovered from earlier faults."""
 
-    do: Do
+    do: FaultAction
     on: str = ""
     delay_s: float = 0.0
     is_settled: bool = True
@@ -80,10 +79,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StepPattern:
     """Steps of one kind: `times` of them, each on one of `on`, with one of `details`. A delay is drawn from a range."""
 
-    do: Do
+    do: FaultAction
     on: tuple[str, ...] = ("",)
     times: int = 1
     delay_s: tuple[float, float] = (0.2, 0.8)
@@ -96,34 +95,34 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`name` is for the command line, `prose` for people. `is_long`: left out of short selections."""
+    """A scenario: `name` is its name on the command line, `prose` describes it. `is_long`: it runs once per session."""
 
     name: str
     prose: str
-    lines: tuple[Line, ...]
+    lines: tuple[StepPattern, ...]
     is_long: bool = False
 
 
-class Chance(Protocol):
-    """What a schedule draws from: `random.Random` is one."""
+class ScheduleRandom(Protocol):
+    """The source of randomness of a schedule, such as `random.Random`."""
 
     def uniform(self, a: float, b: float) -> float: ...
 
     def choice(self, seq: Sequence[Choice]) -> Choice: ...
 
 
-def schedule(scenario: Scenario, chance: Chance) -> tuple[Step, ...]:
-    """The steps of one run of the scenario."""
+def schedule(scenario: Scenario, chance: ScheduleRandom) -> tuple[FaultStep, ...]:
+    """Return the steps of one run of the scenario."""
     return tuple(step for line in scenario.lines for step in _steps(line, chance))
 
 
-def _steps(line: Line, chance: Chance) -> list[Step]:
+def _steps(line: StepPattern, chance: ScheduleRandom) -> list[FaultStep]:
     if line.is_each:
         pairs = [(on, detail) for _ in range(line.times) for on in line.on for detail in line.details]
     else:
         pairs = [(chance.choice(line.on), chance.choice(line.details)) for _ in range(line.times)]
     return [
-        Step(
+        FaultStep(
             do=line.do,
             on=on,
             delay_s=round(chance.uniform(*line.delay_s), 3),
@@ -136,16 +135,16 @@ def _steps(line: Line, chance: Chance) -> list[Step]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One scenario as it is run, or was."""
+class ScenarioRun:
+    """One run of a scenario."""
 
     scenario: str
-    steps: tuple[Step, ...]
+    steps: tuple[FaultStep, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return {"scenario": self.scenario, "steps": [asdict(step) for step in self.steps]}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Run:
-        steps = tuple(Step(**{**step, "do": Do(step["do"])}) for step in told["steps"])
-        return cls(str(told["scenario"]), steps)
+    def from_dict(cls, document: Mapping[str, Any]) -> ScenarioRun:
+        steps = tuple(FaultStep(**{**step, "do": FaultAction(step["do"])}) for step in document["steps"])
+        return cls(str(document["scenario"]), steps)

@@ -1,7 +1,6 @@
 """The catalogue of scenarios. Pure.
 
-The one rule: what a scenario is about is said in its prose, in the words of someone to whom it has happened; its lines
-are only the means. Before it nothing; after it `scenario.schedule`.
+The `prose` of a scenario says what happens; its step patterns say how.
 """
 
 from __future__ import annotations

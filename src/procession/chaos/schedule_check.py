@@ -1,7 +1,7 @@
-"""The schedule check: whether a schedule that was written down can be carried out. Pure.
+"""The schedule check: whether a recorded schedule can be run. Pure.
 
-The one rule: what nobody could do is said before anything is started, and names the step; a schedule without a step
-has nothing to say either. Before it a file that somebody may have edited; after it the harness.
+Invariant: an invalid step is reported before anything is started, with its name. A schedule without a step is invalid
+too, because somebody may have edited the file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ from procession.chaos.fault_injector import FaultInjector
 from procession.chaos.faulty_producer import MANNERS
 from procession.chaos.faulty_sink import BEHAVIOURS
 from procession.chaos.proxy import ProxyFault
-from procession.chaos.scenario import ALL, DRIVER, GATEWAYS, HOMES, LINKS, PARTS, RIGHT, THIRD, Do, Run, Step
+from procession.chaos.scenario import (
+    ALL,
+    DRIVER,
+    GATEWAYS,
+    HOMES,
+    LINKS,
+    PARTS,
+    RIGHT,
+    THIRD,
+    FaultAction,
+    FaultStep,
+    ScenarioRun,
+)
 
-BY_HARNESS = frozenset({Do.ROGUE, Do.FORGET, Do.JOIN, Do.MOVE})
-"""Steps that the harness itself does; all others are the hands'."""
+BY_HARNESS = frozenset({FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE})
+"""Steps that the harness does itself; the fault injector does all others."""
 
 
-def objection(runs: Sequence[Run]) -> str:
-    """The first thing that cannot be done, and why; nothing if all of it can be."""
+def objection(runs: Sequence[ScenarioRun]) -> str:
+    """Return the first invalid step, and why; empty if all are valid."""
     if not runs:
-        return "it holds no run"
+        return "it has no runs"
     for run in runs:
         for step in run.steps:
             if why := _why_not(step):
@@ -29,38 +41,38 @@ def objection(runs: Sequence[Run]) -> str:
     return ""
 
 
-def _why_not(step: Step) -> str:
+def _why_not(step: FaultStep) -> str:
     if step.do not in BY_HARNESS and not hasattr(FaultInjector, f"_{step.do.name.lower()}"):
-        return "nobody knows how"
+        return "this action is unknown"
     if step.delay_s < 0 or step.seconds < 0:
-        return "time does not go back"
+        return "a time is negative"
     match step.do:
-        case Do.NETWORK:
+        case FaultAction.NETWORK:
             try:
                 ProxyFault.parse(step.detail)
             except ValueError as error:
                 return str(error)
             return _one_of(step.on, LINKS)
-        case Do.ROGUE:
+        case FaultAction.ROGUE:
             return _one_of(step.detail, MANNERS)
-        case Do.BEHAVE:
+        case FaultAction.BEHAVE:
             names = [one.partition("=")[0] for one in step.detail.split(",")]
             return _one_of(step.on, (RIGHT,)) or next(filter(None, (_one_of(name, BEHAVIOURS) for name in names)), "")
-        case Do.WORKER | Do.EXECUTOR if not (step.detail in ("", ALL) or step.detail.isdecimal()):
+        case FaultAction.WORKER | FaultAction.EXECUTOR if not (step.detail in ("", ALL) or step.detail.isdecimal()):
             return f"{step.detail!r} is no number of a process"
-        case Do.BAD_SYNC if step.detail and not step.detail.isdecimal():
+        case FaultAction.BAD_SYNC if step.detail and not step.detail.isdecimal():
             return f"{step.detail!r} is no number of a sync"
-        case Do.WORKER | Do.EXECUTOR | Do.MASTER:
+        case FaultAction.WORKER | FaultAction.EXECUTOR | FaultAction.MASTER:
             return _one_of(step.on, (DRIVER,))
-        case Do.CLOCK if not step.detail.lstrip("-").isdigit():
+        case FaultAction.CLOCK if not step.detail.lstrip("-").isdigit():
             return f"{step.detail!r} is no number of seconds"
-        case Do.FORGET:
+        case FaultAction.FORGET:
             return _one_of(step.detail, ("committed", "prepared"))
-        case Do.NOTHING:
+        case FaultAction.NOTHING:
             return ""
-        case Do.MOVE:
+        case FaultAction.MOVE:
             return _one_of(step.on, tuple(HOMES)) or _one_of(step.detail, (*GATEWAYS, THIRD))
-        case Do.JOIN | Do.LEAVE:
+        case FaultAction.JOIN | FaultAction.LEAVE:
             return _one_of(step.on, (*GATEWAYS, THIRD))
         case _:
             return _one_of(step.on, (*PARTS, THIRD))

@@ -1,7 +1,7 @@
-"""The screen: a chaos run while it goes on. A live picture on a terminal, a line now and then elsewhere.
+"""The screen: shows a chaos run in progress, as a live table on a terminal, elsewhere as a line at intervals.
 
-The one rule: it only shows what the chronicle says, on the standard error stream, so that the verdict alone is output.
-Before it the vigil, which calls it at every look; after it people.
+Invariant: it only shows the history, on the standard error stream, so that standard output has only the verdict. The
+monitor calls it at every look.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ class Screen(LiveDisplay):
     def __init__(self) -> None:
         super().__init__(refreshes_per_second=4)
         self._next = 0.0
-        self._told = ""
+        self._shown_scenario = ""
         self._recent: deque[tuple[float, int]] = deque()
 
-    def show(self, chronicle: History) -> None:
+    def show(self, history: History) -> None:
         now = time.monotonic()
-        scenario = chronicle.spans[-1].scenario if chronicle.spans else ""
-        self._recent.append((now, chronicle.committed))
+        scenario = history.spans[-1].scenario if history.spans else ""
+        self._recent.append((now, history.committed))
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
-        if now < self._next and (self.is_live or scenario == self._told):
+        if now < self._next and (self.is_live or scenario == self._shown_scenario):
             return
-        cells = self._cells(chronicle, scenario)
+        cells = self._cells(history, scenario)
         if self.is_live:
             self._next = now + REFRESH_S
-            self.draw(_picture(chronicle, cells))
+            self.draw(_picture(history, cells))
         else:
             self._next = now + LINE_INTERVAL_S
-            self._told = scenario
+            self._shown_scenario = scenario
             self.say_cells(cells)
 
-    def _cells(self, chronicle: History, scenario: str) -> dict[str, str]:
+    def _cells(self, history: History, scenario: str) -> dict[str, str]:
         (before, fewer), (now, more) = self._recent[0], self._recent[-1]
         rate = (more - fewer) / (now - before) if now > before else 0.0
-        seconds = chronicle.seconds
-        events = chronicle.recoveries.events
+        seconds = history.seconds
+        events = history.recoveries.events
         return {
             "time": f"{int(seconds) // 60}:{int(seconds) % 60:02d}",
             "scenario": scenario,
             "crashes": f"{events:,}",
             "an hour": f"{events * 3600 / seconds:,.0f}" if seconds > 1 else "-",
-            "records": f"{chronicle.committed:,}",
+            "records": f"{history.committed:,}",
             "records/s": f"{rate:,.0f}",
-            "epochs": f"{chronicle.epochs:,}",
-            "down": ", ".join(chronicle.recoveries.down) or "-",
-            "verdict": _verdict(chronicle),
+            "epochs": f"{history.epochs:,}",
+            "down": ", ".join(history.recoveries.down) or "-",
+            "verdict": _verdict(history),
         }
 
 
-def _verdict(chronicle: History) -> str:
-    if chronicle.has_failed:
+def _verdict(history: History) -> str:
+    if history.has_failed:
         return "violated"
-    return "clean so far" if chronicle.committed else "nothing to judge yet"
+    return "clean so far" if history.committed else "nothing to judge yet"
 
 
-def _picture(chronicle: History, cells: dict[str, str]) -> Group:
-    recent = Text("\n".join(f"{event.at_s:9.2f}  {event.on:14}  {event.what}" for event in chronicle.recent))
+def _picture(history: History, cells: dict[str, str]) -> Group:
+    recent = Text("\n".join(f"{event.at_s:9.2f}  {event.on:14}  {event.what}" for event in history.recent))
     return Group(table_of(cells), recent)

@@ -1,8 +1,7 @@
-"""Data loss at a sink: it comes back with less than it had promised, is refused, and is restored.
+"""Data loss at a sink: the sink returns with less than it had promised, is refused, and is restored.
 
-The one rule: the driver must end, with a word that names the sink, and nothing may be committed until the sink's files
-are as they were. Before it the harness; after it the transaction log and data of the right sink, which are cut back by
-one transaction.
+Invariant: the driver must exit with an error that names the sink, and nothing may be committed until the sink's files
+are restored. The transaction log and data of the right sink are truncated by one transaction.
 """
 
 from __future__ import annotations
@@ -18,54 +17,54 @@ from procession.chaos.scenario import DRIVER, RIGHT
 from procession.storage.journal import encode, read_journal
 
 POINT = "driver:before-phase2"
-"""Here it is decided to commit, all sinks have promised, and none was told."""
+"""The point where the commit is decided, all sinks have voted, and no sink knows the decision."""
 
 
 class SinkDataLoss:
-    def __init__(self, cluster: Cluster, hands: FaultInjector, vigil: Monitor) -> None:
+    def __init__(self, cluster: Cluster, injector: FaultInjector, monitor: Monitor) -> None:
         self._cluster = cluster
-        self._hands = hands
-        self._vigil = vigil
+        self._injector = injector
+        self._monitor = monitor
 
     def run(self, what: str) -> None:
-        """`committed`: the last output is gone. `prepared`: what was voted for is, and it was decided to commit."""
-        stage, hands = self._cluster.stage, self._hands
-        stage.held.add(DRIVER)  # it stays away once it is dead
+        """`committed`: the last committed output is lost. `prepared`: prepared output is lost after the decision."""
+        stage, injector = self._cluster.stage, self._injector
+        stage.held.add(DRIVER)  # do not restart it after its death
         if what == "prepared":
-            hands.excuses[DRIVER] = Excuse((-signal.SIGKILL,))
+            injector.excuses[DRIVER] = Excuse((-signal.SIGKILL,))
             self._cluster.arm(DRIVER, POINT)
             self._until_away(DRIVER)
-        hands.hit(RIGHT, is_timed=False)
+        injector.hit(RIGHT, is_timed=False)
         stage.hold(RIGHT)
         self._until_away(RIGHT)
         self._cluster.save_copy()
-        end = self._vigil.outputs.ends["right"]
+        end = self._monitor.outputs.ends["right"]
         forget(self._cluster.instances()["right"], is_committed=what == "committed")
-        hands.excuses[DRIVER] = Excuse((EXIT_CLEAR,), DRIVER_WORDS)
+        injector.excuses[DRIVER] = Excuse((EXIT_CLEAR,), DRIVER_WORDS)
         stage.release(RIGHT)
         if what == "prepared":
             stage.release(DRIVER)
             stage.held.add(DRIVER)
-            self._vigil.until(lambda: stage.pid(DRIVER) is not None, "the driver to be started")
-        hands.note(RIGHT, f"came back without what it had {what}")
+            self._monitor.until(lambda: stage.pid(DRIVER) is not None, "the driver to be started")
+        injector.note(RIGHT, f"came back without what it had {what}")
         self._until_away(DRIVER)
-        if self._vigil.outputs.ends["right"] != end:
+        if self._monitor.outputs.ends["right"] != end:
             raise Failed("violation", "something was committed to a sink that had forgotten")
-        hands.note(DRIVER, "refused it")
+        injector.note(DRIVER, "refused it")
         stage.hold(RIGHT)
         self._until_away(RIGHT)
         self._cluster.restore_copy()
-        hands.excuses.pop(DRIVER)
+        injector.excuses.pop(DRIVER)
         stage.release(RIGHT)
         stage.release(DRIVER)
-        hands.note(RIGHT, "was restored")
+        injector.note(RIGHT, "was restored")
 
     def _until_away(self, part: str) -> None:
-        self._vigil.until(lambda: self._cluster.stage.pid(part) is None, f"the end of {part}")
+        self._monitor.until(lambda: self._cluster.stage.pid(part) is None, f"the end of {part}")
 
 
 def forget(instance: Path, *, is_committed: bool) -> None:
-    """Cut the log back to before its last commit (or its last vote), and the data with it."""
+    """Truncate the log to before its last commit (or its last vote), and the data with it."""
     path = instance.with_suffix(".txnlog")
     entries = list(read_journal(path))
     starts: dict[str, tuple[int, int]] = {}

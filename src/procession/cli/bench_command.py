@@ -1,7 +1,7 @@
-"""The commands `procession bench NAME`: words in, one call out.
+"""The commands `procession bench NAME`.
 
-The one rule: as in `cli/main`, they parse and print; each prints, beside what was measured, the command that repeats
-it. Before it `cli/main`; after it the module of `bench` that measures.
+As in `cli/main`, a command only parses and prints; the modules of `bench` measure. Each command also prints the
+command line that repeats the measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 @bench_app.callback()
-def all_of_them(context: typer.Context) -> None:
+def run_all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         commands: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]
         for name, command in commands.items():
@@ -45,7 +45,7 @@ def epoch_time(
     from procession.bench import epoch_time as bench
 
     figures = bench.measure(rounds, is_ablating=ablate)
-    _print(context, figures, bench.told(figures))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -54,7 +54,22 @@ def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) 
     from procession.bench import recovery as bench
 
     figures = bench.measure(rounds)
-    _print(context, {"parts": figures}, bench.told(figures))
+    _print(context, {"parts": figures}, bench.report_lines(figures))
+
+
+@bench_app.command()
+def kafka(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="Messages per round, of 100 bytes.")] = 1_000_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Kafka to Kafka, exactly once, compared with a loop that consumes, transforms and produces in transactions."""
+    from procession.bench import kafka_throughput as bench
+    from procession.supervisor.settings import load_settings
+
+    figures = bench.measure(records, rounds, load_settings())
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -68,7 +83,7 @@ def decode(
     from procession.bench import decode as bench
 
     figures = bench.measure(frames, rounds)
-    _print(context, figures, bench.told(figures))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -83,7 +98,7 @@ def gateway(
     from procession.bench import gateway_throughput as bench
 
     figures = bench.measure(records, rounds, directory)
-    _print(context, {"producers": figures}, bench.told(figures))
+    _print(context, {"producers": figures}, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -100,7 +115,7 @@ def producers(
     from procession.bench import producers as bench
 
     figures = bench.measure(records, rounds, connections, streams_each, directory)
-    _print(context, {"producers": figures}, bench.told(figures))
+    _print(context, {"producers": figures}, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -121,9 +136,9 @@ def credits(  # noqa: A001  (its name on the command line)
     """Fixed and adaptive credits, with a slow pipeline and with a fast one."""
     from procession.bench import credits as bench
 
-    given = bench.Given(rounds, seconds, rate, epoch_s, records, latency_target_s, lag_max, directory)
+    given = bench.CreditsSetup(rounds, seconds, rate, epoch_s, records, latency_target_s, lag_max, directory)
     figures = bench.measure(given)
-    _print(context, figures, bench.told(figures))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -136,7 +151,7 @@ def memory(
     from procession.bench import memory as bench
 
     figures = bench.measure(records)
-    _print(context, figures, bench.told(figures))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -156,8 +171,8 @@ def listing1(
 
     from procession.bench import listing1 as bench
 
-    figures = bench.measure(bench.Given(workload, records, burn_ns, rounds, epoch_records, os.cpu_count() or 1))
-    _print(context, figures, bench.told(figures))
+    figures = bench.measure(bench.Listing1Setup(workload, records, burn_ns, rounds, epoch_records, os.cpu_count() or 1))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -176,7 +191,7 @@ def loop(
 
     settings = load_settings(epoch_records_max=epoch_records, epoch_bytes_max=bench.EPOCH_BYTES_MAX)
     figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
-    _print(context, figures, bench.told(figures))
+    _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -199,12 +214,42 @@ def state(
     from procession.bench import keyed_state as bench
 
     sizes = keys, records, rounds, min(rounds, spark_rounds), epoch_records, many_keys, warm_epochs
-    figures = bench.measure(bench.Given(*sizes, os.cpu_count() or 1))
-    _print(context, figures, bench.told(figures))
+    figures = bench.measure(bench.KeyedStateSetup(*sizes, os.cpu_count() or 1))
+    _print(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def postgres(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Throughput of the PostgreSQL sink, compared with plain COPY of the same rows."""
+    from procession.bench import postgres_throughput as bench
+
+    figures = bench.measure(bench.PostgresSetup(records, epochs, rounds))
+    _print(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def delta(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Throughput of the Delta sink, compared with plain deltalake writes of the same rows."""
+    from procession.bench import delta_throughput as bench
+
+    figures = bench.measure(bench.DeltaSetup(records, epochs, rounds))
+    _print(context, figures, bench.report_lines(figures))
 
 
 def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]) -> None:
-    command = " ".join([f"procession bench {context.command.name}", *_words(context)])
+    command = " ".join([f"procession bench {context.command.name}", *_options(context)])
     if context.params["as_json"]:
         print(json.dumps({**figures, "command": command}))
         return
@@ -213,8 +258,8 @@ def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]
     print(f"({command})")
 
 
-def _words(context: typer.Context) -> Iterable[str]:
-    """The options of a command as one would type them, without --json and what is not set."""
+def _options(context: typer.Context) -> Iterable[str]:
+    """Yield the options of a command as they are typed, without --json and options that are not set."""
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if option.name != "as_json" and value is not None and value is not False:

@@ -1,8 +1,7 @@
-"""`procession chaos`: the command. Words in, one call out.
+"""The command `procession chaos`.
 
-The one rule: as in `cli`. The seed is printed before anything is done and the schedule is kept as it is run, so that
-whatever happens can be run again with `--replay`. Before it the command line; after it `chaos/harness`, on the cluster
-of `chaos/chaos_cluster`.
+As in `cli/main`, it only parses and prints. It prints the seed first and writes the schedule while it runs, so every
+run can be repeated with `--replay`. `chaos/harness` runs the scenarios on the cluster of `chaos/chaos_cluster`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
-    from procession.chaos.scenario import Run
+    from procession.chaos.scenario import ScenarioRun
 
 SCHEDULE = "schedule.json"
 REPORT = "report.html"
@@ -56,16 +55,16 @@ def chaos(
     from procession.chaos.screen import Screen
 
     if as_list:
-        told = {one.name: one.prose for one in CATALOGUE}
-        print(json.dumps(told) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in told.items()))
+        proses = {known.name: known.prose for known in CATALOGUE}
+        print(json.dumps(proses) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in proses.items()))
         return
     for name in scenario or []:
         if name not in BY_NAME:
             raise _unknown(name, BY_NAME)
     if replay is not None and (scenario or minutes is not None or seed is not None):
         raise UsageError(
-            "a schedule says itself what is done, and how often",
-            next_step="give --replay without --scenario, --minutes and --seed",
+            "a schedule already contains the scenarios and their number",
+            next_step="use --replay without --scenario, --minutes and --seed",
         )
     chosen = secrets.randbelow(10_000) if seed is None else seed
     recorded = None
@@ -75,7 +74,9 @@ def chaos(
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{place} cannot be made: {error.strerror}", next_step="give another --report") from error
+        raise ConfigError(
+            f"{place} cannot be created: {error.strerror}", next_step="choose another directory with --report"
+        ) from error
     work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
     with Screen() as screen:
         screen.say(f"seed {chosen}; working in {work}, the report goes to {place}")
@@ -86,19 +87,19 @@ def chaos(
             ends = None if minutes is None else time.monotonic() + 60 * minutes
             runs = recorded if recorded is not None else _drawn(scenario or [], chosen, ends)
             kept = place / SCHEDULE
-            is_same = replay is not None and replay.resolve() == kept  # it is there already, all of it
-            chronicle = harness.run(_kept(runs, chosen, None if is_same else kept, screen.say))
-    write_report(place / REPORT, chronicle)
-    if chronicle.outcome == "clean":
+            is_same = replay is not None and replay.resolve() == kept  # the file is already complete
+            history = harness.run(_kept(runs, chosen, None if is_same else kept, screen.say))
+    write_report(place / REPORT, history)
+    if history.outcome == "clean":
         shutil.rmtree(work)
     elif work.exists():
-        screen.say(f"everything is kept in {work}")
-    print(json.dumps(chronicle.figures()) if as_json else chronicle.sentence())
+        screen.say(f"all files are kept in {work}")
+    print(json.dumps(history.figures()) if as_json else history.sentence())
     if not as_json:
-        again = f"again: procession chaos --replay {place / SCHEDULE}; " if chronicle.runs else ""
+        again = f"repeat with: procession chaos --replay {place / SCHEDULE}; " if history.runs else ""
         print(f"{again}the report: {place / REPORT}")
-    if chronicle.outcome != "clean":
-        is_stopped = chronicle.was_stopped and chronicle.outcome != "violated"
+    if history.outcome != "clean":
+        is_stopped = history.was_stopped and history.outcome != "violated"
         raise typer.Exit(Status.INTERRUPTED if is_stopped else Status.UNCLEAN)
 
 
@@ -110,8 +111,10 @@ def _unknown(name: str, names: Iterable[str]) -> UsageError:
     return UsageError(f"no scenario is called {name!r}", next_step=f"{guess}`procession chaos --list` shows all")
 
 
-def _kept(runs: Iterable[Run], seed: int, path: Path | None, say: Callable[[str], None]) -> Iterator[Run]:
-    """The same runs. Before each one it is said what will be done, and the schedule up to here is on disk."""
+def _kept(
+    runs: Iterable[ScenarioRun], seed: int, path: Path | None, say: Callable[[str], None]
+) -> Iterator[ScenarioRun]:
+    """Yield the same runs. Before each run, print its steps and write the schedule so far to disk."""
     so_far: list[dict[str, Any]] = []
     for run in runs:
         so_far.append(run.as_dict())
@@ -121,37 +124,40 @@ def _kept(runs: Iterable[Run], seed: int, path: Path | None, say: Callable[[str]
         yield run
 
 
-def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Run]:
-    """Scenarios in an order drawn from the seed; with a time limit over and over, long ones in the first turn only.
-    The first turn is never cut short: what was not run was not tried."""
+def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[ScenarioRun]:
+    """Yield scenarios in an order drawn from the seed. With a time limit, repeat them; long ones run only once.
+
+    The first pass always runs every scenario, whatever the time limit."""
     import random
 
-    from procession.chaos.scenario import Run, schedule
+    from procession.chaos.scenario import ScenarioRun, schedule
     from procession.chaos.scenario_catalogue import BY_NAME
 
     chance = random.Random(seed)
     turn = 0
     while True:
-        these = [BY_NAME[name] for name in names] or [one for one in BY_NAME.values() if turn == 0 or not one.is_long]
+        these = [BY_NAME[name] for name in names] or [
+            known for known in BY_NAME.values() if turn == 0 or not known.is_long
+        ]
         if not names:
             chance.shuffle(these)
-        for one in these:
-            steps = schedule(one, chance)
+        for scenario in these:
+            steps = schedule(scenario, chance)
             if turn and ends is not None and time.monotonic() >= ends:
                 return
-            yield Run(one.name, steps)
+            yield ScenarioRun(scenario.name, steps)
         turn += 1
         if ends is None or time.monotonic() >= ends:
             return
 
 
-def _recorded(path: Path) -> tuple[int, list[Run]]:
-    from procession.chaos.scenario import Run
+def _recorded(path: Path) -> tuple[int, list[ScenarioRun]]:
+    from procession.chaos.scenario import ScenarioRun
     from procession.chaos.schedule_check import objection
 
     try:
-        told = json.loads(path.read_text())
-        seed, runs = int(told["seed"]), [Run.from_dict(one) for one in told["runs"]]
+        document = json.loads(path.read_text())
+        seed, runs = int(document["seed"]), [ScenarioRun.from_dict(run) for run in document["runs"]]
         why_not = objection(runs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""The settings as options of commands, and the groups of them that commands share.
+"""The settings as command-line options, and the option groups that commands share.
 
-An option has the name of its setting. It shows the setting's default as a text, because a help page must not wait for
+An option has the name of its setting. The default is given as text, so that a help page does not have to import
 pydantic.
 """
 
@@ -117,7 +117,8 @@ class EpochSettings:
     epoch_bytes_max: EpochBytes = None
 
     def given(self) -> dict[str, object]:
-        """What `load_settings` takes. Files of secrets are resolved, because parts may run in other directories."""
+        """Return the arguments for `load_settings`. Paths of secrets are made absolute, because a process may run in
+        another directory."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: value.resolve() if value is not None and name.endswith("cookie_file") else value

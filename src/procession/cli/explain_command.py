@@ -1,7 +1,6 @@
-"""`procession explain`: an app's plan, printed. Words in, one call out.
+"""The command `procession explain`: prints an app's plan.
 
-The one rule: as in `cli/main`, it parses and prints; it starts nothing. Before it the command line; after it
-`planner/explain` and `planner/drawing`.
+As in `cli/main`, it only parses and prints, through `planner/explain` and `planner/drawing`. It starts nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def explain(
     from procession.connectors.file_source import FileSource
     from procession.driver.app_file import load_app
     from procession.planner import drawing
-    from procession.planner import explain as words
+    from procession.planner import explain as text
 
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")
-    write = words.as_json if as_json else words.as_dot if as_dot else drawing.as_svg if as_svg else words.explain
+    write = text.as_json if as_json else text.as_dot if as_dot else drawing.as_svg if as_svg else text.explain
     streams = FileSource(inputs or []).stream_ids
     print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")

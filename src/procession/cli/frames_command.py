@@ -1,7 +1,7 @@
-"""The commands `procession frames decode` and `encode`: what peers say to each other, to read and to write.
+"""The commands `procession frames decode` and `encode`: print and create frames of the protocol.
 
-The one rule: as in `cli/main`, it reads, calls and prints. A capture that goes wrong is printed up to there, then one
-sentence says where; status 1. Before it `cli/main`; after it `wire/capture`.
+As in `cli/main`, they only parse, call `wire/capture` and print. An invalid capture is printed up to the invalid byte,
+then one error names it; the status is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""One object that is read: a frame of 16 MiB in hex, and its other fields."""
+"""Maximum size of an input line: a frame of 16 MiB in hex, and its other fields."""
 
 frames_app = typer.Typer(help="Decode and encode frames of the protocol.", no_args_is_help=True)
 

@@ -1,6 +1,6 @@
-"""`procession gateway`: a gateway alone, as a command. Words in, one call out.
+"""The command `procession gateway`: runs a gateway alone.
 
-The one rule: as in `cli`. Before it the command line; after it `gateway.server`.
+As in `cli/main`, it only parses; `gateway.server` does the work.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def gateway(
 ) -> None:
     """Run a gateway alone. It receives records from producers and logs them for the driver."""
     from procession.driver.stream_order import read
-    from procession.gateway.gateway_options import GatewayConfig, Limits
+    from procession.gateway.gateway_limits import Limits
+    from procession.gateway.gateway_options import GatewayConfig
     from procession.gateway.server import serve
     from procession.merge.event_time import declared_of
     from procession.supervisor.cookies import gateway_cookies
@@ -162,7 +163,7 @@ def gateway(
         directory, leader, cookie_file, control_cookie_file, is_open=bool(open_producers)
     )
     if control is None:
-        # A gateway that joins over the network is asked over it.
+        # A gateway that joins over the network gets its control requests over the network.
         control = str(beside(listen)) if isinstance(leader, str) else ""
     allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
     limits = Limits(
@@ -211,11 +212,11 @@ def gateway(
 
 
 def _checkpoint_beside(directory: Path) -> Path | None:
-    """The checkpoint of the pipeline in whose directory that of the gateway is, if a driver has been there."""
+    """Return the checkpoint of the pipeline whose directory contains the gateway's, if a driver has created one."""
     beside = directory.absolute().parent / "checkpoint"
     return beside if (beside / "pipeline.json").exists() else None
 
 
 def _leader(join: str | None) -> str | Path | None:
-    """An address, or the directory in which the leader says where it is."""
+    """Return the leader's address, or the directory that has its address."""
     return join if join is None or not (Path(join).is_dir() or "/" in join) else Path(join).resolve()

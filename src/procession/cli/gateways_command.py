@@ -1,7 +1,6 @@
-"""`procession gateways …`: the gateways of a running pipeline, as commands. Words in, one call out.
+"""The commands `procession gateways …`: list, add and remove gateways of a running pipeline.
 
-The one rule: as in `cli`. Before it the command line; after it `supervisor/membership`, which asks the gateway that
-leads.
+As in `cli/main`, they only parse and print; `supervisor/membership` sends the requests to the leader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The command line: words in, one call out.
+"""The command line.
 
-The one rule: a command here parses and prints; what it does lives in the module that it calls, imported only when it is
-called, because the command starts hundreds of times an hour in a crash run. An error is one sentence, a next step and a
-status (`exit_status`).
+Invariant: a command parses its arguments, calls one function and prints the result. The module with the function is
+imported only when the command runs, so that commands start quickly. An error is one sentence, a next step and a status
+(`exit_status`).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def driver(
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
     )
-    run_driver(config, say=note, turn=sys.stdin if spare else None)
+    run_driver(config, say=note, promotion=sys.stdin if spare else None)
 
 
 @app.command()
@@ -212,7 +212,7 @@ def warm() -> None:
 
     columns.make_ready()
     archive = make()
-    print(f"classes are shared through {archive}" if archive else "this Java cannot share classes; nothing was made")
+    print(f"wrote the class archive {archive}" if archive else "this Java has no class archives; nothing was written")
 
 
 def _named_address(text: str) -> tuple[str, str]:
@@ -240,8 +240,8 @@ def options(
 
 
 def main() -> NoReturn:
-    """The command `procession`."""
-    # Payloads, secrets and positions are nobody else's; processes that we start, Spark's too, inherit this.
+    """Run the command `procession`."""
+    # Only the owner may read payloads, secrets and positions. Child processes, also Spark's, inherit the umask.
     os.umask(PRIVATE_UMASK)
     try:
         keep_logs()
@@ -252,7 +252,7 @@ def main() -> NoReturn:
         sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
     except BrokenPipeError:
         sys.exit(Status.UNCLEAN)
-    except Exception:  # ours or a library's: the whole trace, for whoever looks after it
+    except Exception:  # a bug, ours or a library's: print the traceback
         tell_crash(traceback.format_exc())
         sys.exit(Status.UNCLEAN)
     sys.exit(Status.DONE)

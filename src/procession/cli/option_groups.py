@@ -1,7 +1,7 @@
 """Option groups: options that several commands share, defined once as the fields of a dataclass.
 
-A command names the group as the type of one parameter. `with_groups` shows Typer the fields in its place and passes the
-command an instance that holds what was given.
+A command uses the group as the type of one parameter. `with_groups` declares the fields to Typer instead of that
+parameter, and passes the command an instance with the values.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def with_groups(command: Command) -> Command:
-    """The command with the fields of its groups as options of its own. Groups may hold groups."""
+    """Declare the fields of a command's groups as its own options. Groups may contain groups."""
     hints = get_type_hints(command, include_extras=True)
     declared = inspect.signature(command).parameters.values()
-    shown = [option for one in declared for option in _options(one.name, hints[one.name], one.default)]
+    shown = [
+        option
+        for parameter in declared
+        for option in _options(parameter.name, hints[parameter.name], parameter.default)
+    ]
 
     @wraps(command)
     def grouped(**given: Any) -> None:
-        command(**{one.name: _collect(one.name, hints[one.name], given) for one in declared})
+        command(**{parameter.name: _collect(parameter.name, hints[parameter.name], given) for parameter in declared})
 
     grouped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     grouped.__annotations__ = {option.name: option.annotation for option in shown}

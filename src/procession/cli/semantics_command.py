@@ -1,7 +1,6 @@
-"""`procession semantics`: the five cases of the paper, with the verifier's word on each.
+"""The command `procession semantics`: the five cases of the paper, each with the verifier's verdict.
 
-The one rule: what is printed is what the verifier finds, not what we know. Before it the command line; after it
-`verify/semantics`, which has the cases, and `verify/verifier`.
+Invariant: the printed verdicts come from the verifier. `verify/semantics` has the cases.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from procession.verify.verifier import compare
 
 
 def shown(expected: Sequence[str], committed: Sequence[str]) -> Semantics | None:
-    """What an output shows."""
+    """Return the semantics that an output shows."""
     return compare([_chunks(expected)], _chunks(committed)).semantics
 
 
 def five_cases() -> str:
-    """What may be committed of the doubler's three inputs, by each semantics."""
+    """Describe what each semantics allows for the doubler's three inputs."""
     return "\n".join(case_lines(shown))
 
 

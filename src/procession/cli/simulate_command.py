@@ -1,7 +1,7 @@
-"""The command `procession simulate`: words in, one call out.
+"""The command `procession simulate`.
 
-The one rule: as in `cli/main`, it parses and prints. Status 1 if an invariant was breached or nothing was shown, 130
-if it was interrupted. Before it `cli/main`; after it `sim/runner`.
+As in `cli/main`, it only parses and prints; `sim/runner` runs the simulations. The status is 1 if an invariant was
+violated or nothing was verified, and 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Simulate gateways, driver, Spark, sinks and producers, with faults at every step. A seed determines each run."""
-    from procession.sim.fault_plan import Plan
+    from procession.sim.fault_plan import FaultPlan
     from procession.sim.runner import cores, run_again, run_seeds
 
     hear_interrupts()
     if plan is not None:
-        report = run_again(Plan.from_json(plan.read_text(errors="replace")), is_told=story)
+        report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_told=story)
     else:
         where = sys.stderr if as_json else sys.stdout
         report = run_seeds(

@@ -1,7 +1,7 @@
-"""`procession sink check`: the conformance suite on somebody's sink, told as it goes.
+"""The command `procession sink check`: runs the conformance suite on a sink and prints each result.
 
-The one rule: the sink is known by its command, and its output by a command that prints it; so a sink of any make can be
-tried. Before it the command line; after it `sdk/conformance`.
+Invariant: only the sink's command and a command that prints its output are needed, so a sink in any language can be
+tested. `sdk/conformance` has the cases.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from procession.errors import ConfigError, UsageError
-from procession.sdk.conformance import CASES, Case, Conformance, Finding, Outcome
-from procession.sdk.sink_process import Trial, Visible
+from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase, Finding
+from procession.sdk.sink_process import SinkProcess, Visible
 
 LOOK_TIMEOUT_S = 60.0
 
@@ -31,28 +31,29 @@ def check_sink(
     *,
     as_json: bool = False,
 ) -> bool:
-    """True if nothing was broken."""
+    """Run the cases and print the results. Return whether the sink passed."""
     cases = chosen_cases(only)
-    for word in ("{dir}", "{listen}"):
-        if not any(word in part for part in command):
+    for placeholder in ("{dir}", "{listen}"):
+        if not any(placeholder in part for part in command):
             raise UsageError(
-                f"The sink's command has no {word}.", next_step=f"Write {word} where the sink takes it from."
+                f"The sink's command has no {placeholder}.",
+                next_step=f"Put {placeholder} where the sink expects the value.",
             )
-    with _place(directory) as place, Trial(command, place, visible_by(visible) if visible else None) as trial:
-        findings = asyncio.run(_findings(trial, cases, is_told=not as_json))
-    broken = [case.name for case, finding in findings if finding.outcome is Outcome.BROKEN]
+    with _place(directory) as place, SinkProcess(command, place, visible_by(visible) if visible else None) as sink:
+        findings = asyncio.run(_findings(sink, cases, is_printed=not as_json))
+    broken = [case.name for case, finding in findings if finding.outcome is CaseOutcome.BROKEN]
     if as_json:
-        told = [{"case": case.name, "outcome": finding.outcome, "why": finding.why} for case, finding in findings]
-        print(json.dumps({"outcome": Outcome.BROKEN if broken else Outcome.KEPT, "cases": told}))
+        results = [{"case": case.name, "outcome": finding.outcome, "why": finding.why} for case, finding in findings]
+        print(json.dumps({"outcome": CaseOutcome.BROKEN if broken else CaseOutcome.KEPT, "cases": results}))
     else:
-        missed = sum(finding.outcome is Outcome.NOT_REACHED for _, finding in findings)
+        missed = sum(finding.outcome is CaseOutcome.NOT_REACHED for _, finding in findings)
         kept = len(findings) - len(broken) - missed
         print(f"{kept} kept, {len(broken)} broken, {missed} not reached" + _unseen(visible))
     return not broken
 
 
 def list_cases(*, as_json: bool = False) -> None:
-    """Print what `--only` chooses from."""
+    """Print the names of the cases for `--only`."""
     if as_json:
         print(json.dumps([{"short": case.short, "case": case.name} for case in CASES]))
         return
@@ -61,8 +62,8 @@ def list_cases(*, as_json: bool = False) -> None:
         print(f"{case.short:<{width}}  {case.name}")
 
 
-def chosen_cases(only: Sequence[str]) -> list[Case]:
-    """The cases that are called for: each by its short name, or by a part of either name. All, if none is."""
+def chosen_cases(only: Sequence[str]) -> list[ConformanceCase]:
+    """Return the cases with these short names, or with these texts in a name. All cases if none is given."""
     chosen = set(CASES) if not only else set()
     for text in only:
         found = [case for case in CASES if case.short == text]
@@ -76,16 +77,18 @@ def chosen_cases(only: Sequence[str]) -> list[Case]:
 
 
 def _unseen(visible: str | None) -> str:
-    return "" if visible else "; what a reader sees was not looked at (--visible)"
+    return "" if visible else "; the visible output was not checked (use --visible)"
 
 
-async def _findings(trial: Trial, cases: Sequence[Case], *, is_told: bool) -> list[tuple[Case, Finding]]:
-    conformance = Conformance(trial)
+async def _findings(
+    sink: SinkProcess, cases: Sequence[ConformanceCase], *, is_printed: bool
+) -> list[tuple[ConformanceCase, Finding]]:
+    conformance = Conformance(sink)
     findings = []
     for case in cases:
         finding = await conformance.run(case)
         findings.append((case, finding))
-        if is_told:
+        if is_printed:
             print(f"{finding.outcome:>11}  {case.name}" + (f": {finding.why}" if finding.why else ""), flush=True)
     return findings
 
@@ -103,20 +106,21 @@ def _place(directory: Path | None) -> Iterator[Path]:
 
 
 def visible_by(command: str) -> Visible:
-    """Asks a command what is visible."""
+    """Return a function that gets the visible output from a command."""
 
     def visible(directory: Path, instance: str) -> bytes:
-        words = [word.replace("{dir}", str(directory)).replace("{instance}", instance) for word in shlex.split(command)]
+        parts = shlex.split(command)
+        arguments = [part.replace("{dir}", str(directory)).replace("{instance}", instance) for part in parts]
         try:
-            done = subprocess.run(words, capture_output=True, timeout=LOOK_TIMEOUT_S, check=False)
+            done = subprocess.run(arguments, capture_output=True, timeout=LOOK_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(
-                f"Cannot run {words[0]}: {error}.", next_step="Give a command that prints the output and ends."
+                f"Cannot run {arguments[0]}: {error}.", next_step="Use a command that prints the output and exits."
             ) from error
         if done.returncode:
             raise ConfigError(
-                f"{words[0]} ended with status {done.returncode}: {done.stderr.decode(errors='replace').strip()}",
-                next_step="Give a command that prints nothing, and ends with status 0, where there is no output yet.",
+                f"{arguments[0]} exited with status {done.returncode}: {done.stderr.decode(errors='replace').strip()}",
+                next_step="Use a command that prints nothing and exits with status 0 if there is no output yet.",
             )
         return done.stdout
 

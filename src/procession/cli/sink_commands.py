@@ -1,6 +1,6 @@
-"""`procession sink …`: the connectors that receive, as commands. Words in, one call out.
+"""The commands `procession sink …`: run the sinks that we ship, and test a sink.
 
-The one rule: as in `cli`. Before it the command line; after it `connectors` and `cli/sink_check`.
+As in `cli/main`, they only parse and print; `connectors` and `cli/sink_check` do the work.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from procession.cli.connector_group import SinkGroup
 from procession.cli.option_groups import with_groups
 from procession.cli.tls_options import ServerTlsOptions
 from procession.exit_status import Status
 
-sink_app = typer.Typer(help="Connectors that receive records and take part in two-phase commit.", no_args_is_help=True)
+sink_app = typer.Typer(
+    cls=SinkGroup, help="Connectors that receive records and take part in two-phase commit.", no_args_is_help=True
+)
 
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The sink's directory: its transaction logs and output.")
@@ -35,12 +38,18 @@ Open = Annotated[
     bool, typer.Option("--open", help="Accept output from any driver that can reach the port, without a secret.")
 ]
 
+SinkUrl = Annotated[str, typer.Argument(metavar="URL", help="Where the output goes, as `to=` of an app.")]
+Records = Annotated[
+    Literal["messages", "blocks"],
+    typer.Option(help="How records arrive: one per message, or blocks with keys and event times, as `run` sends them."),
+]
+
 ADDRESS = "127.0.0.1:7200"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiveOptions:
-    """Options of every sink: where it listens, and what it demands and presents there."""
+    """Options of every sink: its address, secret and certificates."""
 
     listen: Listen = ADDRESS
     cookie_file: CookieFile = None
@@ -48,17 +57,17 @@ class ReceiveOptions:
     tls: ServerTlsOptions
 
     def cookie(self) -> bytes | None:
-        """The secret of a file, none at all, or the one of the sink's own directory."""
+        """Return the secret from the file, an empty one for --open, or None for the one in the sink's directory."""
         from procession.errors import UsageError
         from procession.supervisor.cookies import read_cookie
 
         if self.cookie_file is not None and self.is_open:
-            raise UsageError("A sink cannot need a secret and none.", next_step="Give either --cookie-file or --open.")
+            raise UsageError("--cookie-file and --open exclude each other.", next_step="Use one of them.")
         return b"" if self.is_open else read_cookie(self.cookie_file) or None
 
 
-def _print_json(said: Mapping[str, object]) -> None:
-    print(json.dumps(said), flush=True)
+def print_json(event: Mapping[str, object]) -> None:
+    print(json.dumps(event), flush=True)
 
 
 @sink_app.command("file")
@@ -84,7 +93,7 @@ def sink_file(
         cookie=receive.cookie(),
         tls=receive.tls.load(),
         idempotent=idempotent or (),
-        tell=_print_json if as_json else None,
+        tell=print_json if as_json else None,
     )
 
 
@@ -108,7 +117,7 @@ def sink_epochs(
         is_empty_kept=empty,
         cookie=receive.cookie(),
         tls=receive.tls.load(),
-        tell=_print_json if as_json else None,
+        tell=print_json if as_json else None,
     )
 
 

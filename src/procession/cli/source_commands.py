@@ -1,6 +1,6 @@
-"""`procession source …`: the connectors that send, as commands. Words in, one call out.
+"""The commands `procession source …`: run the sources that we ship.
 
-The one rule: as in `cli`. Before it the command line; after it `connectors` and `sdk/connector_program`.
+As in `cli/main`, they only parse; `connectors` and `sdk/connector_program` do the work.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from procession.cli.command_options import CookieFile
+from procession.cli.connector_group import SourceGroup
 from procession.cli.option_groups import with_groups
 from procession.cli.tls_options import ClientTlsOptions
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
-    from procession.sdk.push_source import Inlet
+    from procession.sdk.push_source import PushStream
     from procession.sdk.source_options import SourceOptions
 
-source_app = typer.Typer(help="Connectors that send records to a gateway.", no_args_is_help=True)
+source_app = typer.Typer(cls=SourceGroup, help="Connectors that send records to a gateway.", no_args_is_help=True)
 
 PipelineDirectory = Annotated[
     Path | None,
@@ -31,11 +32,15 @@ PipelineDirectory = Annotated[
     ),
 ]
 To = Annotated[str, typer.Option(help="Address of a gateway, HOST:PORT, or of several, separated by commas.")]
+SourceName = Annotated[
+    str | None,
+    typer.Option("--source", metavar="NAME", help="Send for the source of this name, which has from_= in the app."),
+]
 Rate = Annotated[float | None, typer.Option(help="Maximum records per second.")]
 Stamp = Annotated[bool, typer.Option("--stamp", help="Use the time of sending as event time.")]
 Acks = Annotated[Path | None, typer.Option(help="Log acknowledgements and their times to this file.")]
 Patience = Annotated[
-    float | None, typer.Option(show_default="for ever", help="Give up after this many seconds without a gateway.")
+    float | None, typer.Option(show_default="no limit", help="Give up after this many seconds without a gateway.")
 ]
 StopWait = Annotated[
     float,
@@ -51,6 +56,7 @@ FramingName = Annotated[
     ),
 ]
 
+SourceUrl = Annotated[str, typer.Argument(metavar="URL", help="Where the records are, as `from_=` of an app.")]
 StreamName = Annotated[str, typer.Option("--stream", help="Name of the stream. Its id is derived from the name.")]
 SpoolDirectory = Annotated[
     Path | None, typer.Option("--spool", help="Keep records in this directory until they are committed.")
@@ -73,12 +79,13 @@ STOP_WAIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class SendOptions:
-    """Options of every source: where it sends to, how fast, and what it presents."""
+    """Options of every source: its gateway, rate, secret and certificates."""
 
     to: To = GATEWAY
     rate: Rate = None
     stamp: Stamp = False
     patience_s: Patience = None
+    source_name: SourceName = None
     directory: PipelineDirectory = None
     cookie_file: CookieFile = None
     tls: ClientTlsOptions
@@ -87,7 +94,8 @@ class SendOptions:
     def load(
         self, connector: str, instance: str, *, acks: Path | None = None, stop_wait_s: float = STOP_WAIT_S
     ) -> SourceOptions:
-        """The options of the source's client, with secret and certificates read."""
+        """Return the options of the source's client, with the secret and the certificates loaded."""
+        from procession.record import share_of
         from procession.sdk.source_options import SourceOptions
         from procession.supervisor.cookies import source_cookie
 
@@ -98,6 +106,7 @@ class SendOptions:
             self.tls.load(),
             rate=self.rate,
             is_stamping=self.stamp,
+            share=None if self.source_name is None else share_of(self.source_name),
             acks=acks,
             patience_s=self.patience_s,
             stop_wait_s=stop_wait_s,
@@ -106,16 +115,16 @@ class SendOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions:
-    """Options of a source whose medium cannot be read twice: where records wait until they are committed."""
+    """Options of a source whose input cannot be replayed: where records wait until they are committed."""
 
     spool: SpoolDirectory = None
     best_effort: BestEffort = False
     bytes_max: KeptBytes = None
 
-    def open(self, stream: str, medium: str) -> Inlet:
-        from procession.connectors.pushed_sources import Keeping
+    def open(self, stream: str, medium: str) -> PushStream:
+        from procession.connectors.pushed_sources import SpoolOptions
 
-        return Keeping(self.spool, self.best_effort, self.bytes_max).inlet(stream, medium)
+        return SpoolOptions(self.spool, self.best_effort, self.bytes_max).open_stream(stream, medium)
 
 
 def _end(is_done: bool) -> None:
@@ -191,8 +200,8 @@ def source_stdin(
 
     shape = parse_framing(framing)
     options = send.load("stdin", stream, acks=acks, stop_wait_s=stop_wait_s)
-    inlet = keep.open(stream, "Standard input")
-    _end(run_pushed(inlet, lambda into: take_in(into, 0, shape), send.to, options, is_json=send.as_json))
+    pushed = keep.open(stream, "Standard input")
+    _end(run_pushed(pushed, lambda into: take_in(into, 0, shape), send.to, options, is_json=send.as_json))
 
 
 @source_app.command("tcp-lines")
@@ -217,13 +226,13 @@ def source_tcp_lines(
     """
     from procession.address import listening_socket, parse_address
     from procession.connectors.pushed_sources import run_pushed
-    from procession.connectors.tcp_source import Door
+    from procession.connectors.tcp_source import TcpMedium
 
     options = send.load("tcp-lines", stream, acks=acks, stop_wait_s=stop_wait_s)
-    inlet = keep.open(stream, "A TCP connection")
+    pushed = keep.open(stream, "A TCP connection")
     with listening_socket(parse_address(listen)) as listener:
-        door = Door(listener, line_bytes_max, connections_max)
-        _end(run_pushed(inlet, door.take_in, send.to, options, is_json=send.as_json))
+        server = TcpMedium(listener, line_bytes_max, connections_max)
+        _end(run_pushed(pushed, server.take_in, send.to, options, is_json=send.as_json))
 
 
 @source_app.command("udp")
@@ -251,7 +260,7 @@ def source_udp(
 
     options = send.load("udp", stream, stop_wait_s=stop_wait_s)
     source = UdpSource(datagram_socket(parse_address(listen)), stream, bytes_max=bytes_max)
-    options = replace(options, dialect="draft", report=source.hear)
+    options = replace(options, dialect="draft", report=source.on_report)
     try:
         _end(run_source(source, send.to, options, is_json=send.as_json, on_stop=source.stop, beside=source.listen))
     finally:

@@ -1,6 +1,6 @@
-"""`procession streams`: what the gateways of a pipeline know of their streams, as a command. Words in, one call out.
+"""The command `procession streams`: lists the streams of a pipeline's gateways.
 
-The one rule: as in `cli`. Before it the command line; after it `cli/streams_table`.
+As in `cli/main`, it only parses; `cli/streams_table` asks the gateways and prints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Streams, as an operator sees them: the rows that the gateways of a pipeline give, as a table or as JSON.
+"""The streams table: collects the streams of a pipeline's gateways and prints them as a table or as JSON.
 
-The one rule: it only asks, and whoever does not answer is named, in one sentence with a next step. Before it
-`procession streams`; after it `gateway/control_client`.
+Invariant: it only reads. An error names the gateway that does not answer, and a next step. Uses
+`gateway/control_client`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from procession.gateway.global_registry import LEADER
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.tls import ClientTls, complaint
 
-HOME = Path(".procession")
-"""Where `procession run` keeps pipelines, if it is not told otherwise."""
+PIPELINES = Path(".procession")
+"""The default directory in which `procession run` keeps pipelines."""
 
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
 LATE = "late"
-"""One more column, where streams are in the order of event time: in that of arrival no record is late."""
+"""An extra column with event-time order. In arrival order no record is late."""
 COUNTED = (LATE, "frames", "bytes")
 LEFT = frozenset({"name", "state", "owner"})
 NAME_CHARS_MAX = 48
-"""Of a longer name a table shows the end: that is where names of files differ."""
+"""Maximum length of a name in the table. A longer name loses its beginning, because file names differ at the end."""
 
 CERTIFICATES = "Check the certificates of both sides: --tls-ca here, --tls-cert there."
-SPEAKS_TLS = "If it speaks TLS, give --tls-ca; else look at its log."
+SPEAKS_TLS = "If it uses TLS, give --tls-ca; otherwise look at its log."
 
 CLEAR = "\x1b[H\x1b[2J"
 
 
 def place(directory: Path | None, address: str | None) -> str | Path:
-    """Where to ask: an address, or the directory of a gateway. UsageError or ConfigError if that cannot be said."""
+    """Return the gateway's address, or its directory. Raises UsageError or ConfigError if it cannot be determined."""
     if directory is not None and address is not None:
         raise UsageError("--dir and --gateway exclude each other.", next_step="Give one of them.")
     if address is not None:
@@ -59,31 +59,31 @@ def _gateway_in(directory: Path) -> Path:
 
 
 def _only_pipeline() -> Path:
-    found = sorted(path.parent.parent for path in HOME.glob(f"*/gateway/{ADDRESS_FILE}"))
+    found = sorted(path.parent.parent for path in PIPELINES.glob(f"*/gateway/{ADDRESS_FILE}"))
     if len(found) == 1:
         return found[0]
     if not found:
         raise ConfigError(
-            f"There is no pipeline in {HOME}.",
+            f"There is no pipeline in {PIPELINES}.",
             next_step="Start one, give its --dir, or the control address of its gateway with --gateway.",
         )
     named = ", ".join(map(str, found))
-    raise UsageError(f"There is more than one pipeline in {HOME}.", next_step=f"Give --dir one of: {named}.")
+    raise UsageError(f"There is more than one pipeline in {PIPELINES}.", next_step=f"Give --dir one of: {named}.")
 
 
 def ask(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
-    """Every stream of the pipeline, in the order of their ids. Who does not lead is asked for its own streams only."""
+    """Return every stream of the pipeline, by id. A gateway that does not lead returns only its own streams."""
     with _client(at, cookie, timeout_s, tls) as client:
         try:
             members = client.gateways()
-        except ConfigError:  # it does not lead
+        except ConfigError:  # it is not the leader
             members = []
-    others = [one["control"] for one in members if one["name"] != LEADER and one["is_connected"]]
+    others = [member["control"] for member in members if member["name"] != LEADER and member["is_connected"]]
     return together([row for place in (at, *others) for row in _rows(place, cookie, timeout_s, tls)])
 
 
 def retired(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> int:
-    """How many streams are retired. Who leads knows; the others keep none."""
+    """Return the number of retired streams. Only the leader has any."""
     with _client(at, cookie, timeout_s, tls) as client:
         return int(client.status().get("streams_retired", 0))
 
@@ -100,8 +100,8 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
             yield client
     except RoundError as error:
         cause = error.__cause__ or error
-        if (trouble := complaint(cause)) is not None:
-            raise ConfigError(f"The gateway at {at}: {trouble}.", next_step=CERTIFICATES) from error
+        if (reason := complaint(cause)) is not None:
+            raise ConfigError(f"The gateway at {at}: {reason}.", next_step=CERTIFICATES) from error
         if isinstance(cause, ConnectionResetError | BrokenPipeError) or str(cause) == CLOSED:
             raise ConfigError(f"The gateway at {at} closes the connection.", next_step=SPEAKS_TLS) from error
         raise ConfigError(
@@ -111,18 +111,20 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
 
 
 def together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several gateways may know a stream that has moved: what its holder says counts, or else who knows most. What each
-    has counted is added up: it knows only what it has taken. A name is known where the stream was opened."""
+    """Combine the rows of streams that several gateways know because the stream moved.
+
+    The row of the holder counts, or else the one with the highest position. Counters are added up. The name comes
+    from the gateway where the stream was opened."""
     known: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         known.setdefault(row["id"], []).append(row)
-    return [_added_up(told) for _, told in sorted(known.items())]
+    return [_added_up(same) for _, same in sorted(known.items())]
 
 
-def _added_up(told: list[dict[str, Any]]) -> dict[str, Any]:
-    chosen = max(told, key=_weight)
-    sums = {name: sum(row[name] for row in told) for name in COUNTED if chosen[name] is not None}
-    return chosen | sums | {"name": chosen["name"] or max(row["name"] for row in told)}
+def _added_up(same: list[dict[str, Any]]) -> dict[str, Any]:
+    chosen = max(same, key=_weight)
+    sums = {name: sum(row[name] for row in same) for name in COUNTED if chosen[name] is not None}
+    return chosen | sums | {"name": chosen["name"] or max(row["name"] for row in same)}
 
 
 def _weight(row: Mapping[str, Any]) -> tuple[bool, int, bool]:
@@ -138,7 +140,7 @@ def show(
     as_json: bool,
     tls: ClientTls | None = None,
 ) -> None:
-    """Print them once, or again every so many seconds until Ctrl-C."""
+    """Print the streams once, or every `every_s` seconds until Ctrl-C."""
     while True:
         rows = ask(at, cookie=cookie, timeout_s=timeout_s, tls=tls)
         many = retired(at, cookie=cookie, timeout_s=timeout_s, tls=tls)
@@ -156,7 +158,7 @@ def show(
 
 
 def table(rows: Sequence[Mapping[str, Any]], retired_streams: int = 0) -> Iterator[str]:
-    """The lines of a table, and one that adds up; with the number of streams that are retired, if there are any."""
+    """Yield the lines of the table, and a line with totals and the number of retired streams."""
     columns = (*COLUMNS, LATE) if any(row[LATE] is not None for row in rows) else COLUMNS
     cells = [columns, *(tuple(_cell(row, column) for column in columns) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -181,9 +183,9 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
 
 def _sum(rows: Sequence[Mapping[str, Any]]) -> str:
     states: Iterable[str] = [row["state"] for row in rows]
-    counted = ", ".join(f"{sum(one == state for one in states):,} {state}" for state in sorted(set(states)))
+    counted = ", ".join(f"{sum(other == state for other in states):,} {state}" for state in sorted(set(states)))
     many = "1 stream" if len(rows) == 1 else f"{len(rows):,} streams"
     lag, rate = sum(row["lag"] for row in rows), sum(row["rate"] for row in rows)
     late = sum(row[LATE] or 0 for row in rows)
-    told = f"{many}{f' ({counted})' if counted else ''}, lag {lag:,} records, {rate:,.0f} records/s"
-    return f"{told}, {late:,} late" if late else told
+    total = f"{many}{f' ({counted})' if counted else ''}, lag {lag:,} records, {rate:,.0f} records/s"
+    return f"{total}, {late:,} late" if late else total

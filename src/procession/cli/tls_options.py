@@ -1,6 +1,6 @@
-"""The options of TLS, which are the same for every command that listens or connects.
+"""The TLS options, which are the same for every command that listens or connects.
 
-`procession.tls` checks that they can work.
+`procession.tls` validates them.
 """
 
 from __future__ import annotations

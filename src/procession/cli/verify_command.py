@@ -1,7 +1,7 @@
-"""`procession verify` and `procession cat`: what sinks have committed, judged and printed. Words in, one call out.
+"""The commands `procession verify` and `procession cat`: verify and print what sinks have committed.
 
-The one rule: as in `cli/main`; they only read. Before it the command line; after it `verify/comparison`,
-`verify/live_check` and `verify/committed`.
+As in `cli/main`, they only parse and print; `verify/comparison`, `verify/live_check` and `verify/committed` read the
+output. They change nothing.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ def verify(
     was promised.
     """
     from procession.exit_status import hear_interrupts
-    from procession.verify.comparison import Question, run_verify
+    from procession.verify.comparison import ComparisonRequest, run_verify
     from procession.verify.live_check import run_watch
-    from procession.verify.order import Order
+    from procession.verify.order import PromisedOrder
     from procession.verify.order import key_field as key_at
 
-    if order not in set(Order):
+    if order not in set(PromisedOrder):
         raise typer.BadParameter("choose one of total, key, stream, none", param_hint="--order")
-    question = Question(
+    request = ComparisonRequest(
         inputs=sources,
         directory=directory,
         instance=instance,
-        order=Order(order),
+        order=PromisedOrder(order),
         key_of=key_at(key_field) if key_field else None,
         is_complete=not (prefix or every),
         checkpoint=pipeline / "checkpoint" if pipeline else None,
         acks=acks or [],
     )
     hear_interrupts()
-    status = run_watch(question, every, as_json=as_json) if every else run_verify(question, as_json=as_json)
+    status = run_watch(request, every, as_json=as_json) if every else run_verify(request, as_json=as_json)
     raise typer.Exit(status)
 
 

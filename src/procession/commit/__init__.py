@@ -1,1 +1,1 @@
-"""The commit room: one round of two-phase commit for each epoch, decided by Spark's commit log."""
+"""The commit: one round of two-phase commit for each epoch, decided by Spark's commit log."""

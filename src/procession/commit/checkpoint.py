@@ -1,8 +1,8 @@
 """The checkpoint: Spark's directory, one copy per driver, and the fence that names the valid one.
 
-The one rule: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies
-offsets, commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before
-phase 2. So what a replaced driver still writes goes into a copy that nobody reads. Next to it `commit/spark_log`.
+Invariant: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies offsets,
+commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before phase 2. So
+what a replaced driver still writes goes into a copy that nobody reads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procession.commit.attempts import read_reserved, write_reserved
-from procession.commit.log_locations import Places
-from procession.commit.round_record import Round, Rounds
+from procession.commit.log_locations import LogLocations
+from procession.commit.round_files import (
+    RoundRecords,
+    read_reserved,
+    write_reserved,
+)
+from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
@@ -57,8 +61,8 @@ class Checkpoint:
         return SparkLog(self.directory)
 
     @property
-    def rounds(self) -> Rounds:
-        return Rounds(self.directory / "rounds")
+    def rounds(self) -> RoundRecords:
+        return RoundRecords(self.directory / "rounds")
 
     def check_fence(self) -> None:
         """Raises FencedError if a later driver has taken over."""
@@ -78,8 +82,8 @@ class Checkpoint:
         self.check_fence()
 
     @property
-    def places(self) -> Places:
-        return Places(self.root)
+    def places(self) -> LogLocations:
+        return LogLocations(self.root)
 
     @classmethod
     def claim(
@@ -90,11 +94,11 @@ class Checkpoint:
         fingerprint: str,
         doors: Mapping[str, str] | None = None,
         codecs: Mapping[str, SinkCodec] | None = None,
-        check: Callable[[Round], None] = lambda last: None,
+        check: Callable[[RoundRecord], None] = lambda last: None,
     ) -> Checkpoint:
-        """Take over the pipeline in this directory, or begin it. Every driver that did so before is fenced off. `doors`
-        are its sources and sinks, as `Graph.doors` tells them; `codecs` is what its sinks write. `check(last committed
-        round)` may raise: then nothing is claimed, and a driver that is at work goes on."""
+        """Claims the pipeline in this directory, or creates it, and fences off every earlier driver. `doors` are its
+        sources and sinks, as in `Graph.doors`; `codecs` are the codecs of its sinks. If `check(last committed round)`
+        raises, nothing is claimed, and a running driver continues."""
         make_directory(root)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,7 +108,7 @@ class Checkpoint:
                 check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root)):
                 raise claim_damaged(root)
-            # What is read back may never have reached the disk: it is written anew before anything is built on it.
+            # Files that are read may not be synced, so they are written again before anything depends on them.
             write_durably(root / PIPELINE, json.dumps(document).encode())
             checkpoint.places.renew()
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
@@ -112,12 +116,12 @@ class Checkpoint:
             checkpoint._copy_last()
             checkpoint.log.check()
         except (OSError, StorageError) as error:
-            checkpoint.check_fence()  # a successor of ours clears our draft away
+            checkpoint.check_fence()  # a successor removes this driver's draft
             if isinstance(error, OSError):
                 raise storage_error(checkpoint.directory, "copy the checkpoint to", error) from error
             raise
-        # Who was replaced before its copy was whole may have copied less than its successor: what it takes for never
-        # committed, and would clear away, the other may need. Who is replaced from here on is who is copied.
+        # A driver that is replaced before its copy is complete may have copied less than its successor. It would
+        # remove output as uncommitted that the successor needs. From here on a successor copies this driver's copy.
         checkpoint.check_fence()
         return checkpoint
 
@@ -142,21 +146,21 @@ class Checkpoint:
         draft.rename(self.directory)
         fsync_dir(self.root)
         for fence in complete[:-1]:
-            # Gone at one stroke, so that whoever copies it sees that it is.
+            # Removed by one rename, so that a driver that copies it notices.
             with suppress(OSError):
                 (self.root / f"{fence:010d}").rename(self.root / f"{fence:010d}.draft")
         for leftover in self.root.glob("[0-9]*.draft"):
-            if int(leftover.stem) < self.fence:  # a later one is that of a successor, who is at work on it
+            if int(leftover.stem) < self.fence:  # a later draft belongs to a running successor
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _last_committed(root: Path) -> Round | None:
+def _last_committed(root: Path) -> RoundRecord | None:
     """The record of the last epoch known to be committed. A running driver may be further on."""
     complete = _copies(root)
     if not complete:
         return None
     last = root / f"{complete[-1]:010d}"
-    return Rounds(last / "rounds").read(SparkLog(last).committed)
+    return RoundRecords(last / "rounds").read(SparkLog(last).committed)
 
 
 def _identified(

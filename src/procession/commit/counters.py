@@ -1,7 +1,7 @@
 """Counters: how many records came in, went out and were late, over the life of a checkpoint.
 
-The one rule: an epoch's counters are those of the epoch before, and what its tasks have counted; they are committed
-with it, so nothing is counted twice. Before it the manifests of an epoch; after it the round record. Pure.
+Invariant: an epoch's counters are those of the previous epoch plus what its tasks counted. They are committed with the
+epoch, so nothing is counted twice. The round record stores them. Pure.
 """
 
 from __future__ import annotations

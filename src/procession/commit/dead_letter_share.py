@@ -1,9 +1,8 @@
 """Dead letters: how many there are over the life of a checkpoint, and how many stop the pipeline.
 
-The one rule: they are counted in the round record, so the count is exact over crashes and restarts. Their share is
-judged over blocks of epochs with at least `records_min` records; the epoch that completes a block above the limit is
-not committed, so its records are run again at the next start. Before it `commit/counters`; after it the round record.
-Pure.
+Invariant: dead letters are counted in the round record, so the count is exact over crashes and restarts. Their share is
+computed over blocks of epochs with at least `records_min` records. The epoch that completes a block above the limit is
+not committed, so its records are processed again at the next start. Pure.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _too_many(limit: DeadLetterLimit, records: int, letters: int, first: bytes) 
     share = f"{min(letters, records):,} of {records:,} records were set aside as dead letters"
     return PlanError(
         f"{share}, more than the share of {limit.share_max:g} that dead_letter_share_max allows{_reason(first)}",
-        next_step="mend the function and start again: nothing of this epoch was committed, and its records are run"
+        next_step="correct the function and start again: nothing of this epoch was committed, and its records are run"
         f" again; dead letters of earlier epochs are in sink {limit.sink!r}. If so many are to be expected, raise"
         " dead_letter_share_max",
         sink=limit.sink,

@@ -1,18 +1,25 @@
-"""The emitter: reads the runs of an epoch in the order in which a sink receives them.
+"""The emitter: reads the runs of an epoch in the order in which a sink receives them, and makes messages of them.
 
-The one rule: runs that carry an order key are merged by it; runs that carry none are in order one after the other, by
-chain and partition, or nobody asked for an order. Before it `storage/run_store`, with what the last chains made; after
-it `commit/sink_link`, which sends it.
+Invariant: runs with an order key are merged by it. Runs without one are concatenated, by chain and partition. A message
+holds one record, the bytes of many, or a block of many (`wire/block_codec`), as the sink requests. `commit/sink_link`
+sends the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
+from procession.commit.sink_link import SinkOptions
+from procession.errors import StorageError
 from procession.merge.kway import merged
-from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.run_store import Manifest, Run, RunStore, payload_bytes
+from procession.wire.block_codec import BLOCK_RECORDS_MAX, block_batch, encode_blocks
+
+IN_BLOCKS = ("payload", "key", "event_time")
+"""The columns of runs for sinks that take blocks."""
 
 
 def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:
@@ -23,10 +30,65 @@ def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> li
 
 def payloads(store: RunStore, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]:
     """What these runs of one output hold, in its order, piece by piece."""
+    for batch in _batches(store, epoch, runs, ("payload",)):
+        yield batch.column("payload")
+
+
+def _batches(store: RunStore, epoch: int, runs: Sequence[Run], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     paths = [store.read(epoch, run) for run in runs]
     if runs and all(run.keys for run in runs):
-        batches = merged(paths, ["payload"])
-    else:
-        batches = (batch for path in paths for batch in path)
+        return merged(paths, columns)
+    return (batch for path in paths for batch in path)
+
+
+def messages(store: RunStore, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:
+    """The same as messages for a sink, piece by piece."""
+    if options.is_in_blocks:
+        return blocks(store, epoch, runs, options.pack_bytes_max)
+    return (packed(piece, options.pack_bytes_max) for piece in payloads(store, epoch, runs))
+
+
+def length_of(runs: Sequence[Run], options: SinkOptions) -> int | None:
+    """The bytes of these messages; None: blocks are made when they are sent, so their size is not known before."""
+    return None if options.is_in_blocks else sum(run.payload_bytes for run in runs)
+
+
+def packed(payload: pa.Array, bytes_max: int) -> pa.Array:
+    """The records as messages of up to `bytes_max` bytes behind their first record; 0: one record each. Nothing is
+    copied: a message is a longer view of the same buffer."""
+    if not bytes_max:
+        return payload
+    _, offsets_buffer, data = payload.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    # A record goes into the message that its last byte falls into, if messages were cut every `bytes_max` bytes.
+    last = (offsets[1:] - offsets[0] - 1) // bytes_max
+    cuts = np.concatenate(([0], np.flatnonzero(np.diff(last)) + 1, [len(payload)]))
+    return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(offsets[cuts].copy()), data])
+
+
+def blocks(store: RunStore, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iterator[pa.Array]:
+    """The same records as blocks, each of them a message. Raises StorageError if the runs hold more or fewer records
+    than their manifests say."""
+    told, count = sum(run.count for run in runs), 0
+    for batch in _joined(_batches(store, epoch, runs, IN_BLOCKS), bytes_max):
+        count += batch.num_rows
+        whole = block_batch(*(batch.column(name) for name in IN_BLOCKS))
+        for block in encode_blocks(whole, bytes_max):
+            yield pa.array([block], pa.binary())
+    if count != told:
+        raise StorageError(f"the runs of epoch {epoch} hold {count} records, their manifests say {told}")
+
+
+def _joined(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """The rows in batches large enough for a block: a merge may give them out in short stretches."""
+    waiting: list[pa.RecordBatch] = []
+    size_bytes = rows = 0
     for batch in batches:
-        yield batch.column("payload")
+        waiting.append(batch.select(IN_BLOCKS))
+        size_bytes += payload_bytes(batch.column("payload"))
+        rows += batch.num_rows
+        if size_bytes >= bytes_max or rows >= BLOCK_RECORDS_MAX:
+            yield pa.concat_batches(waiting)
+            waiting, size_bytes, rows = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)

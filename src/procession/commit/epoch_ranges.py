@@ -1,7 +1,7 @@
 """The ranges of an epoch: where it begins and ends in the logs; and the states that it leaves.
 
-The one rule: an epoch goes on exactly where the last one ended, in every log; anything else is a StorageError. Pure.
-Before it the manifests of an epoch's tasks; after it `commit/performer`.
+Invariant: an epoch starts exactly where the last one ended, in every log; anything else is a StorageError. Pure. The
+ranges come from the manifests of the epoch's tasks; `commit/performer` uses them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from procession.errors import StorageError
 from procession.storage.run_store import Manifest
-from procession.storage.state_store import Version
+from procession.storage.state_version import StateVersion
 
 
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
@@ -33,7 +33,9 @@ def joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int])
     return ends
 
 
-def versions_after(keyed: Mapping[int, tuple[str, Version]], manifests: Sequence[Manifest]) -> dict[str, Version]:
+def versions_after(
+    keyed: Mapping[int, tuple[str, StateVersion]], manifests: Sequence[Manifest]
+) -> dict[str, StateVersion]:
     """What the tasks of each keyed stage have left, by partition; `keyed` has the chains that begin with such a stage,
     with its name and a version without files."""
     return {

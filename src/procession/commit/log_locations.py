@@ -1,8 +1,8 @@
 """Log locations: where the log of each gateway is that ever had a record for this pipeline, one small file for each.
 
-The one rule: a place is on disk before a record of its gateway is offered to Spark, and a name belongs to one directory
-for ever: sequence numbers are its own. Beside it `commit/checkpoint`, whose drivers share it; after it
-`spark/log_source`.
+Invariant: a location is on disk before a record of its gateway is offered to Spark. A name belongs to one directory for
+ever, because sequence numbers belong to that directory. All drivers of a checkpoint share the files; `spark/log_source`
+reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from procession.errors import StorageError
 from procession.format_number import check_format
 from procession.storage.durable import fsync_dir, storage_error, write_durably
-from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 
 FOLDER = "gateways"
 FORMAT = 2
@@ -23,7 +23,7 @@ GATEWAY = "GATEWAY"
 """The identity alone, of the only gateway: what checkpoints had before there could be several."""
 
 
-class Places:
+class LogLocations:
     """Read from disk once. Drivers that share a checkpoint, for a moment, write the same."""
 
     def __init__(self, root: Path) -> None:
@@ -31,7 +31,7 @@ class Places:
         self._folder = root / FOLDER
         self._known = self._load()
 
-    def all(self) -> dict[str, Place]:
+    def all(self) -> dict[str, LogLocation]:
         return dict(self._known)
 
     def renew(self) -> None:
@@ -39,7 +39,7 @@ class Places:
         for gateway, place in self._known.items():
             self._write(gateway, place)
 
-    def keep(self, gateway: str, place: Place) -> None:
+    def keep(self, gateway: str, place: LogLocation) -> None:
         """Raises StorageError if this gateway had another directory before."""
         known = self._known.get(gateway)
         if known == place:
@@ -53,7 +53,7 @@ class Places:
         self._write(gateway, place)
         self._known[gateway] = place
 
-    def _write(self, gateway: str, place: Place) -> None:
+    def _write(self, gateway: str, place: LogLocation) -> None:
         if gateway not in self._known:
             self._folder.mkdir(exist_ok=True)
             fsync_dir(self._root)
@@ -63,13 +63,13 @@ class Places:
         path = self._root / GATEWAY
         return path.read_text() if gateway == FIRST_GATEWAY and path.exists() else None
 
-    def _load(self) -> dict[str, Place]:
+    def _load(self) -> dict[str, LogLocation]:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
                 told = json.loads(path.read_bytes())
                 check_format(path, told.pop("format", 1), FORMAT)
-                found[path.stem] = Place(**told)
+                found[path.stem] = LogLocation(**told)
             except OSError as error:
                 raise storage_error(path, "read", error) from error
             except (ValueError, TypeError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """Rounds with less than two-phase commit: the weaker guarantees, and idempotent sinks.
 
-The one rule: what the strict round does is not touched here; a sink is *eager* if it is told to commit as soon as it
-votes, without waiting for the decision, and only eager sinks are treated differently. Pure. Before it
-`planner/guarantee`, whose policy it asks; beside it `commit/coordinator`, whose door and words it has.
+Invariant: strict rounds do not change. A sink is *eager* if it commits as soon as it votes, without waiting for the
+decision; only eager sinks are treated differently. Pure. `planner/guarantee` has the policy; `commit/two_phase` is the
+other strategy of `commit/coordinator`.
 
 Where the commit waits for votes (at-least-once, idempotent sinks), a crash between a vote and `commits/N` brings the
 epoch again: behind the first time, or, at an idempotent sink, at the same positions. Where it waits for nothing
@@ -12,201 +12,200 @@ not sent again. With at-most-once it is sent only after `commits/N`, so no drive
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
-from procession.commit.coordinator import SETTLE_MAX, Coordinator, Phase, Standing
+from procession.commit.coordinator import CommitStrategy, Coordinator
 from procession.commit.round_events import (
     Acknowledge,
+    AcknowledgeEarly,
     Action,
     CommitFound,
     DropRuns,
     EpochReady,
-    Phase2,
-    Reconnect,
+    ReconnectSink,
+    SendPhase2,
     SinkConnected,
     SinkLost,
-    Stop,
-    Tell,
+    StopPipeline,
     VoteReceived,
     Warn,
     WriteRecord,
 )
-from procession.commit.round_record import ROUNDS_KEPT, Round
+from procession.commit.round_record import ROUNDS_KEPT, RoundRecord
+from procession.commit.round_state import RoundPhase, SinkPhase
 from procession.commit.stop_reasons import fenced, lost_prepared, set_back, unsettled
-from procession.commit.transaction_id import Transaction
+from procession.commit.transaction_id import TransactionId
+from procession.commit.two_phase import SETTLE_MAX, TwoPhase
 from procession.planner.guarantee import Acknowledges, Emits, Policy, Shows, Waits
 
 
-class EagerCoordinator(Coordinator):
-    """`_due` are the sinks that have yet to receive the open epoch, or to answer."""
+class OnePhase:
+    """A sink that is eager commits as soon as it votes; one that is not is left to `TwoPhase`. `_due` are the sinks
+    that have yet to receive the open epoch, or to answer."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, policy: Policy, idempotent: Iterable[str] = ()) -> None:
+        self._policy = policy
+        self._idempotent = frozenset(idempotent)
+        self._strict = TwoPhase()
         self._due: set[str] = set()
-        self._is_waiting = self.policy.waits is Waits.VOTES
+        self._is_waiting = policy.waits is Waits.VOTES
+
+    def begin(self, core: Coordinator) -> None:
         if not self._is_waiting:
             # The runs of an epoch are dropped when it is over; nothing is ever confirmed.
-            for sink in self.sinks.values():
+            for sink in core.sinks.values():
                 sink.unconfirmed = None
 
     def _is_eager(self, name: str) -> bool:
-        return self.policy.shows is Shows.VOTED or name in self.idempotent
+        return self._policy.shows is Shows.VOTED or name in self._idempotent
 
-    def _is_due(self, name: str) -> bool:
+    def is_due(self, core: Coordinator, name: str) -> bool:
         if not self._is_eager(name):
-            return super()._is_due(name)
-        if self.open is None or name not in self._due or self.sinks[name].standing is not Standing.READY:
+            return self._strict.is_due(core, name)
+        if core.open is None or name not in self._due or core.sinks[name].standing is not SinkPhase.READY:
             return False
-        return self.policy.emits is Emits.BEFORE_COMMIT or self.committed == self.open.ready.epoch
+        return self._policy.emits is Emits.BEFORE_COMMIT or core.committed == core.open.ready.epoch
 
     # Sinks come and go
 
-    def _connected(self, event: SinkConnected) -> list[Action]:
-        name, sink = event.sink, self.sinks[event.sink]
+    def connected(self, core: Coordinator, event: SinkConnected) -> list[Action]:
+        name, sink = event.sink, core.sinks[event.sink]
         if not self._is_eager(name):
-            return super()._connected(event)
-        if sink.standing is Standing.SENDING:
+            return self._strict.connected(core, event)
+        if sink.standing is SinkPhase.SENDING:
             # A greeting says, if nothing else did, that the connection before it is gone.
-            return [*self._lost(SinkLost(name)), *self._connected(event)]
+            return [*self.lost(core, SinkLost(name)), *self.connected(core, event)]
         if event.listed:
-            return self._settle(event)
+            return self._settle(core, event)
         sink.settlings = 0
-        if (stop := self._adopt(event)) is not None:
+        if (stop := self._adopt(core, event)) is not None:
             return [stop]
-        sink.standing = Standing.READY
-        return [*self._confirm(sink), *self._emit(name)]
+        sink.standing = SinkPhase.READY
+        return [*core.confirm(sink), *core.emit(name)]
 
-    def _settle(self, event: SinkConnected) -> list[Action]:
+    def _settle(self, core: Coordinator, event: SinkConnected) -> list[Action]:
         """Decides the listed transactions, and begins the session again to learn where the output ends."""
-        name, sink = event.sink, self.sinks[event.sink]
+        name, sink = event.sink, core.sinks[event.sink]
         sink.settlings += 1
         if sink.settlings > SETTLE_MAX:
-            return [Stop(unsettled(name, event.listed))]
+            return [StopPipeline(unsettled(name, event.listed))]
         told: list[Action] = []
         for text in event.listed:
-            decision = self._decide(name, text)
-            if isinstance(decision, Stop):
+            decision = self.decide(core, name, text)
+            if isinstance(decision, StopPipeline):
                 return [decision]
             # A vote that we hold (None) is all that an eager sink's commit waits for.
-            told.append(Phase2(name, text, decision is not False))
-        return [*told, Reconnect(name)]
+            told.append(SendPhase2(name, text, decision is not False))
+        return [*told, ReconnectSink(name)]
 
-    def _decide(self, name: str, text: str) -> bool | Stop | None:
+    def decide(self, core: Coordinator, name: str, text: str) -> bool | StopPipeline | None:
         if self._is_waiting or not self._is_eager(name):
-            return super()._decide(name, text)
-        transaction = Transaction.parse(text)
-        if transaction is None or not self._is_ours(name, transaction):
+            return self._strict.decide(core, name, text)
+        transaction = TransactionId.parse(text)
+        if transaction is None or not core.is_ours(name, transaction):
             return False
         # No epoch is sent to a sink twice by one driver, so there is no other transaction that it could double.
-        return True if transaction.fence <= self.fence else Stop(fenced(self.fence, transaction.fence))
+        return True if transaction.fence <= core.fence else StopPipeline(fenced(core.fence, transaction.fence))
 
-    def _adopt(self, event: SinkConnected) -> Stop | None:
+    def _adopt(self, core: Coordinator, event: SinkConnected) -> StopPipeline | None:
         """Continues at the sink's position; an idempotent sink continues at ours."""
-        name, sink = event.sink, self.sinks[event.sink]
+        name, sink = event.sink, core.sinks[event.sink]
         if sink.vote is not None:
             if event.position is None or event.position >= sink.vote.end:
                 return None
-            if self.open is None or self.open.phase is not Phase.EMITTING:
-                return Stop(lost_prepared(name, sink.vote))
+            if core.open is None or core.open.phase is not RoundPhase.EMITTING:
+                return StopPipeline(lost_prepared(name, sink.vote))
             sink.vote = sink.txn = None
             self._due.add(name)
         if event.position is None:
             return None
         if self._is_waiting and event.position < sink.position:
-            return Stop(set_back(name, event.position, sink.position))
-        if name not in self.idempotent:
+            return StopPipeline(set_back(name, event.position, sink.position))
+        if name not in self._idempotent:
             sink.position = event.position
         return None
 
-    def _lost(self, event: SinkLost) -> list[Action]:
-        name, sink = event.sink, self.sinks[event.sink]
+    def lost(self, core: Coordinator, event: SinkLost) -> list[Action]:
+        name, sink = event.sink, core.sinks[event.sink]
         if self._is_waiting or not self._is_eager(name):
-            return super()._lost(event)
-        was_sending, sink.standing, sink.txn = sink.standing is Standing.SENDING, Standing.DOWN, None
-        if not was_sending or self.open is None:
+            return self._strict.lost(core, event)
+        was_sending, sink.standing, sink.txn = sink.standing is SinkPhase.SENDING, SinkPhase.DOWN, None
+        if not was_sending or core.open is None:
             return []
         self._due.discard(name)
-        epoch = self.open.ready.epoch
+        epoch = core.open.ready.epoch
         told = Warn(f"sink {name!r} went while epoch {epoch} was on its way; by the guarantee it is not sent again")
-        return [told, *self._over()]
+        return [told, *self._over(core)]
 
     # The round
 
-    def _ready(self, event: EpochReady) -> list[Action]:
-        if self.open is None:
-            self._due = set(self.sinks)
-        actions = super()._ready(event)
-        if self._is_waiting or self.open is None or self.open.ready is not event:
+    def ready(self, core: Coordinator, event: EpochReady) -> list[Action]:
+        self._due = set(core.sinks)
+        actions = core.emit_all()
+        if self._is_waiting or core.open is None:
             return actions
-        self.open.phase = Phase.RECORDING
-        record = self._record(event, {})  # names no transaction: no sink waits for it
-        begun = [Tell(_begun(record, event))] if self.policy.acknowledges is Acknowledges.BEGUN else []
+        core.open.phase = RoundPhase.RECORDING
+        record = core.record(event, {})  # names no transaction: no sink waits for it
+        begun = [AcknowledgeEarly(_begun(record, event))] if self._policy.acknowledges is Acknowledges.BEGUN else []
         return [*begun, *actions, WriteRecord(record)]
 
-    def _voted(self, event: VoteReceived) -> list[Action]:
-        name, sink = event.sink, self.sinks[event.sink]
+    def voted(self, core: Coordinator, event: VoteReceived) -> list[Action]:
+        name, sink = event.sink, core.sinks[event.sink]
         if not self._is_eager(name):
-            return super()._voted(event)
-        if sink.txn != event.txn or sink.standing is not Standing.SENDING or self.open is None:
+            return self._strict.voted(core, event)
+        if sink.txn != event.txn or sink.standing is not SinkPhase.SENDING or core.open is None:
             return []
         if self._is_waiting:
-            actions = super()._voted(event)
+            actions = self._strict.voted(core, event)
             if not event.commit:
                 return actions
             self._due.discard(name)
-            sink.standing = Standing.READY
-            return [Phase2(name, event.txn, True), *actions]
+            sink.standing = SinkPhase.READY
+            return [SendPhase2(name, event.txn, True), *actions]
         self._due.discard(name)
         sink.txn = None
         if event.commit:
-            sink.position += self.open.ready.lengths[name]
-            sink.standing = Standing.READY
-            return [Phase2(name, event.txn, True), *self._over()]
-        sink.standing = Standing.DOWN
-        return [Phase2(name, event.txn, False), Reconnect(name), *self._over()]
+            sink.position += core.open.ready.length(event)
+            sink.standing = SinkPhase.READY
+            return [SendPhase2(name, event.txn, True), *self._over(core)]
+        sink.standing = SinkPhase.DOWN
+        return [SendPhase2(name, event.txn, False), ReconnectSink(name), *self._over(core)]
 
-    def _abort_all(self, delay_s: float = 0.0) -> list[Action]:
+    def keeps_vote(self, core: Coordinator, name: str) -> bool:
         """What an eager sink has voted for is visible there, and stays."""
-        held = {name: sink.vote for name, sink in self.sinks.items() if self._is_eager(name)}
-        actions = super()._abort_all(delay_s)
-        for name, vote in held.items():
-            self.sinks[name].vote = vote
-        return actions
+        return self._is_eager(name)
 
-    def _found(self, event: CommitFound) -> list[Action]:
+    def found(self, core: Coordinator, event: CommitFound) -> list[Action]:
         if self._is_waiting:
-            return super()._found(event)
-        opened = self._opened(event.epoch)
-        if self.committed == event.epoch:
+            return self._strict.found(core, event)
+        opened = core.opened(event.epoch)
+        if core.committed == event.epoch:
             return []
-        self.committed = event.epoch
-        self.rounds[event.epoch] = self._record(opened.ready, {})
-        self.rounds.pop(event.epoch - ROUNDS_KEPT, None)
-        opened.phase = Phase.EMITTING
-        return [*(action for name in self.sinks for action in self._emit(name)), *self._over()]
+        core.committed = event.epoch
+        core.rounds[event.epoch] = core.record(opened.ready, {})
+        core.rounds.pop(event.epoch - ROUNDS_KEPT, None)
+        opened.phase = RoundPhase.EMITTING
+        return [*core.emit_all(), *self._over(core)]
 
-    def _over(self) -> list[Action]:
+    def _over(self, core: Coordinator) -> list[Action]:
         """The epoch is committed, and no sink is left to send it to."""
-        if self.open is None or self._due or self.committed < self.open.ready.epoch:
+        if core.open is None or self._due or core.committed < core.open.ready.epoch:
             return []
-        self.open = None
-        return [Acknowledge(self.rounds[self.committed]), DropRuns(self.committed)]
+        core.open = None
+        return [Acknowledge(core.rounds[core.committed]), DropRuns(core.committed)]
 
-    def _ended(self) -> list[Action]:
-        actions = super()._ended()
+    def ended(self, core: Coordinator) -> None:
         self._due.clear()
-        for sink in self.sinks.values():
+        for sink in core.sinks.values():
             sink.vote = sink.txn = None
-        return actions
 
 
-def coordinator_for(policy: Policy, idempotent: tuple[str, ...], **settings: Any) -> Coordinator:
-    """The coordinator of a pipeline: the strict one, unless the guarantee is weaker."""
-    kind = Coordinator if policy.is_strict and not idempotent else EagerCoordinator
-    return kind(policy=policy, idempotent=idempotent, **settings)
+def strategy_for(policy: Policy, idempotent: Collection[str] = ()) -> CommitStrategy:
+    """Two-phase commit, unless the guarantee is weaker or a sink is idempotent."""
+    return TwoPhase() if policy.is_strict and not idempotent else OnePhase(policy, idempotent)
 
 
-def _begun(record: Round, ready: EpochReady) -> Round:
+def _begun(record: RoundRecord, ready: EpochReady) -> RoundRecord:
     """What the gateways may tell the producers; their logs are kept from the epoch's first record on."""
     return replace(record, last=record.first, parts={}, counters={}, states={}, ends=ready.starts)

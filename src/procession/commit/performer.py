@@ -1,9 +1,9 @@
 """Carries out what the coordinator decides, on sockets, disk and Spark's log.
 
-The one rule: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch`
-returns, `commits/N` before phase 2, and the fence is read again between that and phase 2. A sync that fails ends the
-driver: it is never tried again here. Lives in an event loop of its own in the driver. Before it `spark/query` (an
-epoch's manifests); after it `commit/sink_link` (the sinks) and the gateway.
+Invariant: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch` returns,
+and `commits/N` before phase 2. The fence is read again between `commits/N` and phase 2. A failed sync ends the driver
+and is never retried here. Runs in its own event loop in the driver. `spark/query` passes an epoch's manifests;
+`commit/sink_link` connects to the sinks.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ import structlog
 
 from procession import faults
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.coordinator import Coordinator, Phase
+from procession.commit.coordinator import Coordinator
 from procession.commit.counters import counted
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
-from procession.commit.emitter import payloads, runs_for
+from procession.commit.emitter import length_of, messages, payloads, runs_for
 from procession.commit.epoch_ranges import check_joined, joined, versions_after
 from procession.commit.round_events import (
     Acknowledge,
+    AcknowledgeEarly,
     Action,
     CommitFound,
     DropRuns,
-    Emit,
+    EmitEpoch,
     EpochReady,
     Event,
     FinishEpoch,
-    Phase2,
     QueryEnded,
-    Reconnect,
+    ReconnectSink,
     RecordWritten,
-    Reserve,
+    ReserveAttempts,
+    SendPhase2,
     SinkConnected,
-    Stop,
-    Tell,
+    StopPipeline,
     VoteReceived,
     Warn,
     WriteRecord,
 )
-from procession.commit.round_record import Round, next_positions
-from procession.commit.sink_link import Link, SinkOptions
+from procession.commit.round_record import RoundRecord, acknowledged_epoch, next_positions
+from procession.commit.round_state import RoundPhase
+from procession.commit.sink_link import SinkLink, SinkOptions
 from procession.commit.stop_reasons import unsendable
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.run_store import Manifest, Run, RunStore
-from procession.storage.state_store import StateStore, Version
+from procession.storage.state_store import StateStore
+from procession.storage.state_version import StateVersion
 
 log = structlog.get_logger("commit")
 
@@ -58,22 +60,22 @@ RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommittedEpoch:
     """The figures of a committed epoch."""
 
-    record: Round
+    record: RoundRecord
     manifests: Sequence[Manifest]
     seconds: float
     committed_ns: int
 
 
 @dataclass(frozen=True)
-class Rim:
-    """The interfaces of the conductor's neighbours, provided by the driver."""
+class DriverCallbacks:
+    """What the performer calls in the driver."""
 
-    acknowledge: Callable[[Round], Awaitable[None]]
+    acknowledge: Callable[[RoundRecord], Awaitable[None]]
     """Notifies the gateways of a commit. Raises RoundError if one cannot be reached."""
-    observe: Callable[[Outcome], None]
+    observe: Callable[[CommittedEpoch], None]
     say: Callable[[str], None]
     fail: Callable[[ProcessionError], None]
 
@@ -86,7 +88,7 @@ class OpenEpoch:
     finished: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Tables(Protocol):
+class TableVersions(Protocol):
     """Knows which version of a changing table an epoch reads."""
 
     def current(self, before: Mapping[str, str]) -> Mapping[str, str]:
@@ -96,7 +98,7 @@ class Tables(Protocol):
         """Deletes the versions that only the last epoch needed."""
 
 
-class Conductor:
+class CommitPerformer:
     """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
     stage, with its name and kind; `tables` those that may change, if there are any; `letters` how many dead letters
     there may be, if they are set aside."""
@@ -107,28 +109,28 @@ class Conductor:
         checkpoint: Checkpoint,
         runs: RunStore,
         sinks: Sequence[SinkOptions],
-        rim: Rim,
+        callbacks: DriverCallbacks,
         states: StateStore | None = None,
-        keyed: Mapping[int, tuple[str, Version]] | None = None,
-        tables: Tables | None = None,
+        keyed: Mapping[int, tuple[str, StateVersion]] | None = None,
+        tables: TableVersions | None = None,
         letters: DeadLetterLimit | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
         self._runs = runs
-        self._rim = rim
+        self._callbacks = callbacks
         self._states = states
         self._keyed = keyed or {}
         self._tables = tables
         self._letters = letters
-        self._links = {options.name: Link(options, self._handle, rim.say) for options in sinks}
+        self._links = {options.name: SinkLink(options, self._handle, callbacks.say) for options in sinks}
         self._epoch: OpenEpoch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._error: ProcessionError | None = None
-        self._unacknowledged: asyncio.Queue[Round] = asyncio.Queue(maxsize=1)
-        self._acknowledged: Round | None = None  # the last one that every gateway has on disk
+        self._unacknowledged: asyncio.Queue[RoundRecord] = asyncio.Queue(maxsize=1)
+        self._acknowledged: RoundRecord | None = None  # the last one that every gateway has on disk
 
     def start(self) -> None:
         """Connects to the sinks, and repeats the last commit to the gateways, which may have missed it."""
@@ -166,7 +168,7 @@ class Conductor:
         starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
-            lengths={name: sum(run.payload_bytes for run in own) for name, own in runs.items()},
+            lengths={name: length_of(own, self._links[name].options) for name, own in runs.items()},
             first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
             last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
             starts=starts,
@@ -174,6 +176,7 @@ class Conductor:
             positions=positions,
             counters=self._counted(epoch, manifests, runs),
             states=versions_after(self._keyed, manifests),
+            acknowledged=acknowledged_epoch(last, self._acknowledged),
         )
 
     def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, list[Run]]) -> dict[str, int]:
@@ -199,12 +202,12 @@ class Conductor:
         return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
 
     async def query_ended(self) -> None:
-        """Spark writes no more commits: looks up the open round's decision, and tells the sinks."""
+        """Spark writes no more commits. Looks up the decision of the open round, and sends it to the sinks."""
         opened = self._coordinator.open
         if opened is None or self._error is not None:
             return  # after a failed sync nothing is decided here: a successor looks it up
         epoch = opened.ready.epoch
-        if opened.phase is Phase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
+        if opened.phase is RoundPhase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
             self._found(epoch)
         else:
             self._handle(QueryEnded())
@@ -255,16 +258,16 @@ class Conductor:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case Emit():
+            case EmitEpoch():
                 self._spawn(self._emit(action))
-            case Reserve(number):
+            case ReserveAttempts(number):
                 self._checkpoint.reserve(number)
-            case Phase2(sink, txn, commit):
+            case SendPhase2(sink, txn, commit):
                 if not commit:
                     log.warning("round.aborted", sink=sink, transaction=txn)
                 self._links[sink].phase2(txn, commit)
                 faults.point("driver:between-phase2")
-            case Reconnect(sink, delay_s):
+            case ReconnectSink(sink, delay_s):
                 self._links[sink].reconnect(delay_s)
             case WriteRecord(record):
                 faults.point("driver:before-record")
@@ -278,23 +281,23 @@ class Conductor:
                     self._epoch.finished.set_result(None)
             case Acknowledge(record):
                 self._committed(record)
-            case Tell(record):
+            case AcknowledgeEarly(record):
                 self._tell(record)
             case DropRuns(epoch):
                 self._runs.drop(epoch)
                 self._checkpoint.rounds.drop_before(epoch)
             case Warn(sentence):
-                self._rim.say(sentence)
-            case Stop(error):
+                self._callbacks.say(sentence)
+            case StopPipeline(error):
                 raise error
 
-    async def _emit(self, action: Emit) -> None:
+    async def _emit(self, action: EmitEpoch) -> None:
         if self._epoch is None or self._epoch.epoch != action.epoch:
             return  # the round was ended before its turn came
         try:
             runs = self._runs_for(action.sink, self._epoch.manifests)
-            drawn = payloads(self._runs, action.epoch, runs)
-            await self._links[action.sink].emit(action, drawn)
+            link = self._links[action.sink]
+            await link.emit(action, messages(self._runs, action.epoch, runs, link.options))
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:
@@ -314,19 +317,19 @@ class Conductor:
         faults.point("driver:before-phase2")
         self._handle(CommitFound(epoch))
 
-    def _committed(self, record: Round) -> None:
+    def _committed(self, record: RoundRecord) -> None:
         log.debug("round.committed", epoch=record.epoch, records_in=record.counters.get("records_in"))
         faults.point("driver:before-ack")
         self._drop_states(record)
         self._tell(record)
         if self._epoch is not None:
             seconds = time.monotonic() - self._epoch.started
-            self._rim.observe(Outcome(record, self._epoch.manifests, seconds, time.time_ns()))
+            self._callbacks.observe(CommittedEpoch(record, self._epoch.manifests, seconds, time.time_ns()))
         self._epoch = None
         self._idle.set()
         faults.point("driver:idle")
 
-    def _drop_states(self, record: Round) -> None:
+    def _drop_states(self, record: RoundRecord) -> None:
         """Deletes the state files that only this epoch needed."""
         before = self._coordinator.rounds.get(record.epoch - 1)
         if before is not None and self._states is not None:
@@ -335,9 +338,9 @@ class Conductor:
         if before is not None and self._tables is not None:
             self._tables.drop(before.sides, record.sides)
 
-    def _tell(self, record: Round) -> None:
+    def _tell(self, record: RoundRecord) -> None:
         if self._unacknowledged.full():
-            # The gateway is away; a later epoch's word says all that the earlier one's would have.
+            # The gateway is unreachable. The notification of a later epoch includes this one.
             self._unacknowledged.get_nowait()
             self._unacknowledged.task_done()
         self._unacknowledged.put_nowait(record)
@@ -349,7 +352,7 @@ class Conductor:
                 while self._unacknowledged.empty():
                     try:
                         self._checkpoint.check_fence()
-                        await self._rim.acknowledge(record)
+                        await self._callbacks.acknowledge(record)
                         self._acknowledged = record
                         break
                     except RoundError:
@@ -370,7 +373,7 @@ class Conductor:
         self._idle.set()
         if self._epoch is not None and not self._epoch.finished.done():
             self._epoch.finished.set_exception(error)
-        self._rim.fail(error)
+        self._callbacks.fail(error)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -387,5 +390,5 @@ class Conductor:
             return
         if not isinstance(error, ProcessionError):
             # A bug of ours: say so and stop rather than hang.
-            error = ProcessionError(f"the conductor failed: {error!r}", story=self._coordinator.story)
+            error = ProcessionError(f"the performer failed: {error!r}", story=self._coordinator.story)
         self._stop(error)

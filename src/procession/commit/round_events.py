@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.errors import ProcessionError
-from procession.storage.state_store import Version
+from procession.storage.state_version import StateVersion
 
 # Events: what has happened
 
@@ -33,21 +33,36 @@ class SinkLost:
 
 @dataclass(frozen=True)
 class EpochReady:
-    """All runs of an epoch are there: so many bytes for each sink."""
+    """All runs of an epoch are written."""
 
     epoch: int
-    lengths: Mapping[str, int]
+    lengths: Mapping[str, int | None]
+    """Bytes for each sink; None: known only when they are sent."""
     first: int = 0
     last: int = 0
     positions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
-    states: Mapping[str, Version] = field(default_factory=dict)
+    states: Mapping[str, StateVersion] = field(default_factory=dict)
     """The files that hold the states of keyed stages after the epoch."""
     starts: Mapping[str, int] = field(default_factory=dict)
     ends: Mapping[str, int] = field(default_factory=dict)
     """Where the epoch begins and ends in the log of each gateway."""
     sides: Mapping[str, str] = field(default_factory=dict)
     """The copies of tables that the next epoch is to read, by the file that each is of."""
+    acknowledged: int = -1
+    """The last epoch that every gateway has on disk."""
+
+    def end(self, sink: str, start: int) -> int | None:
+        """Where the output of this sink ends with the epoch; None: known only when it is sent."""
+        length = self.lengths[sink]
+        return None if length is None else start + length
+
+    def length(self, vote: VoteReceived) -> int:
+        """The bytes that a sink has voted on."""
+        told = self.lengths[vote.sink]
+        length = vote.length if told is None else told
+        assert length is not None, f"nobody knows what {vote.sink!r} has voted on"
+        return length
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,8 @@ class VoteReceived:
     sink: str
     txn: str
     commit: bool
+    length: int | None = None
+    """Bytes that were sent, if the epoch did not say so before."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +107,33 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Emit:
+class EmitEpoch:
     """Send the sink its bytes of the epoch, [start, end) of its output, then ask for its vote on this transaction."""
 
     sink: str
     txn: str
     epoch: int
     start: int
-    end: int
+    end: int | None
+    """None: wherever the bytes end."""
 
 
 @dataclass(frozen=True)
-class Reserve:
+class ReserveAttempts:
     """Reserve the numbers of attempts up to this one, durably, before any of them is sent."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Phase2:
+class SendPhase2:
     sink: str
     txn: str
     commit: bool
 
 
 @dataclass(frozen=True)
-class Reconnect:
+class ReconnectSink:
     """Close and connect again: a sink drops what it has not prepared. `delay_s` grows with each refusal."""
 
     sink: str
@@ -124,7 +142,7 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class WriteRecord:
-    record: Round
+    record: RoundRecord
 
 
 @dataclass(frozen=True)
@@ -136,16 +154,16 @@ class FinishEpoch:
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The epoch is decided commit: tell the gateway."""
+    """The epoch is committed: notify the gateway."""
 
-    record: Round
+    record: RoundRecord
 
 
 @dataclass(frozen=True)
-class Tell:
+class AcknowledgeEarly:
     """Tell the gateway that these positions are safe, though nothing is decided: only where nothing is promised."""
 
-    record: Round
+    record: RoundRecord
 
 
 @dataclass(frozen=True)
@@ -161,10 +179,22 @@ class Warn:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopPipeline:
     """The pipeline cannot go on: somebody must act."""
 
     error: ProcessionError
 
 
-Action = Emit | Reserve | Phase2 | Reconnect | WriteRecord | FinishEpoch | Acknowledge | Tell | DropRuns | Warn | Stop
+Action = (
+    EmitEpoch
+    | ReserveAttempts
+    | SendPhase2
+    | ReconnectSink
+    | WriteRecord
+    | FinishEpoch
+    | Acknowledge
+    | AcknowledgeEarly
+    | DropRuns
+    | Warn
+    | StopPipeline
+)

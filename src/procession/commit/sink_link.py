@@ -1,9 +1,9 @@
 """The sink link: the driver's connection to one sink. It reconnects as long as the driver runs.
 
-The one rule: each connection sends HELLO, NOTIFY and LIST_UNCOMMITTED together, and no data before all three are
-answered and the coordinator has settled the listed transactions. The coordinator decides what is sent when. A sink that
-cannot be reached is waited for. One that ends the session at its greeting or before its vote has refused: after
-`refusals_max` refusals in a row an operator must act. Before it `commit/performer`; after it any sink.
+Invariant: each connection sends HELLO, NOTIFY and LIST_UNCOMMITTED together, and no data before all three are answered
+and the coordinator has resolved the listed transactions. The coordinator decides what is sent when. The link waits for
+a sink that cannot be reached. A sink that ends the session during the handshake or before its vote has refused: after
+`refusals_max` refusals in a row an operator must act.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import structlog
 from procession import faults
 from procession.address import notice_silence
 from procession.commit.coordinator import REFUSALS_MAX
-from procession.commit.round_events import Emit, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.round_events import EmitEpoch, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.stop_reasons import not_greeted, not_voted
 from procession.errors import RemoteProtocolError, StorageError
 from procession.tls import ClientTls, complaint, connect
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
     NOTHING_COMMITTED,
@@ -80,7 +80,9 @@ class SinkOptions:
     version: str = SINK_VERSION
     is_authoritative: bool = True
     pack_bytes_max: int = 0
-    """Records are packed into messages of at most this many bytes. 0: one message per record."""
+    """Messages hold many records, up to this many bytes. 0: one message per record."""
+    is_in_blocks: bool = False
+    """Messages hold record blocks, of `pack_bytes_max` bytes of records."""
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
@@ -93,7 +95,7 @@ class SinkOptions:
     """Whether the sink understands WORKERS_LEFT. Some existing sinks fail on it."""
 
 
-class Link:
+class SinkLink:
     """The connection to a sink. `report` receives events, `say` receives sentences for people."""
 
     def __init__(self, options: SinkOptions, report: Callable[[Event], None], say: Callable[[str], None]) -> None:
@@ -108,6 +110,8 @@ class Link:
         self._votes_refused = 0
         self._asked: str | None = None
         """The transaction that is being sent, until the sink has voted on it."""
+        self._sent_bytes = 0
+        """Size of the transaction that was sent last."""
         self._phase2_sent: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._was_greeted = False
@@ -184,7 +188,7 @@ class Link:
 
     async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         options = self.options
-        connection = Connection(Side.INITIATOR, Role.SINK)
+        connection = Connection(ConnectionSide.INITIATOR, Role.SINK)
         self._was_greeted = False
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
@@ -264,8 +268,9 @@ class Link:
                     self._failures = self._votes_refused = 0  # a greeting proves little; a sink that votes works
                     self._asked = None
                     self._disarm()
-                    self._phase2_sent.clear()  # whoever votes has had phase 2 of the round before
-                    self._report(VoteReceived(name, txn_id, commit))
+                    self._phase2_sent.clear()  # a sink that votes has received phase 2 of the previous round
+                    length = self._sent_bytes if self.options.is_in_blocks else None
+                    self._report(VoteReceived(name, txn_id, commit, length))
                 case Error(reason):
                     raise RemoteProtocolError(f"the sink says: {reason}")
                 case Restart():
@@ -273,9 +278,9 @@ class Link:
                 case Violation(reason):
                     raise RemoteProtocolError(reason)
 
-    # What the conductor asks for
+    # What the performer asks for
 
-    async def emit(self, action: Emit, payloads: Iterable[pa.Array]) -> None:
+    async def emit(self, action: EmitEpoch, messages: Iterable[pa.Array]) -> None:
         """Sends the bytes of [start, end), then asks for the vote. Returns silently if the connection is lost."""
         connection, writer = self._connection, self._writer
         if connection is None or writer is None:
@@ -283,24 +288,25 @@ class Link:
         position = action.start
         self._asked = action.txn
         try:
-            for payload in payloads:
+            for payload in messages:
                 if connection.is_over:
                     return  # the sink has said ERROR or RESTART; the session is about to end
-                messages, edges = packed(payload, self.options.pack_bytes_max)
+                edges = _edges(payload)
                 starts = (position + edges[:-1]).astype(np.uint64)
-                times = np.zeros(len(messages), np.int64)
-                writer.write(memoryview(connection.send_messages(DATA_STREAM, starts, times, None, messages)))
+                times = np.zeros(len(payload), np.int64)
+                writer.write(memoryview(connection.send_messages(DATA_STREAM, starts, times, None, payload)))
                 position += int(edges[-1])
                 await self._drained(writer)
             if connection.is_over:
                 return
-            if position != action.end:
+            if action.end is not None and position != action.end:
                 raise StorageError(
                     f"the runs of epoch {action.epoch} hold {position - action.start} bytes for sink"
                     f" {action.sink!r}, their manifests say {action.end - action.start}"
                 )
             faults.point("driver:before-phase1")
             where = ((DATA_STREAM, action.start, position),)
+            self._sent_bytes = position - action.start
             writer.write(connection.send(two_phase_commit.wrap(Phase1(action.txn, where))))
             self._arm(writer)
             await self._drained(writer)
@@ -321,8 +327,8 @@ class Link:
         self._writer.write(self._connection.send(two_phase_commit.wrap(Phase2(txn, commit))))
 
     def workers_left(self, names: tuple[str, ...]) -> None:
-        """These gateways, and no others, have left by now. Nothing answers it, so a sink hears it again each time that
-        it is greeted; what it heard before stays true, unless one of them comes back."""
+        """Sets the list of gateways that have left. Sinks send no reply to it, so the list is sent again with every new
+        session. Earlier lists stay valid, unless a gateway comes back."""
         news = tuple(name for name in names if name not in self._departed)
         self._departed = names
         if news:
@@ -343,7 +349,7 @@ class Link:
         self._asked = None
         if self._writer is not None:
             self._writer.close()
-            # A sink that does not read what is left must not hold us for ever.
+            # A sink that does not read must not block the close for ever.
             asyncio.get_running_loop().call_later(LINGER_S, self._writer.transport.abort)
 
     def _arm(self, writer: asyncio.StreamWriter) -> None:
@@ -382,16 +388,8 @@ def _unpacked(events: Iterable[object]) -> Iterable[object]:
             yield event
 
 
-def packed(payload: pa.Array, bytes_max: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """The records as messages of up to `bytes_max` bytes (a larger record stands alone), and the edges between them,
-    counted from the first byte. Nothing is copied: a message is a longer view of the same buffer."""
-    _, offsets_buffer, data = payload.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
-    cuts = np.arange(len(offsets))
-    if bytes_max:
-        # A record goes into the message that its last byte falls into, if messages were cut every `bytes_max` bytes.
-        last = (offsets[1:] - offsets[0] - 1) // bytes_max
-        cuts = np.concatenate(([0], np.flatnonzero(np.diff(last)) + 1, [len(payload)]))
-    edges = offsets[cuts]
-    messages = pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(edges.copy()), data])
-    return messages, (edges - edges[0]).astype(np.int64)
+def _edges(messages: pa.Array) -> npt.NDArray[np.int64]:
+    """The start of each message, counted from the first byte, and last the end of all."""
+    offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset : messages.offset + len(messages) + 1]
+    edges: npt.NDArray[np.int64] = offsets.astype(np.int64) - int(offsets[0])
+    return edges

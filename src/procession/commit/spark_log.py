@@ -1,10 +1,10 @@
 """Spark's own log of a checkpoint: `offsets/N` before an epoch, `commits/N` after it.
 
-The one rule: Spark does not sync these files, and a sync of a file that somebody else wrote proves nothing: an earlier
-failed sync may have left its pages clean without writing them. So the driver copies each file into a new one, syncs
-that and renames it over Spark's, before anything relies on it: `offsets/N` before phase 1, `commits/N` before phase 2.
-An epoch is decided if and only if `commits/N`, or a later one, is there and whole (`is_committed`); there is no other
-test. Before it `spark/query`, which makes Spark write them; after it `commit/coordinator`.
+Invariant: an epoch is decided if and only if `commits/N`, or a later one, exists and is complete (`is_committed`);
+there is no other test. Spark does not sync these files. To sync a file that another process wrote proves nothing: an
+earlier failed sync may have marked its pages clean without writing them. So the driver copies each file into a new one,
+syncs that and renames it over Spark's, before anything relies on it: `offsets/N` before phase 1, `commits/N` before
+phase 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from procession.errors import RoundError, StorageError
 from procession.storage.durable import fsync_dir, storage_error, write_durably
-from procession.storage.log_ranges import Offset, read_offsets
+from procession.storage.log_ranges import LogOffset, read_offsets
 
 POLL_S = 0.002
 """Interval at which the directory is polled for a decision. Spark's query listener lags by 130 ms."""
@@ -47,7 +47,7 @@ class SparkLog:
         return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
 
     @property
-    def offsets(self) -> dict[str, Offset]:
+    def offsets(self) -> dict[str, LogOffset]:
         """The end of the last offered epoch at each gateway. Empty if none was offered."""
         path = self.directory / "offsets" / str(self.offered)
         try:
@@ -91,14 +91,16 @@ class SparkLog:
         except (OSError, ValueError):  # not there, or just being written
             return -1
 
-    def await_decided(self, check: Callable[[], None], timeout_s: float = DECISION_TIMEOUT_S) -> None:
-        """For the helper process: returns when the driver has put the newest commit on disk. `check` may raise."""
+    def await_decided(self, check: Callable[[], None], timeout_s: float = DECISION_TIMEOUT_S) -> int:
+        """For the helper process: the newest committed epoch, or -1, when the driver has put its commit on disk.
+        `check` may raise."""
         newest, deadline = self.committed, time.monotonic() + timeout_s
         while self.decided < newest:
             check()
             if time.monotonic() > deadline:
                 raise RoundError(f"The driver did not put the commit of epoch {newest} on disk within {timeout_s:g} s.")
             time.sleep(POLL_S)
+        return newest
 
     def is_committed(self, epoch: int) -> bool:
         # Old files are purged, so a later one counts too; the usual case costs one look.
@@ -108,7 +110,7 @@ class SparkLog:
         """Returns when `commits/N` is there. Spark renames it into place, so one that is not whole is damaged; for a
         successor it does not exist."""
         path = self.directory / "commits" / str(epoch)
-        while not path.exists():  # noqa: ASYNC110  (Spark tells nobody)
+        while not path.exists():  # noqa: ASYNC110  (Spark sends no signal)
             await asyncio.sleep(POLL_S)
         if not self.is_committed(epoch):
             raise StorageError(f"{path} is there but not whole: epoch {epoch} is not committed.", path=str(path))

@@ -1,12 +1,11 @@
 """Stop reasons: what stops a pipeline during a commit, each with its sentence and its next step.
 
-The one rule: each names the sink and what to do. Pure. Before it `commit/coordinator`, which detects them; after it the
-operator.
+Invariant: each names the sink and what the operator must do. Pure. `commit/coordinator` detects them.
 """
 
 from __future__ import annotations
 
-from procession.commit.round_record import Part
+from procession.commit.round_record import SinkShare
 from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
 
 
@@ -17,7 +16,7 @@ def fenced(own: int, later: int) -> FencedError:
     )
 
 
-def lost_prepared(name: str, part: Part) -> StorageError:
+def lost_prepared(name: str, part: SinkShare) -> StorageError:
     return StorageError(
         f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
         f" {part.end})",
@@ -73,7 +72,7 @@ def not_greeted(sink: str, times: int, why: str, *, has_said_why: bool = False) 
     if not has_said_why:
         likely = (
             "likely it expects another cookie or certificate, holds the output of another pipeline, or a proxy accepts"
-            " connections for a sink that is not running; mend it and start again, nothing is lost"
+            " connections for a sink that is not running; correct it and start again, nothing is lost"
             " (`sink_refusals_max` is the number of tries)"
         )
     return ConfigError(
@@ -85,7 +84,7 @@ def not_voted(sink: str, txn: str | None, times: int, why: str) -> ConfigError:
     return ConfigError(
         f"sink {sink} ended the session {times} times in a row before its vote on {txn or 'anything'}: {why}",
         next_step="see that sink's log; likely it holds the output of another pipeline, has a rule that ends it at"
-        " every attempt, or fails while it writes (a full disk); mend it and start again, nothing is lost"
+        " every attempt, or fails while it writes (a full disk); correct it and start again, nothing is lost"
         " (`sink_refusals_max` is the number of tries)",
     )
 

@@ -1,9 +1,9 @@
 """Transaction ids: each says which pipeline, sink, driver and epoch it belongs to, and can be parsed.
 
-The one rule: a name is used for one content only. It carries the pipeline's id, the epoch and the fence of the driver,
-then `:c_id=<attempt>`, a number that grows with every attempt and never repeats at a sink, over all drivers: existing
-sinks have rules such as `:c_id=3` that mean one attempt. Names of the form before it, with the epoch behind `:c_id=`,
-are still read: a sink may hold one. Pure.
+Invariant: an id is used for one content only. It carries the pipeline's id, the epoch and the fence of the driver, then
+`:c_id=<attempt>`. The attempt number grows with every attempt and never repeats at a sink, over all drivers, because
+existing sinks have rules such as `:c_id=3` that mean one attempt. Ids of the older form, with the epoch after `:c_id=`,
+are still parsed: a sink may hold one. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHAPE_BEFORE = re.compile(
 
 
 @dataclass(frozen=True, order=True)
-class Transaction:
+class TransactionId:
     """One attempt of one driver to bring one epoch to one sink."""
 
     epoch: int
@@ -40,7 +40,7 @@ class Transaction:
         return f"{whose}.e{self.epoch}.f{self.fence}:c_id={self.attempt}"
 
     @classmethod
-    def parse(cls, text: str) -> Transaction | None:
+    def parse(cls, text: str) -> TransactionId | None:
         """The transaction of this name; None if the name is not of our shape."""
         match = SHAPE.fullmatch(text) or SHAPE_BEFORE.fullmatch(text)
         if match is None:

@@ -1,1 +1,1 @@
-"""Connectors: programs at the two ends, each a small module on the SDK."""
+"""The sources and sinks that we ship, each a small module on the SDK."""

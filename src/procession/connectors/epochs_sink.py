@@ -1,9 +1,8 @@
-"""A directory of epochs as sink: one file for each committed epoch.
+"""The epochs sink: writes one file per committed epoch, DIR/<instance>.epochs/<position>-<epoch><suffix>.
 
-The one rule: a file in the directory is whole and committed, and never changes; it gets its name in one step, when the
-epoch is committed. Names begin with the position of the file's first byte, so they sort in the order of the output.
-What is not committed yet is beside the directory, where readers do not look. Readers may take files away.
-Before it on the walk: sdk/participant. After it: DIR/<instance>.epochs/<position>-<epoch><suffix>.
+Invariant: a file in the directory is complete and committed, and never changes. It is renamed into the directory when
+the epoch is committed. Names begin with the position of the file's first byte, so they sort in output order.
+Uncommitted output is outside of the directory. Readers may remove files.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from procession import faults
-from procession.connectors.pending_file import Pending
+from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError, UsageError
 from procession.sdk.output import Output
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
@@ -27,12 +26,12 @@ from procession.storage.durable import fsync_dir, storage_error, sync
 from procession.tls import ServerTls
 
 SUFFIX = ".data"
-"""What files end with, if nothing else was asked for."""
+"""The default suffix of file names."""
 SUFFIX_CHARACTERS_MAX = 32
 
 _EPOCH = re.compile(r"\.e(\d{1,20})\.f\d+:c_id=\d+$")
 _EPOCH_BEFORE = re.compile(r":c_id=(\d{1,20})$")
-"""Where transaction ids carried the epoch before the number of the attempt took this place."""
+"""The epoch in transaction ids of earlier versions, which had no attempt number there."""
 _NAME = re.compile(r"(\d{20})-(\d{20}).*", re.ASCII | re.DOTALL)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9._-]+", re.ASCII)
 
@@ -40,15 +39,15 @@ log = structlog.get_logger()
 
 
 class EpochsOutput(Output):
-    """With `is_empty_kept`, an epoch without output has a file too, without bytes."""
+    """The output of one instance. With `is_empty_kept`, an epoch without output gets an empty file."""
 
     def __init__(self, base: Path, *, suffix: str = SUFFIX, is_empty_kept: bool = False) -> None:
         self.directory = epochs_directory(base)
         self._suffix = suffix
         self._is_empty_kept = is_empty_kept
-        self._pending = Pending(base.with_name(f"{base.name}.pending"))
+        self._pending = PendingFile(base.with_name(f"{base.name}.pending"))
         self._draft = base.with_name(f"{base.name}.renewed")
-        """Beside the directory, where readers do not look."""
+        """Outside of the directory, so that readers do not see it."""
         try:
             self.directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -59,7 +58,8 @@ class EpochsOutput(Output):
         if prepared is None or not self._has_file(prepared):
             self._pending.drop()
         elif not self._pending.keep(prepared):
-            # Only our own `commit` takes it away: we died before the log knew. A reader may have been quick since.
+            # Only `commit` renames the file, so the sink crashed between the rename and the log entry. A reader may
+            # have removed the file since.
             log.info("sink.already_committed", transaction=prepared.txn_id)
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
@@ -78,8 +78,8 @@ class EpochsOutput(Output):
             if self._pending.path.exists():
                 if path.exists() and transaction.start < transaction.end:
                     raise StorageError(
-                        f"{path} is there already.",
-                        next_step="Move it away if it is not of this output, then start again.",
+                        f"{path} already exists.",
+                        next_step="Move it away if it does not belong to this output, then start again.",
                         path=str(path),
                     )
                 os.rename(self._pending.path, path)
@@ -89,7 +89,7 @@ class EpochsOutput(Output):
         except OSError as error:
             raise storage_error(path, "write", error) from error
         if path.exists():
-            # An earlier life renamed it and may have failed to sync the name: a copy gets the name again.
+            # An earlier process renamed it and may have failed to sync the directory: copy and rename it again.
             self._renew(path)
 
     def _renew(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class EpochsOutput(Output):
                 sync(new.fileno())
             os.rename(self._draft, path)
         except FileNotFoundError:
-            return  # a reader has taken it away
+            return  # a reader has removed it
         except OSError as error:
             raise storage_error(path, "write", error) from error
         fsync_dir(self.directory)
@@ -117,7 +117,7 @@ class EpochsOutput(Output):
 
 @dataclass(frozen=True, slots=True)
 class EpochFile:
-    """One file of a directory of epochs: bytes [start, end) of the output."""
+    """One file of an epochs directory: bytes [start, end) of the output."""
 
     path: Path
     start: int
@@ -125,20 +125,21 @@ class EpochFile:
 
 
 def epochs_directory(base: Path) -> Path:
-    """Where the files of an output are; `base` is the sink's directory and the instance."""
+    """Return the directory of an output's files. `base` is the sink's directory plus the instance."""
     return base.with_name(f"{base.name}.epochs")
 
 
 def file_name(transaction: Transaction, suffix: str = SUFFIX) -> str:
-    """The position, and the epoch's number as the transaction id carries it, or 0. It is the same however many attempts
-    the epoch took."""
+    """Return the file's name: the position, and the epoch in the transaction id, or 0. It is the same for every attempt
+    of the epoch."""
     found = _EPOCH.search(transaction.txn_id) or _EPOCH_BEFORE.search(transaction.txn_id)
     return f"{transaction.start:020d}-{int(found[1]) if found else 0:020d}{suffix}"
 
 
 def epoch_files(directory: Path, after: str = "") -> Iterator[EpochFile]:
-    """The files of a directory of epochs, in the order of the output, as far as their names are greater than `after`.
-    Files of other names are passed over."""
+    """Yield the files of an epochs directory in output order, from names greater than `after` on.
+
+    Files with other names are ignored."""
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
@@ -149,7 +150,7 @@ def epoch_files(directory: Path, after: str = "") -> Iterator[EpochFile]:
             try:
                 yield EpochFile(path, start, start + path.stat().st_size)
             except FileNotFoundError:
-                continue  # a reader has taken it away
+                continue  # a reader has removed it
 
 
 def run_epochs_sink(
@@ -162,10 +163,10 @@ def run_epochs_sink(
     tls: ServerTls | None = None,
     tell: Tell | None = None,
 ) -> None:
-    """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
+    """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
     if not _SUFFIX.fullmatch(suffix) or len(suffix) > SUFFIX_CHARACTERS_MAX:
         raise UsageError(
-            f"{suffix!r} cannot end the name of a file.", next_step="Give letters and digits after a dot, such as .csv."
+            f"{suffix!r} is not a valid suffix.", next_step="Use a dot and letters or digits, such as .csv."
         )
 
     def open_output(instance: str) -> EpochsOutput:

@@ -1,9 +1,9 @@
-"""Files as sink: bytes out.
+"""The file sink: writes each output to DIR/<instance>.data.
 
-The one rule: the output file holds each byte at the position that the round gave it, so that it needs no memory of how
-far it was written. Bytes are synced once, before their vote; a sync that fails ends the sink, and what it was for is
-cut off and sent again. A file for which no vote was given is made anew: its name may not be on disk. Before it on the
-walk: sdk/participant. After it: DIR/<instance>.data, of which DIR/<instance>.txnlog says what is committed.
+Invariant: the file has each byte at the position that the round assigned to it, so the sink needs no write position of
+its own. DIR/<instance>.txnlog says what is committed. Bytes are synced once, before the vote. A failed sync stops the
+sink, and the bytes are truncated and sent again. A file without any vote is created again, because its directory entry
+may not be on disk.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from procession.tls import ServerTls
 
 
 class FileOutput(Output):
-    """An output in one file, written in place. What of it is committed, its transaction log says."""
+    """An output in one file, written in place. Its transaction log says what is committed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_named = False
+        self._has_vote = False
         self._descriptor = self._opened()
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         end = max(committed_end, prepared.end if prepared else 0)
-        if not self._is_named and not end:
+        if not self._has_vote and not end:
             self._make_anew()
-        self._is_named = True
+        self._has_vote = True
         size = os.fstat(self._descriptor).st_size
         if size < end:
             raise StorageError(
                 f"{self.path} has {size} bytes, but {end} were promised.",
-                next_step="Restore the file from a copy; it has lost committed output.",
+                next_step="Restore the file from a backup; it has lost committed output.",
                 path=str(self.path),
             )
         self._cut(end)
@@ -56,7 +56,7 @@ class FileOutput(Output):
             raise storage_error(self.path, "sync", error) from error
 
     def commit(self, transaction: Transaction) -> None:
-        """Nothing: the transaction log's entry is what makes it visible."""
+        """Do nothing: the entry in the transaction log makes the output visible."""
 
     def abort(self, transaction: Transaction) -> None:
         self._cut(transaction.start)
@@ -71,7 +71,9 @@ class FileOutput(Output):
             raise storage_error(self.path, "open", error) from error
 
     def _make_anew(self) -> None:
-        """The last life may have failed to sync the name. What was voted for later proves that somebody did not."""
+        """Create the file again, because an earlier process may have failed to sync its directory entry.
+
+        Without a vote there is no proof that the entry is on disk."""
         os.close(self._descriptor)
         try:
             self.path.unlink(missing_ok=True)
@@ -95,9 +97,8 @@ class RepeatableFileOutput(FileOutput):
         before = os.pread(self._descriptor, len(data), position)
         if before != data[: len(before)]:
             raise StorageError(
-                f"{self.path} gets other bytes at position {position} than it had there: the pipeline is not"
-                " deterministic.",
-                next_step="Take deterministic=True and idempotent=True out of the app, and begin with a new output.",
+                f"{self.path} gets other bytes at position {position} than before: the pipeline is not deterministic.",
+                next_step="Remove deterministic=True and idempotent=True from the app, and start with a new output.",
                 path=str(self.path),
             )
         super().append(position + len(before), [data[len(before) :]])
@@ -112,13 +113,13 @@ def run_file_sink(
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
 ) -> None:
-    """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
+    """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
     open_output = opener(directory, idempotent)
     run_sink(open_output, directory, listen, cookie=cookie, tls=tls, idempotent=idempotent, tell=tell)
 
 
 def opener(directory: Path, idempotent: Collection[str] = ()) -> OpenOutput:
-    """Opens the output of an instance of a sink in this directory."""
+    """Return a function that opens the output of an instance in this directory."""
 
     def open_output(instance: str) -> FileOutput:
         kind = RepeatableFileOutput if instance in idempotent else FileOutput

@@ -1,7 +1,7 @@
-"""Files as a source: each file is a stream, each line (or frame) a record.
+"""The file source: each file is a stream, each line (or frame) a record.
 
-The one rule: a record's message id is the position of its first byte, so that a file needs no memory of how far it was
-read; and so a file may only grow. Before it on the walk: the input files. After it: the gateway.
+Invariant: a record's message id is the position of its first byte. So the source stores no read position, and a file
+may only grow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from procession.connectors.framing import RECORD_BYTES_MAX, Framing, Lines
+from procession.connectors.framing import RECORD_BYTES_MAX, LineFraming, RecordFraming
 from procession.connectors.timefield import EventTimeField
 from procession.errors import ConfigError, StorageError, UsageError
+from procession.planner.connector_url import ConnectorUrl
 from procession.record import stream_id
 from procession.sdk.source_records import Batch, Stream, Streams
 from procession.storage.durable import storage_error
@@ -26,20 +27,20 @@ from procession.storage.durable import storage_error
 CHUNK_BYTES = 1024 * 1024
 FOLLOWED_CHUNK_BYTES = 64 * 1024
 FOLLOWED_MAX = 1024
-"""Files that are followed are all open and read at once: so many, in chunks of so many bytes."""
+"""Maximum number of followed files. All of them are open at once, and read in chunks of FOLLOWED_CHUNK_BYTES."""
 POLL_S = 0.1
 
 log = structlog.get_logger()
 
 
 class FileSource:
-    """What is named may be a pattern, such as `logs/**/*.log`. Followed files have no end, and more may appear."""
+    """Reads files. A name may be a pattern, such as `logs/**/*.log`. Followed files do not end, and more may appear."""
 
     def __init__(
         self,
         names: Sequence[str | Path],
         *,
-        framing: Framing | None = None,
+        framing: RecordFraming | None = None,
         is_following: bool = False,
         poll_s: float = POLL_S,
         chunk_bytes: int | None = None,
@@ -47,7 +48,7 @@ class FileSource:
     ) -> None:
         self._event_time = event_time
         self._names = [str(name) for name in names]
-        self._framing = framing or Lines()
+        self._framing = framing or LineFraming()
         self._is_following = is_following
         self._poll_s = poll_s
         self._chunk_bytes = chunk_bytes or (FOLLOWED_CHUNK_BYTES if is_following else CHUNK_BYTES)
@@ -55,14 +56,14 @@ class FileSource:
         for name in self._names:
             found = self._look_for(name)
             if not found and not is_following:
-                raise ConfigError(f"No file is named like {name}.", next_step="Check the pattern, or add --follow.")
+                raise ConfigError(f"No file matches {name}.", next_step="Check the pattern, or add --follow.")
             for path in found:
                 if self._paths.setdefault(stream_id_of(path), path) is not path:
                     raise UsageError(f"{path} is named twice.", next_step="Name each file once.")
 
     @property
     def stream_ids(self) -> frozenset[int]:
-        """The streams that there are so far."""
+        """The ids of the streams found so far."""
         return frozenset(self._paths)
 
     def streams(self) -> Streams:
@@ -76,13 +77,13 @@ class FileSource:
     def _look_for(self, name: str) -> list[Path]:
         path = Path(name)
         if _is_pattern(name):
-            found = [Path(one) for one in sorted(glob.glob(name, recursive=True)) if os.path.isfile(one)]
+            found = [Path(match) for match in sorted(glob.glob(name, recursive=True)) if os.path.isfile(match)]
         else:
             found = [path]
         for path in found:
             if not path.is_file() or not os.access(path, os.R_OK):
                 why = "there is no such file" if not path.exists() else "it is not a file that this user may read"
-                raise ConfigError(f"Cannot read {path}: {why}.", next_step="Give the names of files that can be read.")
+                raise ConfigError(f"Cannot read {path}: {why}.", next_step="Name files that this user can read.")
         return found
 
     async def _appearing(self, found: list[Stream]) -> AsyncIterator[Stream]:
@@ -95,8 +96,8 @@ class FileSource:
                 if number not in self._paths:
                     if len(self._paths) == FOLLOWED_MAX:
                         raise ConfigError(
-                            f"More than {FOLLOWED_MAX} files are there to follow.",
-                            next_step="Follow them with several sources, each with a part of the names.",
+                            f"There are more than {FOLLOWED_MAX} files to follow.",
+                            next_step="Follow them with several sources, each with a part of the files.",
                         )
                     self._paths[number] = path
                     log.info("source.file_found", path=str(path))
@@ -126,15 +127,15 @@ class FileSource:
 
 
 class Cursor:
-    """A place in an open file, where a record begins."""
+    """A read position in an open file, at the beginning of a record."""
 
-    def __init__(self, path: Path, framing: Framing, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, path: Path, framing: RecordFraming, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._path = path
         self._framing = framing
         self._chunk_bytes = chunk_bytes
         self._position = 0
         self._skip = 0
-        """Records to pass over: the one at the point of reference is read once more, only to find its end."""
+        """Records to skip: the record at the point of reference is read again, only to find its end."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -147,19 +148,19 @@ class Cursor:
         os.close(self._descriptor)
 
     def go_after(self, after: int | None) -> None:
-        """To the end of the record that begins at `after`; to the beginning if None."""
+        """Move to the end of the record that begins at `after`; to the beginning of the file if None."""
         if after is None:
             return
         if not self._framing.begins_at(after, self._look):
             raise StorageError(
                 f"{self._path} is not the file that was read before: no record begins at byte {after}.",
-                next_step="Put the file back, or give the new one another name.",
+                next_step="Restore the file, or give the new one another name.",
                 path=str(self._path),
             )
         self._position, self._skip = after, 1
 
     def read(self, *, is_growing: bool) -> Batch | None:
-        """The next records; None at the end, or, in a file that grows, if no further record is whole yet."""
+        """Return the next records; None at the end, or, in a growing file, if no further record is complete yet."""
         limit = RECORD_BYTES_MAX + self._framing.overhead_bytes
         wanted = min(self._chunk_bytes, limit)
         while True:
@@ -175,21 +176,21 @@ class Cursor:
             elif wanted == limit and not is_end:
                 raise ConfigError(
                     f"The record at byte {self._position} of {self._path} is longer than {RECORD_BYTES_MAX} bytes.",
-                    next_step="Give a file of shorter records, or its right --framing.",
+                    next_step="Use a file with shorter records, or correct --framing.",
                 )
             elif not is_end:
                 wanted = min(wanted * 2, limit)
             elif data and not is_growing:
                 raise StorageError(
                     f"{self._path} ends in the middle of the record at byte {self._position}.",
-                    next_step="Give the whole file and its right --framing; or --follow it, if more is to come.",
+                    next_step="Use the complete file and the right --framing; or --follow it, if it still grows.",
                     path=str(self._path),
                 )
             else:
                 return None
 
     def check_same(self) -> None:
-        """A StorageError if the file was cut, or another one has its name now."""
+        """Raise StorageError if the file was truncated, or another file has its name now."""
         ours = os.fstat(self._descriptor)
         try:
             named = os.stat(self._path)
@@ -212,8 +213,13 @@ class Cursor:
             raise storage_error(self._path, "read", error) from error
 
 
+def url_streams(url: ConnectorUrl) -> frozenset[int]:
+    """The streams of `file:PATTERN`. Raises ConfigError if there is no such file."""
+    return FileSource([url.place]).stream_ids
+
+
 def stream_id_of(path: Path) -> int:
-    """64 bits of the absolute name: the same file is the same stream in every run."""
+    """Return 64 bits of a hash of the absolute path, so that a file is the same stream in every run."""
     return stream_id(os.fsencode(os.path.abspath(path)))
 
 

@@ -1,7 +1,7 @@
-"""The compiled pass over length words: each says where the next one is, so no column operation can find them.
+"""The compiled pass over length words. Each one gives the position of the next, so no column operation can find them.
 
-The one rule: it reads no byte that is not there. Importing this module imports numba, so only `framing` does, when it
-is asked for frames. Before it on the walk: the bytes of a medium. After it: `framing`.
+Invariant: it never reads outside of its buffer. Importing this module imports numba, so only `framing` imports it, and
+only for length-prefixed records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LENGTH_BYTES = 4
 
 @compiled(types.int64[::1](_READ_ONLY, types.int64))
 def frame_starts(data: Any, payload_bytes_max: int) -> Any:
-    """Where each whole frame begins, and where the last one ends. A length over the limit ends the pass."""
+    """Return where each complete frame begins, and where the last one ends. A length over the limit ends the pass."""
     end = len(data)
     starts = np.empty(end // _LENGTH_BYTES + 1, np.int64)
     count, position = 0, 0
@@ -33,7 +33,7 @@ def frame_starts(data: Any, payload_bytes_max: int) -> Any:
         )
         if length > payload_bytes_max or length > end - position - _LENGTH_BYTES:
             break
-        position += _LENGTH_BYTES + length  # type: ignore[assignment]  # numba's integers are all alike
+        position += _LENGTH_BYTES + length  # type: ignore[assignment]  # numba has one integer type
         count += 1
         starts[count] = position
     return starts[: count + 1].copy()

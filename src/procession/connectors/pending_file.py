@@ -1,7 +1,7 @@
-"""What is not committed yet, in a file of its own: for outputs that show a transaction only as a whole.
+"""The pending file: the uncommitted bytes of an output that publishes a transaction only as a whole.
 
-The one rule: the file holds the bytes of one transaction and nothing else; what is committed has left it. Before it on
-the walk: sdk/participant, through `connectors/epochs_sink` and `connectors/stdout_sink`. After it: the disk.
+Invariant: the file has the bytes of one open transaction and nothing else. Used by `connectors/epochs_sink` and
+`connectors/stdout_sink`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from procession.storage.durable import fsync_dir, storage_error, sync, write_all
 READ_BYTES = 1024 * 1024
 
 
-class Pending:
-    """The file at `path`, as long as a transaction has bytes. Positions are those of the output."""
+class PendingFile:
+    """The file at `path`, which exists while a transaction has bytes. Positions are those of the output."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class Pending:
         self._start = 0
 
     def keep(self, transaction: Transaction) -> bool:
-        """Recover: keep the transaction's bytes and no others. False if there is no file at all."""
+        """Recover: keep only the transaction's bytes. Return False if there is no file."""
         self.close()
         try:
             self._descriptor = os.open(self.path, os.O_RDWR)
@@ -48,7 +48,7 @@ class Pending:
         return True
 
     def drop(self) -> None:
-        """Forget every byte."""
+        """Remove the file."""
         self.close()
         try:
             self.path.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ class Pending:
             raise storage_error(self.path, "remove", error) from error
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
-        """The first bytes after `drop` say where the transaction begins."""
+        """Append bytes. The first ones after `drop` set the start of the transaction."""
         if self._descriptor is None:
             self._start = position
             self._descriptor = self._made()
@@ -66,7 +66,7 @@ class Pending:
             raise storage_error(self.path, "write", error) from error
 
     def sync(self) -> None:
-        """Make all that was appended durable, and the file's name; a file without bytes is made if there is none."""
+        """Make the bytes and the directory entry durable. Create an empty file if there is none."""
         if self._descriptor is None:
             self._descriptor = self._made()
         try:
@@ -76,7 +76,7 @@ class Pending:
         fsync_dir(self.path.parent)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes [start, end), in pieces."""
+        """Yield the bytes [start, end), in chunks."""
         if start == end:
             return
         assert self._descriptor is not None

@@ -1,8 +1,8 @@
-"""Media that push: what is read from them is gone from them, so it is kept until it is committed.
+"""Push sources: inputs that cannot be replayed, so their records are kept until they are committed.
 
-The one rule: nobody loses records without having said so. Either there is a spool, and what is in it outlives this
-process; or the user has asked for best effort, and is told at the end what was lost. Before it on the walk: stdin,
-tcp_lines. After it: sdk/push_source.
+Invariant: records are lost only if the user accepts it. Either there is a spool on disk, which survives this process,
+or the user chose --best-effort, and a log line reports what was lost. Used by `stdin_source` and `tcp_source`; built on
+`sdk/push_source`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 from procession.errors import UsageError
 from procession.sdk.backlog import Buffer, Spool
 from procession.sdk.connector_program import run_source
-from procession.sdk.push_source import BYTES_MAX, Inlet
+from procession.sdk.push_source import BYTES_MAX, PushStream
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Stream
 
@@ -26,78 +26,87 @@ SPOOL_BYTES_MAX = 1024 * 1024 * 1024
 
 log = structlog.get_logger()
 
-Medium = Callable[[Inlet], Coroutine[Any, Any, None]]
-"""Puts what comes into the inlet, and returns if nothing more can come. Cancelled when it is to stop before."""
+Medium = Callable[[PushStream], Coroutine[Any, Any, None]]
+"""Puts records into the stream, and returns at the end of the input. It is cancelled to stop earlier."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """How records are kept that cannot be read again."""
+class SpoolOptions:
+    """Where records wait until they are committed."""
 
     spool: Path | None = None
     is_best_effort: bool = False
     bytes_max: int | None = None
-    """Nothing more is taken in while so much is not committed."""
+    """Reading stops while this many bytes are not committed."""
 
-    def inlet(self, stream: str, medium: str) -> Inlet:
+    def open_stream(self, stream: str, medium: str) -> PushStream:
         if self.spool is None and not self.is_best_effort:
             raise UsageError(
-                f"{medium} cannot be read twice: what is on its way when this program dies would be lost.",
-                next_step="Give --spool DIR, to keep records on disk until they are committed; or --best-effort.",
+                f"{medium} cannot be read twice: uncommitted records would be lost if this program died.",
+                next_step="Use --spool DIR, to keep records on disk until they are committed; or --best-effort.",
             )
         if self.spool is not None and self.is_best_effort:
-            raise UsageError(
-                "--spool loses nothing and --best-effort may.", next_step="Give one of --spool DIR and --best-effort."
-            )
+            raise UsageError("--spool and --best-effort exclude each other.", next_step="Use one of them.")
         if self.spool is not None:
-            return Inlet(Stream.named(stream), Spool(self.spool), bytes_max=self.bytes_max or SPOOL_BYTES_MAX)
-        return Inlet(Stream.named(stream), Buffer(), bytes_max=self.bytes_max or BYTES_MAX)
+            return PushStream(Stream.named(stream), Spool(self.spool), bytes_max=self.bytes_max or SPOOL_BYTES_MAX)
+        return PushStream(Stream.named(stream), Buffer(), bytes_max=self.bytes_max or BYTES_MAX)
 
 
-def run_pushed(inlet: Inlet, medium: Medium, to: str, options: SourceOptions, *, is_json: bool = False) -> bool:
-    """Send what a medium brings, until it ends and all is committed (True), or a signal comes first (False).
+def run_pushed(pushed: PushStream, medium: Medium, to: str, options: SourceOptions, *, is_json: bool = False) -> bool:
+    """Send the records of an input. Return True when it ends and all is committed, False if a signal comes first.
 
-    Without a spool, the first signal only ends the taking in; the second one, or the end of `stop_wait_s`, gives up
-    what is not committed. What the medium raises is raised when all that came before is committed.
+    Without a spool, the first signal only stops reading; a second signal, or the end of `stop_wait_s`, gives up
+    uncommitted records. An error of the input is raised when all records before it are committed.
     """
-    taking = Taking(inlet, medium)
+    reader = MediumReader(pushed, medium)
     try:
-        on_stop = None if inlet.is_durable else taking.stop
-        is_done = run_source(inlet, to, options, is_json=is_json, on_stop=on_stop, beside=taking.run)
+        on_stop = None if pushed.is_durable else reader.stop
+        is_done = run_source(pushed, to, options, is_json=is_json, on_stop=on_stop, beside=reader.run)
     finally:
-        if inlet.records and not inlet.is_durable:
-            log.error("source.records_lost", records=inlet.records, detail="taken in and not committed")
-        elif inlet.records:
-            log.info("source.records_spooled", records=inlet.records)
-        inlet.close()
-    if taking.error:
-        raise taking.error
+        if pushed.records and not pushed.is_durable:
+            log.error("source.records_lost", records=pushed.records, detail="read but not committed")
+        elif pushed.records:
+            log.info("source.records_spooled", records=pushed.records)
+        pushed.close()
+    if reader.error:
+        raise reader.error
     return is_done
 
 
-class Taking:
-    """Lets a medium put into an inlet, until it ends, fails or is stopped."""
+def after_answer(medium: Medium) -> Medium:
+    """The medium, read only after a gateway has reported how many records of the stream it has. Then a new spool for a
+    stream with records is refused. Otherwise the gateway would take new records for duplicates."""
 
-    def __init__(self, inlet: Inlet, medium: Medium) -> None:
+    async def take_in(pushed: PushStream) -> None:
+        await pushed.committed()
+        await medium(pushed)
+
+    return take_in
+
+
+class MediumReader:
+    """Runs an input that puts records into a stream, until it ends, fails or is stopped."""
+
+    def __init__(self, pushed: PushStream, medium: Medium) -> None:
         self.error: Exception | None = None
-        self._inlet = inlet
+        self._pushed = pushed
         self._medium = medium
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        taking, stopped = loop.create_task(self._medium(self._inlet)), loop.create_task(self._stopped.wait())
-        both: list[asyncio.Task[Any]] = [taking, stopped]
+        reader, stopped = loop.create_task(self._medium(self._pushed)), loop.create_task(self._stopped.wait())
+        both: list[asyncio.Task[Any]] = [reader, stopped]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in both:
                 task.cancel()
             await asyncio.wait(both)
-        if not taking.cancelled():
-            error = taking.exception()
+        if not reader.cancelled():
+            error = reader.exception()
             self.error = error if isinstance(error, Exception) else None
-        self._inlet.end()
+        self._pushed.end()
 
     def stop(self) -> None:
         self._stopped.set()

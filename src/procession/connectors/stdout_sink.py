@@ -1,11 +1,10 @@
-"""The standard output as sink: what is committed is printed, for a person or for the next program of a pipe.
+"""The stdout sink: prints committed output, for a person or for the next program of a pipe.
 
-The one rule: only what is committed is printed, in its order, and what is known to be printed is not printed again. A
-pipe does not tell how much of it was read, nor whether a write that a crash cut short took place. So it is written in
-pieces that a pipe takes whole or not at all, and before each is noted that it comes: if we die just there, that one
-piece is in doubt. It is printed again, or is left out, as was asked for. What was printed and is still in the pipe when
-its reader dies is lost to that reader.
-Before it on the walk: sdk/participant. After it: the standard output; DIR/<instance>.printed says how far it is.
+Invariant: only committed output is printed, in order, and output that is known to be printed is not repeated. A pipe
+does not report how much was read, nor whether a write that a crash interrupted took place. So output is written in
+pieces that a pipe takes completely or not at all, and DIR/<instance>.printed announces each piece before it is written.
+After a crash only that piece is in doubt; it is repeated or skipped, as configured. Output that is in the pipe when its
+reader dies is lost to that reader.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import NamedTuple
 import structlog
 
 from procession import faults
-from procession.connectors.pending_file import Pending
+from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError
 from procession.format_number import check_format
 from procession.sdk.output import Output
@@ -35,12 +34,12 @@ from procession.storage.durable import storage_error
 from procession.tls import ServerTls
 
 PIECE_BYTES_MAX = select.PIPE_BUF
-"""What a pipe takes whole or not at all."""
+"""Size up to which a write to a pipe is atomic."""
 JSON_DATA_BYTES_MAX = PIECE_BYTES_MAX // 2
-"""So much output stands in one line of JSON: as base64, and with all else, it is still one piece."""
+"""Maximum output bytes per line of JSON. As base64, with the other fields, they still fit into one piece."""
 
 NOTE_FORMAT = 2
-"""Of the note that says how far an output was printed: it begins with this number. Format 1 has none."""
+"""Format of the note with the print position. The note begins with this number; in format 1 it has none."""
 _NOTE = re.compile(rb"(?:(\d{1,19}) )?(\d{20}) (\d{20})\n")
 
 MAYBE_PRINTED = "it may have been printed before the crash"
@@ -49,7 +48,7 @@ log = structlog.get_logger()
 
 
 class InDoubt(enum.StrEnum):
-    """What to do with a piece of which nobody knows whether it was printed before a crash."""
+    """What to do with a piece that may or may not have been printed before a crash."""
 
     REPEAT = "repeat"
     SKIP = "skip"
@@ -66,7 +65,7 @@ class Stdout:
 
     @property
     def has_room(self) -> bool:
-        """For a piece: then `write` does not block, and a sink that stops need not wait for a reader."""
+        """Whether a piece can be written without blocking, so that stopping does not wait for a reader."""
         return bool(self._poll.poll(0))
 
     async def room(self) -> None:
@@ -79,29 +78,29 @@ class Stdout:
             loop.remove_writer(self._descriptor)
 
     def write(self, piece: bytes) -> int:
-        """How many bytes were taken: all, if it is a pipe."""
+        """Write a piece. Return the number of bytes written: all of them, if it is a pipe."""
         try:
             return os.write(self._descriptor, piece)
         except BlockingIOError:
             return 0
         except BrokenPipeError as error:
             raise StorageError(
-                "Nobody reads what this sink prints any more.",
-                next_step="Start it again with a reader; it goes on after what was printed.",
+                "The reader of this sink's output has gone.",
+                next_step="Start the sink again with a reader; it continues after the printed output.",
             ) from error
         except OSError as error:
             raise storage_error(Path("standard output"), "write to", error) from error
 
 
 class Printed(NamedTuple):
-    """Bytes before `end` are printed; those up to `upto` may be."""
+    """Bytes before `end` are printed; bytes up to `upto` may be printed."""
 
     end: int = 0
     upto: int = 0
 
 
 class StdoutOutput(Output):
-    """One instance's output. With `is_json` each piece is an object that says where it belongs."""
+    """One instance's output. With `is_json` each piece is a JSON object with its position."""
 
     def __init__(
         self, base: Path, stdout: Stdout, *, is_json: bool = False, in_doubt: InDoubt = InDoubt.REPEAT
@@ -110,7 +109,7 @@ class StdoutOutput(Output):
         self._stdout = stdout
         self._is_json = is_json
         self._in_doubt = in_doubt
-        self._pending = Pending(base.with_name(f"{base.name}.pending"))
+        self._pending = PendingFile(base.with_name(f"{base.name}.pending"))
         self._path = base.with_name(f"{base.name}.printed")
         try:
             self._note = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -118,24 +117,24 @@ class StdoutOutput(Output):
             raise storage_error(self._path, "open", error) from error
         self._printed = self._read_note()
         self._is_shown = False
-        """What is in the file is printed."""
+        """Whether the bytes in the pending file are printed."""
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         self._is_shown = False
         if prepared is None:
-            # What is committed was printed before the log said so. (The note is not synced: the disk may be behind.)
+            # Committed output was printed before the log entry. (The note may be older, because it is not synced.)
             self._printed = Printed(committed_end, committed_end)
             self._pending.drop()
         elif not self._pending.keep(prepared):
             raise StorageError(
-                f"{self._pending.path} is gone, but it was promised.",
-                next_step="Restore the file from a copy; it has lost output that was voted for.",
+                f"{self._pending.path} is missing, although its output was voted for.",
+                next_step="Restore the file from a backup; it has lost output that was voted for.",
                 path=str(self._pending.path),
             )
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         if self._is_shown:
-            # Not earlier: until the log knows that it is committed we may be asked for it again.
+            # Not earlier: until the log has the commit, the driver may repeat it.
             self._pending.drop()
             self._is_shown = False
         self._pending.append(position, payloads)
@@ -145,7 +144,7 @@ class StdoutOutput(Output):
             self._pending.sync()
 
     async def commit(self, transaction: Transaction) -> None:
-        # Not two transactions at a time: another instance's output must not come between the lines of this one.
+        # One transaction at a time, so that the lines of two instances do not mix.
         async with self._stdout.turn:
             await self._print(transaction)
 
@@ -159,12 +158,12 @@ class StdoutOutput(Output):
     async def _print(self, transaction: Transaction) -> None:
         start = max(transaction.start, min(self._printed.end, transaction.end))
         if start < self._printed.upto <= transaction.end:
-            said = {"instance": self._instance, "start": start, "end": self._printed.upto}
+            fields = {"instance": self._instance, "start": start, "end": self._printed.upto}
             if self._in_doubt is InDoubt.SKIP:
-                log.warning("sink.output_skipped", **said, detail=MAYBE_PRINTED)
+                log.warning("sink.output_skipped", **fields, detail=MAYBE_PRINTED)
                 start = self._printed.upto
             else:
-                log.warning("sink.output_repeated", **said, detail=MAYBE_PRINTED)
+                log.warning("sink.output_repeated", **fields, detail=MAYBE_PRINTED)
         size = JSON_DATA_BYTES_MAX if self._is_json else PIECE_BYTES_MAX
         for piece in pieces(self._pending.read(start, transaction.end), size):
             await self._print_piece(start, piece)
@@ -177,7 +176,7 @@ class StdoutOutput(Output):
         while rest:
             if not self._stdout.has_room:
                 if rest is line:
-                    self._write_note(Printed(start, start))  # nothing is in doubt while we wait
+                    self._write_note(Printed(start, start))  # nothing is in doubt while the sink waits
                 await self._stdout.room()
             self._write_note(Printed(start, start + len(piece)))
             faults.point("sink:before-print")
@@ -188,11 +187,11 @@ class StdoutOutput(Output):
         try:
             return self._stdout.write(line)
         except StorageError:
-            self._write_note(Printed(start, start))  # a pipe that refuses takes nothing
+            self._write_note(Printed(start, start))  # a failed write printed nothing
             raise
 
     def _write_note(self, printed: Printed) -> None:
-        """Not synced: it is for a process that is killed. If the machine goes, so does the reader of the pipe."""
+        """Write the note, without fsync: it protects against a killed process. A machine crash ends the reader too."""
         self._printed = printed
         try:
             os.pwrite(self._note, b"%d %020d %020d\n" % (NOTE_FORMAT, *printed), 0)
@@ -211,7 +210,7 @@ class StdoutOutput(Output):
 
 
 def pieces(data: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of at most `size`, cut after a newline where there is one."""
+    """Split the bytes into pieces of at most `size`, after a newline where there is one."""
     rest = b""
     for more in data:
         rest += more
@@ -226,16 +225,16 @@ def pieces(data: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 
 def json_line(instance: str, start: int, data: bytes) -> bytes:
-    """An object with the bytes [start, end) of an instance's output, as text if they are UTF-8, and as base64 if not
-    (or if as text they would be too long for one piece)."""
-    said = {"instance": instance, "start": start, "end": start + len(data)}
+    """Return a JSON object with bytes of an instance's output: as text, or as base64 if they are not UTF-8 or too long
+    for one piece as text."""
+    fields = {"instance": instance, "start": start, "end": start + len(data)}
     try:
-        line = json.dumps(said | {"text": data.decode()}, ensure_ascii=False).encode()
+        line = json.dumps(fields | {"text": data.decode()}, ensure_ascii=False).encode()
         if len(line) < PIECE_BYTES_MAX:
             return line + b"\n"
     except UnicodeDecodeError:
         pass
-    return json.dumps(said | {"base64": base64.b64encode(data).decode()}).encode() + b"\n"
+    return json.dumps(fields | {"base64": base64.b64encode(data).decode()}).encode() + b"\n"
 
 
 def run_stdout_sink(
@@ -247,7 +246,7 @@ def run_stdout_sink(
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
 ) -> None:
-    """Serve the sink until a signal stops it; raises the StorageError that stopped it otherwise."""
+    """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
     stdout = Stdout(sys.stdout.fileno())
 
     def open_output(instance: str) -> StdoutOutput:

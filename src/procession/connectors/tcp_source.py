@@ -1,8 +1,7 @@
-"""Lines over TCP as a source: whoever connects sends text, each line a record.
+"""The TCP source: accepts connections and sends each line as a record.
 
-The one rule: what one peer does ends its own connection and nothing else, and nobody makes us hold more than a line
-and a read. Lines of a connection keep their order; those of several are one stream, in the order of arrival. Before it
-on the walk: programs that print to a socket. After it: connectors/pushed_sources.
+Invariant: a bad peer loses only its own connection, and a connection buffers at most one line and one read. Lines of a
+connection keep their order; all connections form one stream in arrival order.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import numpy as np
 import structlog
 
 from procession.address import address_of, notice_silence
-from procession.connectors.framing import Lines
+from procession.connectors.framing import LineFraming
 from procession.errors import ProcessionError
-from procession.sdk.push_source import Inlet
+from procession.sdk.push_source import PushStream
 from procession.sdk.source_records import Batch
 
 READ_BYTES_MAX = 64 * 1024
@@ -29,15 +28,15 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A medium: a socket that listens."""
+class TcpMedium:
+    """An input: a listening socket."""
 
     listener: socket.socket
     line_bytes_max: int = LINE_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
 
-    async def take_in(self, inlet: Inlet) -> None:
-        """Put the lines of every connection into the inlet, until cancelled."""
+    async def take_in(self, pushed: PushStream) -> None:
+        """Put the lines of every connection into the stream, until cancelled."""
         connections: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,13 +47,13 @@ class Door:
                 if len(connections) > self.connections_max:
                     log.warning("source.connections_exceeded", connections_max=self.connections_max)
                 else:
-                    await self._take_lines(reader, writer, inlet)
+                    await self._take_lines(reader, writer, pushed)
             except OSError as error:
                 log.info("source.connection_lost", reason=str(error))
             except ProcessionError:
-                pass  # the inlet takes no more: whoever reads from it says why, and the program ends
+                pass  # the stream accepts no more records: its reader reports why, and the program exits
             except asyncio.CancelledError:
-                pass  # it is we who stop
+                pass  # the source stops
             finally:
                 connections.discard(task)
                 writer.close()
@@ -70,10 +69,10 @@ class Door:
             if connections:
                 await asyncio.wait(connections)
 
-    async def _take_lines(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inlet: Inlet) -> None:
+    async def _take_lines(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pushed: PushStream) -> None:
         with contextlib.suppress(OSError):
             notice_silence(writer.get_extra_info("socket"))
-        lines, rest, position = Lines(), b"", 0
+        lines, rest, position = LineFraming(), b"", 0
         is_end = False
         while not is_end:
             data = await reader.read(READ_BYTES_MAX)
@@ -82,7 +81,7 @@ class Door:
             cut = lines.cut(rest, is_end=is_end)
             if len(cut):
                 ids = (cut.starts + position).astype(np.uint64)
-                await inlet.put(Batch(ids, np.zeros(len(cut), np.int64), cut.payloads))
+                await pushed.put(Batch(ids, np.zeros(len(cut), np.int64), cut.payloads))
                 rest, position = rest[cut.end :], position + cut.end
             if len(rest) > self.line_bytes_max:
                 log.warning("source.line_too_long", line_bytes_max=self.line_bytes_max)

@@ -1,7 +1,7 @@
-"""Event times of records that are JSON objects: the value of one of their fields.
+"""The event-time field: reads the event times of JSON records from one of their fields.
 
-The one rule: the field says when, exactly; a record without it, or with something else in it, is refused by name, since
-nobody could tell its place in the order of event time. Before it a source that reads records; after it the gateway.
+Invariant: the time is exact. A record without the field, or with an invalid value, is an error that names the record,
+because it has no place in event-time order.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from procession.times import UNITS, Unit, all_nanoseconds, nanoseconds
 
 @dataclass(frozen=True)
 class EventTimeField:
-    """The field that has a record's event time: a number of `unit` since 1970, or a text as ISO 8601 has it."""
+    """The field with a record's event time: a number of `unit` since 1970, or an ISO 8601 text."""
 
     name: str
     unit: Unit = "s"
 
     def times(self, payloads: pa.Array, where: str, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The event times of these records, in nanoseconds. Raises ConfigError."""
+        """Return the event times of these records, in nanoseconds. Raises ConfigError."""
         found = []
         for payload, number in zip(payloads.to_pylist(), ids, strict=True):
             try:
-                # Decimal: what is written there counts, not the float that is nearest.
+                # Decimal, because a float would round the written value.
                 found.append(_moment(json.loads(payload, parse_float=Decimal)[self.name], self.unit))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                told = f"it has no field {self.name!r}" if isinstance(error, KeyError) else str(error)
+                reason = f"it has no field {self.name!r}" if isinstance(error, KeyError) else str(error)
                 raise ConfigError(
-                    f"The record at byte {number} of {where} has no event time: {told}.",
-                    next_step="Name the field that all records have with --event-time, or leave it away.",
+                    f"The record at byte {number} of {where} has no event time: {reason}.",
+                    next_step="Name a field that all records have with --event-time, or remove the option.",
                 ) from error
         times = all_nanoseconds(found, "ns")
         return np.zeros(0, np.int64) if times is None else times
 
 
 def checked_unit(unit: str) -> Unit:
-    """A unit of times. Raises UsageError."""
+    """Return the unit. Raises UsageError for an unknown one."""
     for known in UNITS:
         if unit == known:
             return cast(Unit, known)

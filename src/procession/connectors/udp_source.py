@@ -1,8 +1,7 @@
-"""Datagrams as a source: each is an ephemeral record, sent at most once.
+"""The UDP source: sends each datagram as an ephemeral record, at most once.
 
-The one rule: best effort, and bounded: a datagram that finds no room is dropped and counted, and nothing waits for it.
-Before it on the walk: programs that send to a UDP port. After it: the gateway, in the draft's words, because version 3
-cannot say that a record has no identity.
+Invariant: memory is bounded. A datagram that does not fit is dropped and counted. It uses the draft protocol, because
+version 3 has no records without an identity.
 """
 
 from __future__ import annotations
@@ -23,58 +22,58 @@ from procession.sdk.source_records import Batch, Stream
 from procession.sdk.source_report import Report
 
 BYTES_MAX = 16 * 1024 * 1024
-"""Datagrams that wait to be sent."""
+"""Maximum bytes of datagrams that wait to be sent."""
 DATAGRAM_BYTES = 64
-"""What a waiting datagram costs beside its content."""
+"""Memory per waiting datagram besides its content."""
 BATCH_RECORDS_MAX = 8192
 KERNEL_BYTES = 4 * 1024 * 1024
-"""What the system is asked to hold for us while we are busy; it may give less."""
+"""Requested size of the kernel's receive buffer; the system may grant less."""
 
 log = structlog.get_logger()
 
 
 class UdpSource(asyncio.DatagramProtocol):
-    """One stream, of what comes to a socket. `listen` runs beside the client; `stop` ends the stream."""
+    """The datagrams of a socket, as one stream. `listen` runs concurrently with the client; `stop` ends the stream."""
 
-    def __init__(self, door: socket.socket, stream: str, *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, bound_socket: socket.socket, stream: str, *, bytes_max: int = BYTES_MAX) -> None:
         self.received = 0
         self.dropped = 0
         self.sent = 0
-        self._door = door
+        self._socket = bound_socket
         self._stream = Stream.named(stream, is_ephemeral=True)
         self._bytes_max = bytes_max
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._number = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._is_stopped = False
 
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=self._door)
-        log.info("source.listening", address=str(Address(*self._door.getsockname()[:2])))
+        transport, _ = await loop.create_datagram_endpoint(lambda: self, sock=self._socket)
+        log.info("source.listening", address=str(Address(*self._socket.getsockname()[:2])))
         try:
             await loop.create_future()
         finally:
             transport.close()
 
     def stop(self) -> None:
-        """Take no more; what waits is still sent."""
+        """Stop receiving. Waiting datagrams are still sent."""
         self._is_stopped = True
-        self._news.set()
+        self._changed.set()
 
-    def hear(self, report: Report) -> None:
-        """How many were sent: the client tells."""
+    def on_report(self, report: Report) -> None:
+        """Record how many datagrams the client has sent."""
         self.sent = report.ephemeral
 
     def close(self) -> None:
-        """Say what became of what came."""
+        """Log how many datagrams were lost or dropped."""
         if unsent := self.received - self.dropped - self.sent:
             log.error("source.datagrams_lost", lost=unsent, received=self.received)
         if self.dropped:
             log.warning("source.datagrams_dropped", dropped=self.dropped, received=self.received)
 
-    # What the socket brings
+    # Callbacks of the socket
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         self.received += 1
@@ -83,7 +82,7 @@ class UdpSource(asyncio.DatagramProtocol):
             return
         self._waiting.append(data)
         self._waiting_bytes += len(data) + DATAGRAM_BYTES
-        self._news.set()
+        self._changed.set()
 
     def error_received(self, exc: Exception) -> None:
         log.info("source.socket_error", reason=str(exc))
@@ -98,8 +97,8 @@ class UdpSource(asyncio.DatagramProtocol):
             if self._waiting:
                 yield self._batch()
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
     def _batch(self) -> Batch:
         some = self._waiting[:BATCH_RECORDS_MAX]
@@ -111,17 +110,17 @@ class UdpSource(asyncio.DatagramProtocol):
 
 
 def datagram_socket(address: Address) -> socket.socket:
-    """A UDP socket that is bound to an address of this machine."""
-    door = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_DGRAM)
+    """Return a UDP socket that is bound to an address of this machine."""
+    bound_socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_DGRAM)
     with contextlib.suppress(OSError):
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
     try:
-        door.bind(address)
+        bound_socket.bind(address)
     except OSError as error:
-        door.close()
+        bound_socket.close()
         raise ConfigError(
             f"Cannot receive datagrams at {address}: {error.strerror or error}.",
-            next_step="Choose an address of this machine, and a port that is free.",
+            next_step="Choose an address of this machine, and a free port.",
         ) from error
-    door.setblocking(False)
-    return door
+    bound_socket.setblocking(False)
+    return bound_socket

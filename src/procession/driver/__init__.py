@@ -1,1 +1,1 @@
-"""The driver process: Spark, the gateways' clients and the commit, put together."""
+"""The driver process: connects Spark, the clients of the gateways and the commit."""

@@ -1,6 +1,6 @@
 """The app file: a user's Python file with one module-level Pipeline in it.
 
-The one rule: every mistake in the file is reported as one sentence that names the file. Called by the command line; the
+Invariant: every mistake in the file is reported as one sentence that names the file. Called by the command line; the
 driver sends the file's functions to Spark's workers inside the plan.
 """
 
@@ -24,7 +24,7 @@ MODULE = "procession_app"
 
 @dataclass(frozen=True)
 class App:
-    """A loaded file: its module, and the plan of the pipeline in it."""
+    """A loaded app file: its module, and the plan of its pipeline."""
 
     module: ModuleType
     plan: Plan
@@ -35,8 +35,10 @@ class App:
 
 
 def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int] = frozenset()) -> App:
-    """Run the file and plan the one Pipeline that it defines; refuse it if it is to run and cannot. `input_streams` are
-    those of the inputs that it is run with."""
+    """Execute the file and plan the one Pipeline that it defines.
+
+    With `is_to_run`, raise an error for a pipeline that cannot run. `input_streams` are the streams of the run's
+    inputs."""
     if not path.is_file():
         raise ConfigError(
             f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
@@ -46,17 +48,17 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
         raise ConfigError(f"{path} is not a Python file", next_step="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    # The file may import its neighbours, here and in Spark's workers.
+    # The file may import modules from its directory, here and in Spark's workers.
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
     except ProcessionError:
         raise
-    except (Exception, SystemExit) as error:  # the user's file may raise anything; it is their error either way
-        # From the user's file on: how we came to load it helps nobody.
+    except (Exception, SystemExit) as error:  # the user's file may raise anything
+        # The traceback starts in the user's file: our own frames do not help the user.
         trace = "".join(traceback.format_exception(error.with_traceback(_in_file(error, path.absolute()))))
         raise PlanError(
-            f"the app {path} cannot be loaded: {type(error).__name__}: {error}", next_step="mend the file", trace=trace
+            f"the app {path} cannot be loaded: {type(error).__name__}: {error}", next_step="fix the file", trace=trace
         ) from error
     pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
     if len(pipelines) != 1:
@@ -71,7 +73,7 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
 
 
 def _in_file(error: BaseException, path: Path) -> TracebackType | None:
-    """The part of a trace that begins in the user's file; None if no frame does, as for an error in its grammar."""
+    """Return the traceback from the user's file on; None if no frame is in it, as with a syntax error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next

@@ -1,6 +1,6 @@
 """Polls the leader for gateways that left, and notifies the sinks.
 
-The one rule: the leader keeps the list of departed gateways on disk, so the driver asks it and stores nothing. The next
+Invariant: the leader keeps the list of departed gateways on disk, so the driver asks it and stores nothing. The next
 driver gets the same names and notifies the sinks again. Reads from `gateway/leader`; passes the names to
 `commit/performer`.
 """
@@ -24,10 +24,10 @@ async def watch(
     at: str | Path,
     cookie: bytes,
     tls: ClientTls | None,
-    tell: Callable[[tuple[str, ...]], None],
+    notify: Callable[[tuple[str, ...]], None],
     look_s: float = LOOK_S,
 ) -> None:
-    """Until cancelled: passes on the names of all gateways that have left, each time that they change."""
+    """Poll until cancelled. Pass the names of all departed gateways to `tell` whenever they change."""
     known: tuple[str, ...] = ()
     loop = asyncio.get_running_loop()
     with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:
@@ -35,8 +35,10 @@ async def watch(
             try:
                 found = await loop.run_in_executor(None, client.departed)
             except ProcessionError:
-                found = known  # it is away, or refuses us: whoever asks it for records says so
+                found = (
+                    known  # the leader is unreachable or refuses the request: the reader of its records reports that
+                )
             if found != known:
-                tell(found)
+                notify(found)
                 known = found
             await asyncio.sleep(look_s)

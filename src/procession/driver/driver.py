@@ -1,8 +1,8 @@
 """The driver process: connects Spark, the gateways and the commit, and runs until it is stopped or fails.
 
-The one rule: the driver claims the checkpoint before anything else, so that no earlier driver can decide any more. It
-settles open transactions with the sinks while Spark starts. A *spare* driver has only started Spark; it claims the
-checkpoint when it is promoted. The supervisor starts the driver again when it is killed.
+Invariant: the driver claims the checkpoint before anything else, so that no earlier driver can decide any more. It
+resolves open transactions with the sinks while Spark starts. A *spare* driver has only started Spark; it claims the
+checkpoint when it is promoted. The supervisor restarts the driver when it is killed.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from typing import Any, TextIO
 from procession import faults
 from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.coordinator import REFUSALS_MAX
+from procession.commit.coordinator import REFUSALS_MAX, Coordinator
 from procession.commit.dead_letter_share import DeadLetterLimit
-from procession.commit.one_phase import coordinator_for
-from procession.commit.performer import Conductor, Rim
-from procession.commit.round_record import Round
-from procession.commit.sink_link import SinkOptions
+from procession.commit.one_phase import strategy_for
+from procession.commit.performer import CommitPerformer, DriverCallbacks
+from procession.commit.recovery import recover
+from procession.commit.round_record import RoundRecord
 from procession.driver import departed_gateways
 from procession.driver.app_file import App, load_app
 from procession.driver.epoch_log import EpochLog
-from procession.driver.offsets import GatewayFeed, GatewayWord
+from procession.driver.offsets import GatewayFeed, GatewayNotifier
+from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.driver.spark_process import Query, SparkProcess, ends
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
-from procession.driver.table_versions import Refresh
-from procession.errors import ConfigError, ProcessionError, RoundError, told_in
+from procession.driver.table_versions import TableRefresh
+from procession.errors import ProcessionError, RoundError, told_in
 from procession.planner.graph import Exchange, Graph
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.storage.durable import write_durably
-from procession.storage.flight_reader import Access
+from procession.storage.flight_reader import FlightAccess
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.state_store import KEYS_MAX, StateStore
 from procession.tls import ClientTls
@@ -55,7 +56,7 @@ SPARE_READY = "spare.json"
 """File that names the process of the spare driver."""
 
 CACHE = "cache"
-"""The cache in the pipeline's directory, if there is no other place for it."""
+"""The cache in the pipeline's directory, used if there is no other writable cache directory."""
 
 DRAIN_S = 10.0
 """Time that a stop waits for the open epoch before it is aborted."""
@@ -68,10 +69,10 @@ class DriverConfig:
     app: Path
     directory: Path
     gateway: str | Path
-    """The gateway's control address, or its directory: then it is found again if it moves."""
+    """The gateway's control address, or its directory, from which the current address is read."""
     sinks: Mapping[str, str] = field(default_factory=dict)
-    """The address of each sink of the app, or of one of its connections as `NAME.1`; those that the app itself names by
-    address need none."""
+    """The address of each sink of the app, or of one of its connections as `NAME.1`. Sinks with an address in the
+    app need none."""
     epoch_interval_s: float = 0.1
     epoch_records_max: int = 250_000
     epoch_bytes_max: int = 64 * 1024 * 1024
@@ -104,25 +105,25 @@ class DriverConfig:
         return SparkProcess(self.directory, self.app, app.plan, self.master, say, timeout_s=self.jvm_timeout_s)
 
 
-class Stopping(Exception):
+class DriverStopping(Exception):
     """Raised in Spark when an epoch begins after the driver was asked to stop."""
 
 
-def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = None) -> None:
-    """Run the app until SIGTERM or SIGINT. Raises what somebody must act on. With `turn`, make Spark ready and wait for
-    a line there first; if there will be none, end."""
+def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None = None) -> None:
+    """Run the app until SIGTERM or SIGINT. With `promotion`, run as a spare: start Spark, then wait for a line
+    there; return at its end of file. Raises errors that an operator must act on."""
     check_master(config.master)
     check_java()
     find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)
     spark = None
-    if turn is not None:
+    if promotion is not None:
         from procession.spark.class_archive import rehearse
 
         spark = config.start_spark(app, say)
         rehearse(spark.session)
         _announce_spare(config.directory / SPARE_READY)
-        if not turn.readline():
+        if not promotion.readline():
             return
     checkpoint = Checkpoint.claim(
         config.directory / "checkpoint",
@@ -137,14 +138,14 @@ def run_driver(config: DriverConfig, say: Any = print, turn: TextIO | None = Non
 
 
 def _announce_spare(path: Path) -> None:
-    """Say who waits. Not durably: after a crash nobody asks, and a disk that a test makes bad is the driver's."""
+    """Write the process id of the spare. Without fsync, because nobody reads the file after a crash."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"pid": os.getpid()}))
     draft.rename(path)
 
 
 class Driver:
-    """One incarnation. Three threads meet in `_news`: signals and failures wake the main one."""
+    """One incarnation of the driver. Signals, failures and the query's thread wake the main thread by `_events`."""
 
     def __init__(
         self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: SparkProcess | None = None
@@ -154,84 +155,88 @@ class Driver:
         self._app = app
         self._checkpoint = checkpoint
         self._say = say
-        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._is_gateway_away = False
         self._round: Future[Any] | None = None
         self._is_stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
-        # In a folder of the checkpoint's own: what is cleared must be nobody else's, wherever --runs points.
+        # A subdirectory per checkpoint, so that nothing of another pipeline is removed, wherever --runs points.
         runs_root = (config.runs or config.directory / "runs") / checkpoint.id
-        checkpoint.check_fence()  # nothing is removed by a driver that was replaced
+        checkpoint.check_fence()  # a replaced driver must not remove anything
         RunStore(runs_root).clear_before(checkpoint.fence)
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
-        self._refresh = Refresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
-        self._gateway = GatewayWord(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
+        self._tables = TableRefresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
+        self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
 
     def run(self) -> None:
-        self._heed_signals()
-        thread = threading.Thread(target=self._loop.run_forever, name="conductor", daemon=True)
+        self._handle_signals()
+        thread = threading.Thread(target=self._loop.run_forever, name="commit", daemon=True)
         thread.start()
-        conductor = self._conduct()
+        performer = self._start_performer()
         config = self._config
-        watch = self._ask(
-            departed_gateways.watch(config.gateway, config.control_cookie, config.tls, conductor.workers_left)
+        watch = self._submit(
+            departed_gateways.watch(config.gateway, config.control_cookie, config.tls, performer.workers_left)
         )
         try:
             self._wait_for_gateway()
-            if self._goes_on:
-                self._run_query(conductor)
+            if self._is_running:
+                self._run_query(performer)
         finally:
             watch.cancel()
             with suppress(FutureTimeout):
-                self._ask(conductor.close()).result(timeout=DRAIN_S)
+                self._submit(performer.close()).result(timeout=DRAIN_S)
         if self._error is not None:
-            self._checkpoint.check_fence()  # a driver that was replaced fails in any way, and must not come back
+            self._checkpoint.check_fence()  # if this driver was replaced, report that instead: it must not be restarted
             raise self._error
 
     @property
-    def _goes_on(self) -> bool:
+    def _is_running(self) -> bool:
         return self._error is None and not self._is_stopping.is_set()
 
-    def _conduct(self) -> Conductor:
+    def _start_performer(self) -> CommitPerformer:
         graph, config, checkpoint = self._app.graph, self._config, self._checkpoint
-        rounds, keyed = checkpoint.rounds.read_all(), keyed_versions(self._app.plan)
-        last = rounds.get(checkpoint.log.committed)
+        found, keyed = recover(checkpoint.directory), keyed_versions(self._app.plan)
+        last = found.last
         self._continue_states(last, has_states=bool(keyed))
-        self._refresh.begin({} if last is None else last.sides, checkpoint.check_fence)
-        tables = self._refresh if self._refresh.sides else None
-        letters = None
+        self._tables.begin({} if last is None else last.sides, checkpoint.check_fence)
+        tables = self._tables if self._tables.sides else None
+        dead_letters = None
         if graph.dead_letter is not None:
             share = config.dead_letter_share_max, config.dead_letter_records_min
-            letters = DeadLetterLimit(graph.dead_letter.id, *share)
-        coordinator = coordinator_for(
-            graph.policy,
-            tuple(one.name for one in graph.participants if one.sink.is_idempotent),
+            dead_letters = DeadLetterLimit(graph.dead_letter.id, *share)
+        coordinator = Coordinator(
+            policy=graph.policy,
+            strategy=strategy_for(graph.policy, [each.name for each in graph.participants if each.sink.is_idempotent]),
             pipeline=graph.name,
             checkpoint=checkpoint.id,
             fence=checkpoint.fence,
             fingerprint=graph.fingerprint(),
-            sinks=[one.name for one in graph.participants],
-            rounds=rounds,
-            committed=checkpoint.log.committed,
-            reserved=checkpoint.reserved,
+            sinks=[connection.name for connection in graph.participants],
+            rounds=found.rounds,
+            committed=found.committed,
+            reserved=found.reserved,
             refusals_max=config.sink_refusals_max,
         )
-        rim = Rim(acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed)
+        callbacks = DriverCallbacks(
+            acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed
+        )
 
-        async def make() -> Conductor:
+        async def make() -> CommitPerformer:
             sinks = sink_options(graph, config)
-            conductor = Conductor(coordinator, checkpoint, self._runs, sinks, rim, self._states, keyed, tables, letters)
-            conductor.start()
-            return conductor
+            performer = CommitPerformer(
+                coordinator, checkpoint, self._runs, sinks, callbacks, self._states, keyed, tables, dead_letters
+            )
+            performer.start()
+            return performer
 
-        conductor: Conductor = self._ask(make()).result()
-        return conductor
+        performer: CommitPerformer = self._submit(make()).result()
+        return performer
 
-    def _continue_states(self, last: Round | None, *, has_states: bool) -> None:
-        """Continues with the states that the last epoch committed."""
+    def _continue_states(self, last: RoundRecord | None, *, has_states: bool) -> None:
+        """Keep the states that the last epoch committed, and remove all others."""
         kept = {} if last is None else last.states
         if has_states:
             self._states.make()
@@ -239,64 +244,63 @@ class Driver:
             self._states.sweep(kept.values(), self._checkpoint.fence)
 
     def _wait_for_gateway(self) -> None:
-        """Fences the gateway, so that it ignores earlier drivers."""
-        is_told = False
-        while self._goes_on:
+        """Fence the gateway, so that it ignores earlier drivers. Wait until it is reachable."""
+        is_reported = False
+        while self._is_running:
             try:
                 self._gateway.raise_fence(self._checkpoint, order_of(self._app.graph))
                 return
             except RoundError as error:
-                if not is_told:
+                if not is_reported:
                     self._say(f"{error.sentence} Waiting for it.")
-                is_told = True
+                is_reported = True
 
-    def _run_query(self, conductor: Conductor) -> None:
-        # Imported late, so that the sinks are settled while Python still reads Spark's modules.
+    def _run_query(self, performer: CommitPerformer) -> None:
+        # Imported late, so that the sinks recover while Python loads Spark's modules.
         from procession.spark.query import ship_by_value, start_query
-        from procession.spark.task_state import Keeping
-        from procession.spark.tasks import Tables, Task
+        from procession.spark.task_state import TaskStateStore
+        from procession.spark.tasks import Task, TaskTables
 
         config = self._config
-        self._heed_signals(lambda: os._exit(0))  # no epoch has begun, and the JVM ends with us: nobody need wait for it
+        self._handle_signals(lambda: os._exit(0))  # no epoch is open, and the JVM exits with this process
         spark = self._spark or config.start_spark(self._app, self._say)
         spark.scratch.clear_others(self._checkpoint.check_fence)
         spark.watch(self._failed)
-        self._heed_signals()  # Spark has just taken SIGINT for itself
+        self._handle_signals()  # Spark has installed its own handler for SIGINT
         ship_by_value(self._app.module)
 
         def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
             if self._is_stopping.is_set():
-                raise Stopping
-            self._round = self._ask(conductor.run_epoch(epoch, manifests))
+                raise DriverStopping
+            self._round = self._submit(performer.run_epoch(epoch, manifests))
             try:
                 self._round.result()
             except CancelledError:
-                raise Stopping from None
+                raise DriverStopping from None
             except ProcessionError as error:
                 self._failed(self._gateway.with_stream_name(error))
                 raise
 
-        if self._goes_on:
+        if self._is_running:
             query = start_query(
                 spark.session,
                 Task(
                     self._app.plan,
                     config.log_directory(self._app.graph),
                     self._runs.directory,
-                    Keeping(
+                    TaskStateStore(
                         self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
                     ),
-                    Access(config.control_cookie, config.tls),
-                    Tables(self._refresh.copies.directory, self._checkpoint.rounds, self._refresh.first)
-                    if self._refresh.sides
+                    FlightAccess(config.control_cookie, config.tls),
+                    TaskTables(self._tables.copies.directory, self._checkpoint.rounds, self._tables.first)
+                    if self._tables.sides
                     else None,
                 ),
                 GatewayFeed(
                     config.gateway,
                     config.control_cookie,
                     self._checkpoint,
-                    config.epoch_records_max,
-                    config.epoch_bytes_max,
+                    *epoch_limits(self._app.graph, config),
                     is_alone=self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
                     tls=config.tls,
@@ -305,48 +309,48 @@ class Driver:
                 interval_s=config.epoch_interval_s,
                 on_epoch=on_epoch,
             )
-            # Whole, or not there: others wait for it.
+            # Written atomically, because other processes wait for the file.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}
             write_durably(config.directory / READY, json.dumps(state).encode())
             self._say("ready")
-            self._watch(query, conductor)
+            self._watch(query, performer)
         spark.close()
 
-    def _watch(self, query: Query, conductor: Conductor) -> None:
+    def _watch(self, query: Query, performer: CommitPerformer) -> None:
         threading.Thread(target=self._await_end, args=(query,), name="query", daemon=True).start()
-        if self._news.get() == "stop":
+        if self._events.get() == "stop":
             with suppress(FutureTimeout):
-                self._ask(conductor.settle()).result(timeout=DRAIN_S)
+                self._submit(performer.settle()).result(timeout=DRAIN_S)
             if self._round is not None:
                 self._round.cancel()
         if ends(query):
-            self._ask(conductor.query_ended()).result()
+            self._submit(performer.query_ended()).result()
         else:
-            # A commit may still be written: the round stays in doubt, and whoever drives next looks it up.
+            # Spark may still write the commit: the round stays in doubt, and the next driver looks it up.
             self._say("Spark did not end the query in time; the open round is left to the next driver")
 
     def _await_end(self, query: Query) -> None:
         try:
             query.awaitTermination()
-        except Exception as error:  # Spark's own failure: not ours to understand, but to pass on
+        except Exception as error:  # a failure inside Spark is passed on as it is
             if not self._is_stopping.is_set():
                 self._failed(told_in(str(error)) or error)
-        self._news.put("ended")
+        self._events.put("ended")
 
-    def _heed_signals(self, end: Callable[[], object] | None = None) -> None:
+    def _handle_signals(self, end: Callable[[], object] | None = None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: (end or self._asked_to_stop)())
 
     def _asked_to_stop(self) -> None:
         self._is_stopping.set()
-        self._news.put("stop")
+        self._events.put("stop")
 
     def _failed(self, error: BaseException) -> None:
         if self._error is None:
             self._error = error
-        self._news.put("failed")
+        self._events.put("failed")
 
-    async def _acknowledge(self, record: Round) -> None:
+    async def _acknowledge(self, record: RoundRecord) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._gateway.acknowledge, record)
             self._is_gateway_away = False
@@ -356,40 +360,5 @@ class Driver:
             self._is_gateway_away = True
             raise
 
-    def _ask(self, work: Any) -> Future[Any]:
+    def _submit(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
-    """How to reach each sink: file sinks by the given address, others by the one in the app."""
-    options = []
-    for one in graph.participants:
-        sink = one.sink
-        scheme = sink.scheme
-        named = config.sinks.get(one.name) or config.sinks.get(sink.name)
-        address = named or ("" if scheme.is_started else scheme.place(sink.target))
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError(
-                f"sink {sink.name!r} has no address", next_step=f"start it and give --sink {sink.name}=HOST:PORT"
-            )
-        options.append(
-            SinkOptions(
-                name=one.name,
-                sink=sink.id,
-                bucket=one.bucket,
-                host=host,
-                port=int(port),
-                program=graph.name,
-                instance=one.instance,
-                cookie=config.file_sink_cookie if scheme.is_started else config.sink_cookie,
-                tls=config.tls,
-                # Without two-phase commit only the sink knows where its output ends.
-                is_authoritative=scheme.is_authoritative or not graph.policy.is_strict,
-                pack_bytes_max=scheme.pack_bytes_max,
-                answer_timeout_s=config.answer_timeout_s,
-                refusals_max=config.sink_refusals_max,
-                knows_workers_left=scheme.knows_workers_left or sink.knows_workers_left,
-            )
-        )
-    return options

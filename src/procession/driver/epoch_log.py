@@ -1,6 +1,6 @@
-"""The epoch log: a line of JSON for each committed epoch, for people, progress displays and benchmarks.
+"""The epoch log: one JSON line per committed epoch, for people, progress displays and benchmarks.
 
-The one rule: it is a report and decides nothing, so it is not synced and may be incomplete after a crash. Written after
+Invariant: it is a report and decides nothing, so it is not synced and may be incomplete after a crash. Written after
 each commit of `commit/performer`; read by `supervisor/progress` and `supervisor/demo`.
 """
 
@@ -14,27 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from procession.commit.performer import Outcome
+from procession.commit.performer import CommittedEpoch
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
-"""When the log is this long it is renamed, and the one renamed before goes."""
+"""Maximum size of the file. Then it is rotated; one old file is kept."""
 
 BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
-"""Latencies are counted between these; each is one per cent above the one before."""
+"""Edges of the latency histogram's bins. Each is 1 % above the previous one."""
 
 LATENCY_SHOWN_MAX_S = 3600.0
-"""An older event time is not one of a record that was just made, so its age is no latency."""
+"""Event times that are older than this belong to historical data, so their age is not a latency."""
 CLOCK_SKEW_MAX_S = 10.0
-"""How far ahead of our clock a producer's may be."""
+"""How far a producer's clock may be ahead of ours."""
 
 
 class EpochLog:
-    """Written by the driver, one line an epoch."""
+    """Writes one line per epoch, in the driver."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: CommittedEpoch) -> None:
         record = outcome.record
         line = {
             "epoch": record.epoch,
@@ -48,16 +48,17 @@ class EpochLog:
             "committed_ns": outcome.committed_ns,
             "latency_ms": _latencies(outcome),
         }
-        with suppress(OSError):  # a disk that is full stops those whose bytes count
+        with suppress(OSError):  # a report is not worth a failure: a full disk stops the writers of data
             if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
-def _latencies(outcome: Outcome) -> list[list[float]]:
-    """For each task: how many records had an event time, then evenly spaced quantiles of the time since then. A
-    task whose event times are far from the clock has none: they are those of a history, or no times at all."""
+def _latencies(outcome: CommittedEpoch) -> list[list[float]]:
+    """Return for each task the number of records, then evenly spaced quantiles of their latency.
+
+    A task whose event times are far from the clock is left out: they are historical, or no times at all."""
     return [
         [manifest.records, *(round((outcome.committed_ns - time) / 1e6, 3) for time in reversed(manifest.times))]
         for manifest in outcome.manifests
@@ -70,18 +71,18 @@ def _is_near(age_ns: int) -> bool:
 
 
 class EpochTail:
-    """Follows an epoch log that grows."""
+    """Follows a growing epoch log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """The lines that have come since the last call."""
+        """Return the lines that were added since the last call."""
         try:
             with self._path.open("rb") as file:
                 if self._path.stat().st_size < self._position:
-                    self._position = 0  # it was renamed, and a new one begun
+                    self._position = 0  # the file was rotated
                 file.seek(self._position)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -93,8 +94,7 @@ class EpochTail:
 
 
 class Latency:
-    """Quantiles over any number of epochs, from the quantiles of each, in bounded memory: counts in bins that are one
-    per cent wide."""
+    """Combines the quantiles of any number of epochs in bounded memory, with a histogram of bins that are 1 % wide."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(BIN_EDGES_MS) + 1)

@@ -1,6 +1,6 @@
 """Which stages still hold results back when a run is stopped: open windows, aggregates, sorts.
 
-The one rule: it reads the states of the last committed epoch and changes nothing. Reads the checkpoint's last round
+Invariant: it reads the states of the last committed epoch and changes nothing. Reads the checkpoint's last round
 record; used by the summary of `procession run`.
 """
 
@@ -8,33 +8,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.planner.graph import Graph
-from procession.planner.keyed_spec import Gives
-from procession.storage.state_store import Codec, Files, States
+from procession.storage.state_store import TaskStates
+from procession.storage.state_version import (
+    Files,
+    StateCodec,
+)
 
 HELD = (b"k", b"r")
-"""What the names of states begin with that hold something back: of a key or window, and of a run of a sort."""
+"""Prefixes of the state names that hold results back: those of a key or window, and those of a sort's run."""
 
-CODEC = Codec(lambda _: b"", lambda _: None)
-
-WORDS = {
-    Gives.WINDOWS: "the open windows of",
-    Gives.TOTALS: "the totals of",
-    Gives.SORTED: "the records of the sort",
-}
+CODEC = StateCodec(lambda _: b"", lambda _: None)
 
 
-def held_back(graph: Graph, last: Round | None, states: Path) -> list[str]:
-    """What is still held back after this epoch, in words; `states` is the directory of the pipeline's states."""
-    waiting = {node.name: node.stateful.gives for node in graph.nodes if node.stateful and node.stateful.gives in WORDS}
+def held_back(graph: Graph, last: RoundRecord | None, states: Path) -> list[str]:
+    """Describe what is still held back after this epoch. `states` is the directory of the pipeline's states."""
+    waiting = {node.name: node.operator.state.held for node in graph.nodes if node.operator is not None}
     versions = {} if last is None else last.states
     return [
-        f"{WORDS[gives]} {name!r}"
-        for name, gives in waiting.items()
-        if name in versions and any(_holds(states, files) for files in versions[name].tasks)
+        f"{held} {name!r}"
+        for name, held in waiting.items()
+        if held and name in versions and any(_holds(states, files) for files in versions[name].tasks)
     ]
 
 
 def _holds(directory: Path, files: Files) -> bool:
-    return any(name.startswith(HELD) for names in States(directory, files, CODEC).all_keys() for name in names)
+    return any(name.startswith(HELD) for names in TaskStates(directory, files, CODEC).all_keys() for name in names)

@@ -1,6 +1,6 @@
 """The scratch directory: where Spark's process keeps temporary files, inside the pipeline's directory.
 
-The one rule: each driver has its own scratch directory and holds a lock on it while it lives. Only directories that
+Invariant: each driver has its own scratch directory and holds a lock on it while it lives. Only directories that
 nobody has locked are removed, and only by a driver whose fence is current. Used by `driver/driver`.
 """
 
@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 SOCKET_DIRECTORY_MAX = 60
-"""The path of a Unix socket has 107 bytes, of which Spark's own names for sockets take 43."""
+"""Maximum path length of the socket directory: a Unix socket path has 107 bytes, and Spark's names take 43 of them."""
 
 SOCKETS = "sockets"
 TEMPORARY = "procession-sockets-"
 
 
-class Scratch:
-    """One driver's directory, taken when it is made. `directory` has what `root` is for, and goes with `close`."""
+class ScratchDirectory:
+    """One driver's directory below `root`. The constructor creates and locks it; `close` removes it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -43,13 +43,13 @@ class Scratch:
         return self.directory.with_suffix(".lock")
 
     def clear_others(self, check_fence: Callable[[], None]) -> None:
-        """Remove the directories of drivers that are gone. Raises FencedError if we were replaced meanwhile."""
+        """Remove the directories of drivers that have exited. Raises FencedError if this driver was replaced."""
         for path in self._root.glob("*.lock"):
             if path == self._lock_path:
                 continue
             lock = _lock(path)
             if lock < 0:
-                continue  # its driver lives: a spare, or one that has not heard yet that it was replaced
+                continue  # its driver runs: a spare, or one that does not know yet that it was replaced
             try:
                 check_fence()
                 _remove(path.with_suffix(""))
@@ -58,7 +58,7 @@ class Scratch:
                 os.close(lock)
 
     def close(self) -> None:
-        """Remove our own. What a process of Spark's still writes there is left to the next driver."""
+        """Remove this driver's directory. The next driver removes what Spark's processes still write there."""
         _remove(self.directory)
         if not self.directory.exists():
             self._lock_path.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ class Scratch:
 
 
 def _locked_new(path: Path) -> int:
-    """The lock on a new file; -1 if somebody cleared it away before we had it."""
+    """Create and lock a file. Return -1 if another driver removed it before it was locked."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with suppress(FileNotFoundError):
@@ -77,7 +77,7 @@ def _locked_new(path: Path) -> int:
 
 
 def _lock(path: Path) -> int:
-    """The lock on a file that is there; -1 if somebody has it, or it is gone."""
+    """Lock an existing file. Return -1 if it is locked or gone."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

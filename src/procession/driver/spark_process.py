@@ -1,8 +1,8 @@
-"""Spark's process: how the driver starts the JVM, and how it notices that the JVM hangs or gets no executors.
+"""Spark's process: starts the JVM, and notices when the JVM hangs or gets no executors.
 
-The one rule: a JVM that does not answer for `jvm_timeout_s` is killed, and the driver ends as if it had crashed; the
-next driver looks up what was decided. While it starts nobody can ask it: its processes must use processor time
-instead. Used by `driver/driver`; uses `spark/session`.
+Invariant: a JVM that does not answer for `jvm_timeout_s` is killed, and the driver exits as after a crash. The next
+driver looks up what was decided. A JVM cannot answer while it starts; then its processes must use CPU time. Used by
+`driver/driver`; uses `spark/session`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from procession.driver.scratch_directory import Scratch
+from procession.driver.scratch_directory import ScratchDirectory
 from procession.errors import ProcessionError
 from procession.planner.plan import Plan
 from procession.spark.master import LOCAL_CLUSTER, REPEAT_S, ExecutorNotice, first_notice, has_executors, unreachable
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from procession.spark.session import Session
 
 SCRATCH = "scratch"
-"""In the pipeline's directory."""
+"""Name of the scratch directory in the pipeline's directory."""
 
 BEAT_S = 1.0
-"""How often the JVM is asked for a sign of life."""
+"""Interval of the heartbeat requests to the JVM."""
 
 STARTED = time.monotonic()
-"""When this process began, nearly."""
+"""Approximate start time of this process."""
 COMMAND_STARTED = "PROCESSION_COMMAND_STARTED"
-"""The variable with which a command tells its driver when it began itself, by the monotonic clock of this machine."""
+"""Environment variable with the start time of the command that started the driver, on the monotonic clock."""
 
 Say = Callable[[str], None]
 
 
 class Query(Protocol):
-    """Spark's streaming query, as far as we need it."""
+    """The part of Spark's streaming query that we use."""
 
     def awaitTermination(self) -> bool | None: ...  # noqa: N802  (Spark's name)
 
@@ -50,21 +50,21 @@ class Query(Protocol):
 
 
 def ends(query: Query) -> bool:
-    """Stop the query. Only if Spark itself says that it has ended can no more commits be written."""
+    """Stop the query. Return whether Spark confirms that it has ended; only then can it write no more commits."""
     try:
         query.stop()
         return not query.isActive
-    except Exception:  # a time-out of Spark's, or a JVM that does not answer: nothing is known
+    except Exception:  # a timeout in Spark, or a JVM that does not answer: the state of the query is unknown
         return False
 
 
 class SparkProcess:
-    """Spark, started for the pipeline in this directory; `close` it at the end."""
+    """Spark, started for the pipeline in this directory. The owner must `close` it."""
 
     def __init__(
         self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say, *, timeout_s: float
     ) -> None:
-        # Imported late, so that the sinks are settled while Python still reads Spark's modules.
+        # Imported late, so that the sinks recover while Python loads Spark's modules.
         from procession.spark.session import open_session
 
         path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
@@ -73,9 +73,9 @@ class SparkProcess:
         self._master = master or "local"
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
-        self.scratch = Scratch(directory / SCRATCH)
+        self.scratch = ScratchDirectory(directory / SCRATCH)
         home = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
-        waiting = self._told_while_waiting()
+        waiting = self._report_while_waiting()
         self._timeout_s = timeout_s
         starting = StartWatch(timeout_s)
         starting.start()
@@ -103,25 +103,25 @@ class SparkProcess:
             starting.stop()
             waiting.set()
 
-    def _told_while_waiting(self) -> threading.Event:
-        """Tell that a cluster does not answer, until the event is set."""
+    def _report_while_waiting(self) -> threading.Event:
+        """Report that the cluster does not answer, until the returned event is set."""
         is_over = threading.Event()
         if not self._has_executors:
             return is_over
 
-        def tell() -> None:
+        def report() -> None:
             wait_s = self._notice_due - time.monotonic()
             while not is_over.wait(max(0.0, wait_s)):
                 self._say(f"Spark's master {self._master} has not answered yet; waiting for it (see logs/spark.log)")
                 wait_s = REPEAT_S
 
-        threading.Thread(target=tell, name="waiting for the master", daemon=True).start()
-        if trouble := unreachable(self._master):
-            self._say(f"Spark's master {self._master} cannot be reached: {trouble}; is it running? Trying again")
+        threading.Thread(target=report, name="waiting for the master", daemon=True).start()
+        if reason := unreachable(self._master):
+            self._say(f"Spark's master {self._master} cannot be reached: {reason}; is it running? Retrying")
         return is_over
 
     def watch(self, fail: Callable[[ProcessionError], None]) -> None:
-        """From now on see that the JVM answers and, on a cluster, that there are executors."""
+        """Start to check that the JVM answers and, on a cluster, that there are executors."""
         timeout_s = self._timeout_s
         context = self.session.sparkContext
         java = context._jsc.sc()
@@ -132,7 +132,7 @@ class SparkProcess:
             _kill(pid)
             fail(hung(timeout_s))
 
-        beat = Beat(timeout_s, kill)
+        beat = Heartbeat(timeout_s, kill)
         notice = ExecutorNotice(self._master, self._notice_due, time.monotonic())
 
         def ask() -> None:
@@ -141,12 +141,12 @@ class SparkProcess:
                 beat.heard()
                 if self._has_executors:
                     count = java.getExecutorMemoryStatus().size() - 1  # the driver counts itself
-                    if told := notice.look(count, time.monotonic()):
-                        self._say(told)
+                    if sentence := notice.look(count, time.monotonic()):
+                        self._say(sentence)
                 time.sleep(min(BEAT_S, timeout_s / 4))
 
         def run() -> None:
-            with suppress(Exception):  # the session was stopped, or the JVM is gone: its query tells
+            with suppress(Exception):  # the session was stopped, or the JVM is gone: the query reports that
                 ask()
             beat.stop()
 
@@ -154,13 +154,13 @@ class SparkProcess:
         beat.start()
 
     def close(self) -> None:
-        with suppress(Exception):  # the JVM goes with us in any case
+        with suppress(Exception):  # the JVM exits with this process in any case
             self.session.stop()
         self.scratch.close()
 
 
-class Beat:
-    """Calls `silent`, once, when nothing was heard for `timeout_s`."""
+class Heartbeat:
+    """Calls `silent` once when `heard` has not been called for `timeout_s`."""
 
     def __init__(self, timeout_s: float, silent: Callable[[], None]) -> None:
         self._timeout_s = timeout_s
@@ -175,14 +175,14 @@ class Beat:
         self._is_over.set()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="silence", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat timeout", daemon=True).start()
 
     def _run(self) -> None:
         looked = time.monotonic()
         while not self._is_over.wait(self._timeout_s / 10):
             now = time.monotonic()
             if now - looked > self._timeout_s / 2:
-                self._last = now  # we did not run ourselves: the machine slept, or we were stopped
+                self._last = now  # this process did not run either: the machine slept, or the process was stopped
             looked = now
             if now - self._last > self._timeout_s:
                 self._silent()
@@ -190,12 +190,13 @@ class Beat:
 
 
 class StartWatch:
-    """Kills the processes that we started, which are Spark's, if none of them uses any processor time for `timeout_s`:
-    one that works uses some all the time, and one that waits for a cluster does so for its timers."""
+    """Kills Spark's processes if none of them uses any CPU time for `timeout_s`.
+
+    A JVM that starts uses CPU time, and one that waits for a cluster still uses some for its timers."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._beat = Beat(timeout_s, self._kill)
+        self._beat = Heartbeat(timeout_s, self._kill)
         self._is_over = threading.Event()
         self.is_hung = False
 
@@ -211,7 +212,7 @@ class StartWatch:
         used: dict[int, int] = {}
         while not self._is_over.wait(min(BEAT_S, self._timeout_s / 4)):
             before, used = used, {pid: processor_ns(pid) for pid in descendants(os.getpid())}
-            if used != before or not any(used.values()):  # or the system does not count it
+            if used != before or not any(used.values()):  # or the system does not report CPU time
                 self._beat.heard()
 
     def _kill(self) -> None:
@@ -222,17 +223,17 @@ class StartWatch:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that this one started, and those that they did."""
+    """Return the child processes of this process, and their children."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has ended meanwhile
+        with suppress(OSError):  # the thread has ended
             for child in map(int, path.read_text().split()):
                 found += [child, *descendants(child)]
     return found
 
 
 def processor_ns(pid: int) -> int:
-    """The processor time that the threads of a process have used, in nanoseconds."""
+    """Return the CPU time that the threads of a process have used, in nanoseconds."""
     used = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):

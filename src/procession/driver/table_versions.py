@@ -1,6 +1,6 @@
 """Which version of each refreshed table an epoch uses.
 
-The one rule: the version for epoch N is chosen while N-1 is committed, and is written into the round record of N-1. So
+Invariant: the version for epoch N is chosen while N-1 is committed, and is written into the round record of N-1. So
 all tasks of an epoch read the same rows, and so does an epoch that is run again by any driver. The version for the
 first epoch is in a file of its own. If a new version cannot be read, that is reported and the previous one stays in
 use. Reads the user's files; used by `storage/table_copies` and `commit/performer`.
@@ -15,41 +15,43 @@ from pathlib import Path
 
 from procession.errors import ProcessionError, StorageError
 from procession.format_number import check_format
-from procession.operators.tables import Side, refreshed_sides
+from procession.operators.tables import SideTable, refreshed_sides
 from procession.planner.graph import Graph
 from procession.storage.durable import write_durably
-from procession.storage.table_copies import Copies
+from procession.storage.table_copies import TableCopies
 
 FIRST = "first.json"
 """The versions that are used until a round record names others."""
 FORMAT = 2
-"""Of that file. In format 1 it is the versions alone."""
+"""Format of that file. Format 1 has only the versions."""
 
 
 @dataclass
-class Refresh:
-    """The tables of one pipeline that are read again when they have changed."""
+class TableRefresh:
+    """The tables of a pipeline that are read again after they change."""
 
-    copies: Copies
-    sides: Mapping[Path, tuple[Side, ...]]
+    copies: TableCopies
+    sides: Mapping[Path, tuple[SideTable, ...]]
     say: Callable[[str], None]
     first: dict[str, str] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, graph: Graph, directory: Path, say: Callable[[str], None], fence: int = 0) -> Refresh:
-        return cls(Copies(directory, fence), refreshed_sides(node.function for node in graph.nodes), say)
+    def of(cls, graph: Graph, directory: Path, say: Callable[[str], None], fence: int = 0) -> TableRefresh:
+        return cls(TableCopies(directory, fence), refreshed_sides(node.function for node in graph.nodes), say)
 
     def begin(self, last: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
-        """Go on from the last committed epoch. What it does not know begins as it is now. Raises StorageError if there
-        is no such file, and what `check` raises to a driver that was replaced: before anything is removed."""
+        """Continue from the last committed epoch. A table that it does not name starts with its current version.
+
+        Raises StorageError if a table's file is missing. Calls `check`, which raises in a replaced driver, before
+        anything is removed."""
         path = self.copies.directory / FIRST
         if path.exists():
             self.first = _read_first(path)
         wanted = {str(path) for path in self.sides}
-        self.first = {one: name for one, name in self.first.items() if one in wanted and one not in last}
-        for one in sorted(wanted - set(last) - set(self.first)):
-            self.first[one] = self._taken(Path(one))
+        self.first = {table: name for table, name in self.first.items() if table in wanted and table not in last}
+        for table in sorted(wanted - set(last) - set(self.first)):
+            self.first[table] = self._taken(Path(table))
         if self.sides:
             check()
             write_durably(path, json.dumps({"format": FORMAT, "tables": self.first}).encode())
@@ -59,12 +61,12 @@ class Refresh:
         name = self.copies.take(path)
         if name is None:
             raise StorageError(
-                f"the side {path} is gone, or is being written", next_step="put it back, and start again"
+                f"the table {path} is missing, or is being written", next_step="restore the file, then start again"
             )
         return name
 
     def current(self, before: Mapping[str, str]) -> dict[str, str]:
-        """The versions for the next epoch, if these were those of the one before."""
+        """Return the versions for the next epoch, given those of the previous one."""
         known = {**self.first, **before}
         return {str(path): self._newer(path, known.get(str(path))) for path in self.sides}
 
@@ -79,24 +81,24 @@ class Refresh:
             if known is None:
                 raise
             self._refused.add(name)
-            self.say(f"{error.sentence}. It has changed, and what it was before goes on being used.")
+            self.say(f"{error.sentence}. The changed file is ignored, and the previous version stays in use.")
             return known
-        self.say(f"{path} has changed, and is read again from the next epoch on")
+        self.say(f"{path} has changed; the next epoch uses the new version")
         return name
 
     def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
-        """Forget what the last epoch was the last to need."""
+        """Remove the versions that no later epoch needs."""
         self.copies.drop({*before.values()} - {*needed.values(), *self.first.values()})
 
 
 def _read_first(path: Path) -> dict[str, str]:
     try:
-        told = json.loads(path.read_text())
-        if not all(isinstance(name, str) for name in told.values()):  # in format 1 all are names
-            check_format(path, told.get("format"), FORMAT)
-            told = told["tables"]
-        return {str(one): str(name) for one, name in told.items()}
+        content = json.loads(path.read_text())
+        if not all(isinstance(name, str) for name in content.values()):  # in format 1 all are names
+            check_format(path, content.get("format"), FORMAT)
+            content = content["tables"]
+        return {str(table): str(name) for table, name in content.items()}
     except (ValueError, AttributeError, KeyError) as error:
         raise StorageError(
-            f"{path} is damaged: {error}", next_step="restore the pipeline's directory, the whole of it, from a copy"
+            f"{path} is damaged: {error}", next_step="restore the whole directory of the pipeline from a backup"
         ) from error

@@ -1,1 +1,1 @@
-"""The gateway: the process that talks to the producers, keeps what they send, and tells them what is committed."""
+"""The gateway: the process that receives records from producers, stores them, and acknowledges what is committed."""

@@ -1,24 +1,39 @@
 """Confirmation: whether the log in a gateway's directory is the one that the driver was offered records from. Pure.
 
-The one rule: a directory that was set back to an older copy, or begun anew, is refused before any producer is admitted.
-The driver names how far it was offered records, and of which log: its incarnation and its running checksum there. A
-gateway that was started on a directory of an earlier life, or on a new one in a pipeline that a driver has claimed,
-refuses every NOTIFY until a driver has done so; a leader grants no stream until then, and takes nobody's word about
-streams whose log is not confirmed. Before it: `control`, which hears the driver. After it: `performer`.
+Invariant: a directory that was restored from an older copy, or created again, is refused before any producer is
+admitted. The driver names the end of what it was offered, and the log: its incarnation and its running checksum at that
+end. It also names the directory's identity and the committed epochs. The log may be complete while the committed
+positions next to it are older. Then the driver sends the last commit before the gateway admits producers; if that
+commit does not name everything that is missing, the gateway is refused. A gateway that starts on a used directory, or
+on a new one in a pipeline that a driver has claimed, refuses every NOTIFY until a driver confirms its log. Until then a
+leader grants no stream, and ignores reports about streams from gateways whose log is not confirmed. `control` receives
+the driver's request.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from procession.errors import StorageError
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 
 FIRST_INCARNATION = f"{0:016x}"
 """That of a log which was begun before logs had incarnations."""
 
 
-class Known(Protocol):
+class KnownGateway(NamedTuple):
+    """What a driver knows of a gateway, beside how far it was offered records. The default: nothing."""
+
+    epochs: int = 0
+    """How many epochs are committed."""
+    epochs_kept: int = 0
+    """Number of committed epochs that the gateway has reported as on disk. The round record of the last epoch holds the
+    committed positions of all later ones."""
+    identity: str = ""
+    """The identity of the gateway's directory."""
+
+
+class KnownLog(Protocol):
     """A log, as far as it can be compared."""
 
     @property
@@ -27,10 +42,10 @@ class Known(Protocol):
     @property
     def next_sequence(self) -> int: ...
 
-    def offset(self, sequence: int) -> Offset: ...
+    def offset(self, sequence: int) -> LogOffset: ...
 
 
-def check_offered(log: Known, offered: Offset, name: str) -> None:
+def check_offered(log: KnownLog, offered: LogOffset, name: str) -> None:
     """Raise StorageError unless this is the log that the driver was offered records from."""
     if not offered.sequence:
         return
@@ -45,6 +60,20 @@ def check_offered(log: Known, offered: Offset, name: str) -> None:
         raise _another(name, "it was begun anew since")
     if offered.checksum and found.checksum != offered.checksum:
         raise _another(name, f"the records before {offered.sequence} are others")
+
+
+def check_directory(identity: str, epochs: int, known: KnownGateway, name: str) -> None:
+    """Raise StorageError unless this is the directory that the driver knows, with no fewer committed `epochs` in its
+    snapshot than the driver can repeat."""
+    if known.identity and identity != known.identity:
+        raise _another(name, "its directory was begun anew since")
+    check_epochs(epochs, known.epochs_kept, name)
+
+
+def check_epochs(epochs: int, epochs_kept: int, name: str = "") -> None:
+    """Raise StorageError if the snapshot has fewer committed `epochs` than the gateway once had."""
+    if epochs < epochs_kept:
+        raise _another(name, f"{epochs} epochs are committed in it, but {epochs_kept} were before")
 
 
 def _another(name: str, why: str) -> StorageError:

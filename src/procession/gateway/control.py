@@ -1,17 +1,18 @@
 """The gateway's control port: JSON lines, for the driver, the operator and, at the leader, the other gateways.
 
-The one rule: one request object a line, one reply object a line, `{"ok": true, ...}` or `{"ok": false, "error": ...,
-"kind": ...}`; every request may be sent again. A request that names an `identity` is not for anybody else. Before it:
-`control_client` and `leader_link`. After it: `performer` and `leader_control`.
+Invariant: each request is one JSON object on a line, and so is each reply: `{"ok": true, ...}` or `{"ok": false,
+"error": ..., "kind": ...}`. Every request is idempotent. A request that names an `identity` is refused by any other
+gateway. Clients are `control_client` and `leader_link`; `performer` and `leader_control` handle the requests.
 
-    offer   fence, start, offered, records_max, bytes_max -> end, offset, start_sequence, gateways
+    offer   fence, start, offered, known, records_max, bytes_max -> end, offset, start_sequence, is_behind, gateways
     clocks  fence                                     -> clocks, gateways
-    offer-among  fence, start, offered, records_max, bytes_max, clocks, upto -> end, offset, last, complete
-    commit  fence, epoch, end, positions              ->
-    fence   fence, offered                            -> committed_end, next_sequence, identity, order, gateways
+    offer-among  fence, start, offered, known, records_max, bytes_max, clocks, upto
+                                                      -> end, offset, last, complete, is_behind
+    commit  fence, epoch, end, positions, epochs_kept ->
+    fence   fence, offered, known                     -> committed_end, next_sequence, identity, order, gateways
     status                                            -> see `Gateway.status`
     order                                             -> order: what streams are put in order by, or null
-    streams first_id, streams_max                     -> streams, next_id: see `figures.stream_rows`
+    streams first_id, streams_max                     -> streams, next_id: see `gateway_metrics.stream_rows`
     and what `leader_control` has: gateways, leave, join, notify, relinquish, beat, left
 """
 
@@ -30,25 +31,26 @@ import structlog
 
 from procession.address import Address
 from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
-from procession.gateway.confirmation import check_offered
-from procession.gateway.control_errors import KINDS, Garbled
-from procession.gateway.gateway_events import Committed
+from procession.gateway.confirmation import KnownGateway, check_directory, check_offered
+from procession.gateway.control_errors import KINDS, GarbledRequest
+from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.gateway_metrics import stream_rows
-from procession.gateway.leader_control import Doorway
-from procession.gateway.performer import Gateway
+from procession.gateway.leader_control import LeaderControl
+from procession.gateway.performer import GatewayPerformer
 from procession.gateway.request_parsing import (
     FORMAT,
     check_format,
     clocks,
     integers,
+    known_gateway,
     offset,
     place,
     positions,
     written_clocks,
 )
-from procession.merge.event_time import Declared
-from procession.storage.log_ranges import Offset
-from procession.tls import Door
+from procession.merge.event_time import DeclaredOrder
+from procession.storage.log_ranges import LogOffset
+from procession.tls import TlsListener
 
 OP_CHARS_MAX = 40
 
@@ -59,18 +61,18 @@ log = structlog.get_logger("gateway")
 
 
 class ControlServer:
-    def __init__(self, gateway: Gateway, doorway: Doorway) -> None:
+    def __init__(self, gateway: GatewayPerformer, leader_control: LeaderControl) -> None:
         self._gateway = gateway
-        self._doorway = doorway
+        self._leader_control = leader_control
         self._config = gateway.config
-        self._server: asyncio.Server | Door | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._talks: set[asyncio.Task[Any]] = set()
         self._strangers: dict[asyncio.Task[Any], None] = {}
         """Those that have not shown the cookie in a request yet, the oldest first."""
 
     async def start(self, listening: socket.socket) -> None:
         limit, tls = self._config.request_bytes_max, self._config.tls
-        if listening.family == socket.AF_UNIX:  # nobody listens in on it
+        if listening.family == socket.AF_UNIX:  # a Unix socket needs no TLS
             self._server = await asyncio.start_unix_server(self._talk, sock=listening, limit=limit)
             return
         if tls is None:
@@ -80,7 +82,7 @@ class ControlServer:
         def protocol() -> asyncio.StreamReaderProtocol:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit), self._talk)
 
-        self._server = Door(listening, tls, protocol, handshake_timeout_s=self._config.handshake_timeout_s)
+        self._server = TlsListener(listening, tls, protocol, handshake_timeout_s=self._config.handshake_timeout_s)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -111,16 +113,17 @@ class ControlServer:
         finally:
             self._talks.discard(task)
             self._strangers.pop(task, None)
-            self._doorway.lost(task)
+            self._leader_control.lost(task)
             writer.close()
 
     def _patience(self, task: asyncio.Task[Any]) -> float | None:
-        """When a peer must have spoken again: a gateway that is linked does so steadily, others when they like."""
-        is_linked = self._doorway.is_linked(task)
+        """The deadline for a peer's next request. Linked gateways send heartbeats; other peers have no deadline."""
+        is_linked = self._leader_control.is_linked(task)
         return asyncio.get_running_loop().time() + self._config.link_timeout_s if is_linked else None
 
     def _make_room(self) -> None:
-        """Strangers shut nobody out: the oldest goes. If all have shown the cookie, that is the one who came last."""
+        """Closes the oldest unauthenticated connection above the limit, so that such connections block nobody. If all
+        others are authenticated, that is the newest connection."""
         if len(self._talks) > self._config.controls_max:
             log.warning("control.connections_exceeded", controls_max=self._config.controls_max)
             oldest = next(iter(self._strangers))
@@ -128,7 +131,7 @@ class ControlServer:
             oldest.cancel()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
-        """The next request; nothing when the peer is done, or says too much."""
+        """The next request. Empty if the peer has closed the connection or the request is too long."""
         try:
             return await reader.readline()
         except ValueError:
@@ -143,8 +146,8 @@ class ControlServer:
             check_format(request)
             self._strangers.pop(talk, None)
             if request.get("identity", self._gateway.identity) != self._gateway.identity:
-                raise Garbled("this is another gateway than the one that was asked")
-            if (reply := self._doorway.answer(talk, request)) is not None:
+                raise GarbledRequest("this is another gateway than the one that was asked")
+            if (reply := self._leader_control.answer(talk, request)) is not None:
                 return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
@@ -152,7 +155,7 @@ class ControlServer:
             if isinstance(error, DiskError) and not failure.done():
                 failure.set_exception(error)
             if failure.done():
-                # Our disk is our own trouble: whoever asked waits for our next start, and asks again.
+                # A disk error ends this gateway. The client retries after the restart.
                 raise ConnectionAbortedError(error.sentence) from error
             kind = KINDS.get(type(error), "invalid")
             op = str(request.get("op"))[:OP_CHARS_MAX]
@@ -169,17 +172,22 @@ class ControlServer:
 
     @asynccontextmanager
     async def _confirming(self, request: Request) -> AsyncIterator[None]:
-        """What a driver asks that says of which log it was offered records: if it is this one, and the driver is the
-        present one, producers may come."""
-        offered = offset(request, "offered")
+        """What a driver asks that says of which log it was offered records: if it is this one, the driver is the
+        present one, and no commit is missing here, producers may come."""
+        offered, known, gateway = offset(request, "offered"), known_gateway(request), self._gateway
         try:
-            check_offered(self._gateway.offered, offered or Offset(), self._gateway.name)
+            check_offered(gateway.offered, offered or LogOffset(), gateway.name)
+            check_directory(gateway.identity, gateway.state.snapshot.epoch + 1, known, gateway.name)
         except StorageError as error:
             log.error("gateway.log_refused", reason=error.sentence)
             raise
         yield
-        if offered is not None:
-            self._gateway.confirm()
+        if offered is not None and not self._is_behind(known):
+            gateway.confirm()
+
+    def _is_behind(self, known: KnownGateway) -> bool:
+        """Whether producers wait until the driver has sent the last commit to this gateway."""
+        return not self._gateway.is_confirmed and self._gateway.state.snapshot.epoch + 1 < known.epochs
 
     async def _do(self, request: Request) -> Reply:
         gateway = self._gateway
@@ -189,26 +197,34 @@ class ControlServer:
                 async with self._confirming(request):
                     end = await gateway.offer(fence, start, records_max, bytes_max)
                 told = {"end": end, "offset": gateway.offered.offset(end).as_json()}
-                return {**told, "start_sequence": gateway.offered.start_sequence, **self._doorway.gateways()}
+                told["is_behind"] = self._is_behind(known_gateway(request))
+                return {**told, "start_sequence": gateway.offered.start_sequence, **self._leader_control.gateways()}
             case "clocks":
                 reached = await gateway.clocks(*integers(request, "fence"))
-                return {"clocks": written_clocks(reached), **self._doorway.gateways()}
+                return {"clocks": written_clocks(reached), **self._leader_control.gateways()}
             case "offer-among":
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 limits = (records_max, bytes_max)
                 async with self._confirming(request):
                     offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
-                return {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
+                told = {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
+                return {**told, "is_behind": self._is_behind(known_gateway(request))}
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
-                await gateway.commit(Committed(fence, epoch, end, positions(request)))
+                kept = integers(request, "epochs_kept")[0] if "epochs_kept" in request else None
+                await gateway.commit(EpochCommitted(fence, epoch, end, positions(request), kept))
                 return {}
             case "fence":
                 async with self._confirming(request):
                     await gateway.fence(*integers(request, "fence"))
                 end_sequence = gateway.state.snapshot.end_sequence
                 found = {"committed_end": end_sequence, "next_sequence": gateway.offered.next_sequence}
-                return {**found, "identity": gateway.identity, "order": gateway.order, **self._doorway.gateways()}
+                return {
+                    **found,
+                    "identity": gateway.identity,
+                    "order": gateway.order,
+                    **self._leader_control.gateways(),
+                }
             case "status":
                 return gateway.status()
             case "order":
@@ -220,7 +236,7 @@ class ControlServer:
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:
-    """Who is there: an address, or the process and user at the other end of a socket file."""
+    """The peer: an address, or the process and user at the other end of a Unix socket."""
     if name := writer.get_extra_info("peername"):
         return str(Address(*name[:2]))
     peer = writer.get_extra_info("socket")
@@ -230,7 +246,7 @@ def _peer(writer: asyncio.StreamWriter) -> str:
     return f"process {pid} of user {uid}"
 
 
-def _told_order(declared: Declared | None) -> dict[str, Any] | None:
+def _told_order(declared: DeclaredOrder | None) -> dict[str, Any] | None:
     if declared is None:
         return None
     streams = sorted(declared.streams)
@@ -241,7 +257,7 @@ def _parse(line: bytes) -> Request:
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
-        raise Garbled("a request that is not JSON") from None
+        raise GarbledRequest("a request that is not JSON") from None
     if not isinstance(request, dict):
-        raise Garbled("a request that is not an object")
+        raise GarbledRequest("a request that is not an object")
     return request

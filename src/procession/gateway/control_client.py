@@ -1,6 +1,6 @@
 """A client of a gateway's control port: blocking calls that survive a restart of the gateway.
 
-The one rule: a call returns the gateway's reply or raises an error that says who must act. A gateway that cannot be
+Invariant: a call returns the gateway's reply or raises an error that says who must act. A gateway that cannot be
 reached is tried again, with back-off, until `timeout_s` has passed; every request is idempotent. One thread at a time.
 """
 
@@ -17,14 +17,15 @@ from typing import Any, NamedTuple, Self
 
 from procession.address import Endpoint, SocketFile, connected_file, parse_endpoint
 from procession.errors import ConfigError, ProcessionError, RoundError
-from procession.gateway.control_errors import KINDS, Garbled
+from procession.gateway.confirmation import KnownGateway
+from procession.gateway.control_errors import KINDS, GarbledRequest
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
 from procession.gateway.request_parsing import FORMAT, check_answer, offset, place, read_clocks, written_clocks
-from procession.merge.event_time import Declared
-from procession.merge.stream_clocks import Clock
+from procession.merge.event_time import DeclaredOrder
+from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 from procession.storage.secret import Secret, find_secret, pipeline_of
 from procession.tls import ClientTls, complaint
 
@@ -34,35 +35,40 @@ REPLY_BYTES_MAX = 16 * 1024 * 1024
 STREAMS_ASKED = 1000
 CLOSED = "it closed the connection"
 
+NOTHING_KNOWN = KnownGateway()
+
 _ERRORS = {kind: error for error, kind in KINDS.items()}
 
 
-class Offer(NamedTuple):
+class EpochOffer(NamedTuple):
     end: int
-    offset: Offset
+    offset: LogOffset
     """The end, and which log it refers to."""
     start_sequence: int
     gateways: list[Member]
     """All gateways, if the one that was asked is the leader."""
+    is_behind: bool = False
+    """Whether the gateway admits producers only after it has received the last commit."""
 
 
-class Reached(NamedTuple):
+class StreamWatermarks(NamedTuple):
     """The watermarks of streams, as far as a gateway knows them."""
 
-    clocks: dict[int, Clock]
+    clocks: dict[int, StreamClock]
     gateways: list[Member]
 
 
-class Share(NamedTuple):
+class OfferShare(NamedTuple):
     """What one of several gateways offers, in the order of event time."""
 
     end: int
-    offset: Offset
+    offset: LogOffset
     last: Key | None
     complete: Key | None
+    is_behind: bool = False
 
 
-class Fence(NamedTuple):
+class FenceReply(NamedTuple):
     committed_end: int
     next_sequence: int
     identity: str
@@ -92,49 +98,66 @@ class ControlClient:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
 
-    def offer(self, fence: int, start: int | Offset, records_max: int, bytes_max: int) -> Offer:
+    def offer(
+        self,
+        fence: int,
+        start: int | LogOffset,
+        records_max: int,
+        bytes_max: int,
+        known: KnownGateway = NOTHING_KNOWN,
+    ) -> EpochOffer:
         """How far the driver may read from `start` on; all of it is on disk. With an Offset, the gateway refuses if its
         log is another one; with a number it does not know, and holds producers back if it was started again."""
-        reply = self._ask("offer", fence=fence, **_start(start), records_max=records_max, bytes_max=bytes_max)
-        return Offer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply))
+        fields = {**_start(start), "known": known._asdict(), "records_max": records_max, "bytes_max": bytes_max}
+        reply = self._ask("offer", fence=fence, **fields)
+        is_behind = bool(reply.get("is_behind", False))
+        return EpochOffer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply), is_behind)
 
-    def clocks(self, fence: int) -> Reached:
+    def clocks(self, fence: int) -> StreamWatermarks:
         """The watermarks of streams. Their records are on disk."""
         reply = self._ask("clocks", fence=fence)
-        return Reached(read_clocks(reply["clocks"]), _members(reply))
+        return StreamWatermarks(read_clocks(reply["clocks"]), _members(reply))
 
     def offer_among(
         self,
         fence: int,
-        start: int | Offset,
+        start: int | LogOffset,
         limits: tuple[int, int],
-        clocks: Mapping[int, Clock],
+        clocks: Mapping[int, StreamClock],
         upto: Key | None = None,
-    ) -> Share:
+        known: KnownGateway = NOTHING_KNOWN,
+    ) -> OfferShare:
         """How far the driver may read, if streams have come so far at other gateways, and at most up to this place."""
         records_max, bytes_max = limits
         reply = self._ask(
             "offer-among",
             fence=fence,
             **_start(start),
+            known=known._asdict(),
             records_max=records_max,
             bytes_max=bytes_max,
             clocks=written_clocks(clocks),
             upto=upto,
         )
-        return Share(reply["end"], _offset(reply), place(reply, "last"), place(reply, "complete"))
+        is_behind = bool(reply.get("is_behind", False))
+        return OfferShare(reply["end"], _offset(reply), place(reply, "last"), place(reply, "complete"), is_behind)
 
-    def commit(self, fence: int, epoch: int, end: int, positions: Mapping[int, int]) -> None:
-        """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream."""
+    def commit(
+        self, fence: int, epoch: int, end: int, positions: Mapping[int, int], epochs_kept: int | None = None
+    ) -> None:
+        """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream. A gateway
+        that has fewer than `epochs_kept` committed epochs on disk refuses: the positions do not cover what it lacks."""
         named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
-        self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named)
+        kept = {} if epochs_kept is None else {"epochs_kept": epochs_kept}
+        self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named, **kept)
 
-    def fence(self, fence: int, offered: Offset | None = None) -> Fence:
-        """From now on no driver before this one is heard. With what the driver was offered so far, the gateway refuses
-        if its log is another one, and else lets producers in."""
-        reply = self._ask("fence", fence=fence, **({} if offered is None else {"offered": offered.as_json()}))
+    def fence(self, fence: int, offered: LogOffset | None = None, known: KnownGateway = NOTHING_KNOWN) -> FenceReply:
+        """Fences off all earlier drivers. With `offered`, the log offset that the driver has read up to, the gateway
+        refuses if its log is a different one. Otherwise it admits producers, unless it lacks the last commit."""
+        fields = {} if offered is None else {"offered": offered.as_json()}
+        reply = self._ask("fence", fence=fence, **fields, known=known._asdict())
         order = str(reply.get("order", ""))
-        return Fence(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
+        return FenceReply(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
 
     def gateways(self) -> list[dict[str, Any]]:
         """All gateways, whether they are connected, and how many streams each holds. Leader only."""
@@ -145,10 +168,10 @@ class ControlClient:
         """Names of the gateways that have left and not come back. Leader only."""
         return tuple(map(str, self._ask("gateways").get("departed", ())))
 
-    def order(self) -> Declared | None:
+    def order(self) -> DeclaredOrder | None:
         """The gateway's event-time order. None: order of arrival."""
         told = self._ask("order")["order"]
-        return None if told is None else Declared(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
+        return None if told is None else DeclaredOrder(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
 
     def leave(self, name: str) -> None:
         """Ask a gateway to leave when all its records are committed. Leader only."""
@@ -186,7 +209,7 @@ class ControlClient:
         while True:
             try:
                 return _checked(self._exchange(request, deadline))
-            except (OSError, ValueError, Garbled) as error:
+            except (OSError, ValueError, GarbledRequest) as error:
                 self.close()
                 # The last try may be cut short by our own deadline: what an earlier one said is the reason then.
                 told = error if told is None or not isinstance(error, TimeoutError) else told
@@ -242,12 +265,12 @@ def _left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
-def _start(start: int | Offset) -> dict[str, Any]:
-    return {"start": start.sequence, "offered": start.as_json()} if isinstance(start, Offset) else {"start": start}
+def _start(start: int | LogOffset) -> dict[str, Any]:
+    return {"start": start.sequence, "offered": start.as_json()} if isinstance(start, LogOffset) else {"start": start}
 
 
-def _offset(reply: Mapping[str, Any]) -> Offset:
-    return offset(reply, "offset") or Offset(reply["end"])
+def _offset(reply: Mapping[str, Any]) -> LogOffset:
+    return offset(reply, "offset") or LogOffset(reply["end"])
 
 
 def _members(reply: Mapping[str, Any]) -> list[Member]:

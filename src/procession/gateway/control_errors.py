@@ -5,7 +5,7 @@ from __future__ import annotations
 from procession.errors import ConfigError, DiskError, FencedError, ProcessionError, RemoteProtocolError, StorageError
 
 
-class Garbled(RemoteProtocolError):
+class GarbledRequest(RemoteProtocolError):
     """What came is no request at all: it was damaged on its way, and is asked again."""
 
 
@@ -15,5 +15,5 @@ KINDS: dict[type[ProcessionError], str] = {
     DiskError: "disk",
     ConfigError: "config",
     RemoteProtocolError: "invalid",
-    Garbled: "garbled",
+    GarbledRequest: "garbled",
 }

@@ -1,8 +1,8 @@
 """Flow control: how many credits a session may hold now. Pure.
 
-The one rule: granted credits are never revoked; replenishment may be withheld. When everything is committed, every
-session may send. Credits count frames and limits count bytes, so above a further bound sessions with credits are not
-read. Before it `gateway/state`, which reports rows and commits; after it `gateway/lag` and `gateway/credit_window`.
+Invariant: granted credits are never revoked; replenishment may be withheld. When everything is committed, every session
+may send. Credits count frames and limits count bytes, so above a second limit the gateway stops reading from sessions
+that still have credits. `gateway/state` reports rows and commits.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from procession.gateway.credit_window import Bounds, Window
-from procession.gateway.gateway_options import Limits
+from procession.gateway.credit_window import AdaptiveWindow, CreditBounds
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.lag import Lag
 
 
-class Unappended(NamedTuple):
+class UnappendedRows(NamedTuple):
     """Rows on their way to the log."""
 
     end_sequence: int
@@ -25,7 +25,7 @@ class Unappended(NamedTuple):
     frames: int
 
 
-class Flow:
+class CreditFlow:
     def __init__(self, limits: Limits, committed_end: int, end_sequence: int, lag_bytes: int) -> None:
         self._limits = limits
         self.lag = Lag(end_sequence, lag_bytes)
@@ -33,31 +33,33 @@ class Flow:
         self.end_sequence = end_sequence
         """Rows up to here were received, if not yet appended."""
         self.skipped = 0
-        """So many of them are for nobody but the gateway, and never committed."""
-        self._unappended: deque[Unappended] = deque()
+        """Number of rows that only the gateway uses and that are never committed."""
+        self._unappended: deque[UnappendedRows] = deque()
         self.is_disk_short = False
-        """The disk has too little room left: nobody may send more."""
+        """Whether the disk is low on space. No credits are granted then."""
         self.is_disk_full = False
-        """It has not even half of that: what producers send on the credits that they have is left in their sockets."""
+        """Whether less than half of the minimum space is free. Producers are not read then."""
         self._unappended_bytes = 0
-        self.window: Window | None = None
+        self.window: AdaptiveWindow | None = None
         if limits.credits == "adaptive":
             first = min(limits.window_first, limits.credits_max)
-            self.window = Window(Bounds(limits.latency_target_s, first, limits.credits_min, limits.backlog_max))
+            self.window = AdaptiveWindow(
+                CreditBounds(limits.latency_target_s, first, limits.credits_min, limits.backlog_max)
+            )
 
     @property
     def buffered(self) -> int:
         """Rows that are received and not committed."""
         return self.end_sequence - self.skipped - self.committed_end
 
-    def receive(self, now: float, rows: Unappended) -> None:
+    def receive(self, now: float, rows: UnappendedRows) -> None:
         self.end_sequence = rows.end_sequence
         self._unappended.append(rows)
         self._unappended_bytes += rows.size_bytes
         if self.window is not None:
             self.window.receive(now, self.buffered)
 
-    def append(self, end_sequence: int) -> Iterator[Unappended]:
+    def append(self, end_sequence: int) -> Iterator[UnappendedRows]:
         """Rows that are now in the log."""
         while self._unappended and self._unappended[0].end_sequence <= end_sequence:
             rows = self._unappended.popleft()

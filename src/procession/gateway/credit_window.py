@@ -1,8 +1,8 @@
 """The adaptive window: how many records may be received and not committed. Pure.
 
-The one rule: the window controls the time that a record waits for its commit. It changes only at a commit, within its
-bounds, and grows only if producers had filled it. Before it `gateway/credit_flow`, which reports rows and commits, and
-shares the window among the sessions. Time arrives as `now`.
+Invariant: the window controls how long a record waits for its commit. It changes only at a commit, within its bounds,
+and grows only if producers had filled it. `gateway/credit_flow` reports rows and commits, and shares the window among
+the sessions. Time is passed in as `now`.
 
 The wait is estimated by Little's law: records in the window, divided by the rate of commits. A PI controller works on
 the logarithms of the wait and of the window: there the system is linear, at ten records a second as at a million. Two
@@ -29,12 +29,13 @@ INTERVAL_S_MIN = 1e-6
 FILLED_SHARE = 0.5
 """Producers that filled less than this share of the window were not limited by it."""
 INTERVALS_MIN = 6
-"""A target below so many of the quickest commits would starve the pipeline: while one epoch runs the next gathers, and
-small epochs are all overhead. Then this is the target, which leaves the pipeline about two thirds of its rate."""
+"""Minimum target, in intervals of the quickest commits. A lower target would starve the pipeline: while one epoch runs
+the next one gathers, and small epochs are all overhead. At this minimum the pipeline keeps about two thirds of its
+rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CreditBounds:
     """The target of the window, and its bounds."""
 
     latency_target_s: float
@@ -43,24 +44,24 @@ class Bounds:
     size_max: int
 
 
-class Window:
-    def __init__(self, bounds: Bounds) -> None:
+class AdaptiveWindow:
+    def __init__(self, bounds: CreditBounds) -> None:
         self.bounds = bounds
         self.size = min(max(bounds.size_start, bounds.size_min), bounds.size_max)
-        """So many records may be received and not committed."""
+        """Maximum number of records that are received and not committed."""
         self.wait_s = 0.0
-        """What a record that came last waits for its commit."""
+        """Estimated time until the newest record is committed."""
         self._quickest_s = math.inf
-        """The least time that a commit took. Not forgotten: while the window is full, none is that quick."""
+        """Minimum duration of a commit. It never expires, because commits are slower while the window is full."""
         self._busy_since: float | None = None
         """When the pipeline last had a reason to begin: a commit that left something, or a row that found nothing."""
         self._filled = 0
-        """The most that was in the window when something came, since the last commit."""
+        """Maximum number of records in the window since the last commit."""
         self._records = 0.0
         self._seconds = 0.0
         """What was committed of late, and in which time; both fade."""
         self._error: float | None = None
-        """What was wrong at the last commit; None if the window was not in force."""
+        """Error at the last commit. None if the window did not limit producers."""
 
     @property
     def target_s(self) -> float:
@@ -98,7 +99,7 @@ class Window:
         error = max(-ERROR_MAX, min(ERROR_MAX, math.log(self.target_s / allowed_s)))
         was_full, self._filled = self._filled >= FILLED_SHARE * self.size, 0
         if error > 0 and not was_full:
-            # Who sends little says nothing of the window. When it is in force again, it begins where it is.
+            # Producers that send little are not limited by the window, so it does not change.
             self._error = None
             return
         change = 0.0 if self._error is None else error - self._error

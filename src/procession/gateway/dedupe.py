@@ -1,6 +1,6 @@
 """Deduplication: finds the new records among many received ones, on whole columns. Pure.
 
-The one rule: the result is the same as asking `Stream.is_fresh` record by record; the records before an error count.
+Invariant: the result is the same as asking `Stream.is_fresh` record by record; the records before an error count.
 It changes nothing: `gateway/state` updates the streams.
 """
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from procession.gateway.registry import Registry, Stream, reserved, went_back
+from procession.gateway.registry import RegisteredStream, Registry, reserved, went_back
 from procession.wire.messages import NOTHING_COMMITTED, Ids
 
 
-class Fresh(NamedTuple):
+class FreshMessages(NamedTuple):
     mask: npt.NDArray[np.bool_]
     """Whether each record is new: of all records, or of those before the error."""
     last_ids: dict[int, int]
@@ -23,15 +23,15 @@ class Fresh(NamedTuple):
     error: str | None = None
 
 
-def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> Fresh:
+def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessages:
     """Finds the new records, in the order of their arrival. Every stream must be known."""
     is_one = len(stream_ids) > 0 and bool((stream_ids == stream_ids[0]).all())
     if is_one and _is_all_new(registry[int(stream_ids[0])], message_ids):
-        return Fresh(np.ones(len(message_ids), np.bool_), {int(stream_ids[0]): int(message_ids[-1])})
+        return FreshMessages(np.ones(len(message_ids), np.bool_), {int(stream_ids[0]): int(message_ids[-1])})
     return _judge(stream_ids, message_ids, registry)
 
 
-def _is_all_new(stream: Stream, ids: Ids) -> bool:
+def _is_all_new(stream: RegisteredStream, ids: Ids) -> bool:
     """The usual, fast case."""
     return (
         int(ids[0]) >= max(stream.floor, stream.next_id)
@@ -40,7 +40,7 @@ def _is_all_new(stream: Stream, ids: Ids) -> bool:
     )
 
 
-def _judge(stream_ids: Ids, message_ids: Ids, registry: Registry) -> Fresh:
+def _judge(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessages:
     # Each stream's records side by side, still in order.
     order = np.argsort(stream_ids, kind="stable")
     ids = message_ids[order]
@@ -66,4 +66,4 @@ def _judge(stream_ids: Ids, message_ids: Ids, registry: Registry) -> Fresh:
     mask[order] = is_new
     ends = np.append(starts[1:], len(new))[: len(starts)] - 1
     lasts = zip(distinct[of[ends]].tolist(), new[ends].tolist(), strict=True)
-    return Fresh(mask, dict(lasts))
+    return FreshMessages(mask, dict(lasts))

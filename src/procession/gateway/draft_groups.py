@@ -1,9 +1,9 @@
 """Groups: what a session of the draft has sent on each stream since the stream's last point of reference. Pure.
 
-The one rule: a group goes into the log as a whole, when the stable message that closes it has come, or not at all. The
-ids of unstable messages may be others when the stream is read again, so nothing can be told of them alone: a group is
-new if the id that closes it is new, and a duplicate if that is one. Until then it is held here; a session that is lost
-loses what it held, and its producer sends it again. Before it `state`, after it the log.
+Invariant: a group is appended to the log as a whole, when the stable message that closes it arrives, or not at all. The
+ids of unstable messages may differ when the stream is read again, so they cannot be deduplicated. A group is new if the
+id that closes it is new, and a duplicate otherwise. Open groups are held here. A lost session loses its open groups,
+and its producer sends them again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.log_rows import Row, eos_row
-from procession.gateway.registry import Registry, Stream
+from procession.gateway.gateway_events import Action, SendFrame
+from procession.gateway.log_rows import LogRow, eos_row
+from procession.gateway.registry import RegisteredStream, Registry
 from procession.storage.segment import KIND_BOUNDARY, KIND_EPHEMERAL, KIND_RECORD, KIND_UNSTABLE
-from procession.wire.draft_messages import DraftMessage
+from procession.wire.draft_messages import Debug, DebugFault, DraftMessage
+from procession.wire.messages import Restart
+
+if TYPE_CHECKING:
+    from procession.gateway.state import GatewayState
 
 HELD_BYTES = 256
-"""What a message that is held costs beside its own bytes."""
+"""Overhead in bytes of a held message."""
 
 MARKS_MAX = 4096
 """So many places of one stream are remembered to count by; with more, every second one is forgotten."""
@@ -29,7 +35,7 @@ EVENT_TIME_MAX = 2**63 - 1
 
 
 @dataclass(slots=True)
-class Group:
+class DraftGroup:
     """One stream of one session."""
 
     is_ephemeral: bool | None = None
@@ -61,10 +67,10 @@ class Group:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenMessages:
     """What a run of messages comes to."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LogRow] = field(default_factory=list)
     records: int = 0
     ephemeral: int = 0
     duplicates: int = 0
@@ -74,7 +80,7 @@ class Taken:
     """Why the message after these was not taken, and the session ends."""
 
 
-class Groups:
+class DraftGroups:
     """All streams of one session."""
 
     def __init__(self, held_bytes_max: int, *, is_counting: bool = False) -> None:
@@ -82,15 +88,15 @@ class Groups:
         self.held_bytes = 0
         self.duplicates = 0
         self._held_bytes_max = held_bytes_max
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, DraftGroup] = {}
 
     def open(self, stream_id: int) -> None:
-        """A NOTIFY came. Whether the stream is ephemeral is told anew."""
-        self._groups.setdefault(stream_id, Group()).is_ephemeral = None
+        """A NOTIFY arrived. The stream's next message says whether it is ephemeral."""
+        self._groups.setdefault(stream_id, DraftGroup()).is_ephemeral = None
 
-    def take_all(self, messages: Iterable[DraftMessage], registry: Registry, first_sequence: int) -> Taken:
+    def take_all(self, messages: Iterable[DraftMessage], registry: Registry, first_sequence: int) -> TakenMessages:
         """Take messages in order, up to one that is an error. The first row gets this sequence."""
-        taken = Taken()
+        taken = TakenMessages()
         duplicates_before = self.duplicates
         try:
             for message in messages:
@@ -107,7 +113,7 @@ class Groups:
         taken.groups_end = first_sequence + len(kinds) if KIND_UNSTABLE in kinds else 0
         return taken
 
-    def _take(self, stream: Stream, message: DraftMessage) -> list[Row]:
+    def _take(self, stream: RegisteredStream, message: DraftMessage) -> list[LogRow]:
         """The rows that this message brings into the log, in order; RemoteProtocolError if it may not come."""
         group = self._groups[stream.stream_id]
         is_ephemeral = message.message_id is None
@@ -125,20 +131,20 @@ class Groups:
             rows = self._close(stream, group, message)
         if message.is_last:
             if group.held:
-                # Nobody could tell a stream that is sent again from one that goes on.
+                # A replay of the stream would look like its continuation.
                 raise RemoteProtocolError(f"stream {stream.stream_id} ends without a stable point of reference")
             rows.append(eos_row(stream.stream_id, stream.seen))
         if self.is_counting and not is_ephemeral:
             group.mark()
         return rows
 
-    def _pass(self, group: Group, message: DraftMessage) -> list[Row]:
+    def _pass(self, group: DraftGroup, message: DraftMessage) -> list[LogRow]:
         if message.payload is None:
             return []
         group.ephemeral += 1
         return [_row(KIND_EPHEMERAL, message, group.ephemeral - 1)]
 
-    def _hold(self, group: Group, message: DraftMessage) -> list[Row]:
+    def _hold(self, group: DraftGroup, message: DraftMessage) -> list[LogRow]:
         if message.payload is None:
             return []  # a mark that marks nothing
         self.held_bytes += _cost(message)
@@ -147,7 +153,7 @@ class Groups:
         group.held.append(message)
         return []
 
-    def _close(self, stream: Stream, group: Group, message: DraftMessage) -> list[Row]:
+    def _close(self, stream: RegisteredStream, group: DraftGroup, message: DraftMessage) -> list[LogRow]:
         assert message.message_id is not None
         held, group.held = group.held, []
         self.held_bytes -= sum(map(_cost, held))
@@ -163,19 +169,38 @@ class Groups:
 
     def counted(self, positions: Mapping[int, int], registry: Registry) -> tuple[tuple[int, int, int], ...]:
         """What an ACK with counts says: of these streams, and of those whose count has grown without other news."""
-        told = []
+        counts = []
         for stream_id, group in self._groups.items():
             before = group.settled
             committed = registry[stream_id].committed if stream_id in registry else None
             group.settle(committed)
             if committed is not None and (stream_id in positions or group.settled > before):
-                told.append((stream_id, committed, group.settled))
-        return tuple(told)
+                counts.append((stream_id, committed, group.settled))
+        return tuple(counts)
 
 
 def _cost(message: DraftMessage) -> int:
     return HELD_BYTES + len(message.payload or b"") + len(message.key or b"")
 
 
-def _row(kind: int, message: DraftMessage, message_id: int) -> Row:
-    return Row(kind, message.stream_id, message_id, message.event_time or 0, message.key or b"", message.payload or b"")
+def _row(kind: int, message: DraftMessage, message_id: int) -> LogRow:
+    return LogRow(
+        kind, message.stream_id, message_id, message.event_time or 0, message.key or b"", message.payload or b""
+    )
+
+
+def inject_fault(state: GatewayState, session: int, debug: Debug) -> list[Action]:
+    """Injects the fault that a session of the draft protocol requests, into this session only."""
+    actions = state.give_back(session, 1)
+    match debug.fault:
+        case DebugFault.STUTTER:
+            state.sessions[session].stutter = debug.count
+        case DebugFault.TICK:
+            actions += [action for _ in range(debug.count) for action in state.tick(session)]
+        case DebugFault.RESTART:
+            actions += [SendFrame(session, Restart()), *state.close_session(session, None)]
+        case DebugFault.CLOSE:
+            actions += state.close_session(session, None)
+        case DebugFault.ERROR:
+            actions += state.close_session(session, "an error was asked for")
+    return actions

@@ -1,8 +1,8 @@
 """The event-time log: received rows in event-time order, written as soon as their place is final.
 
-The one rule: arrivals are on disk before they are heard, and the ordered log is before anything that counts on it; what
-a crash cut off there is taken again, the same rows in the same order. Before it the arrival log, which `performer`
-writes; after it the ordered log, which the driver is offered and Spark's tasks read.
+Invariant: arrivals are on disk before they are ordered, and the ordered log is on disk before anything relies on it.
+Rows that a crash cut off are ordered again: the same rows in the same order. `performer` writes the arrival log; the
+driver is offered the ordered log, and Spark's tasks read it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ import numpy as np
 import pyarrow as pa
 
 from procession import faults
-from procession.errors import ConfigError
 from procession.gateway.event_time_state import UNPLACED, Recovered
-from procession.gateway.gateway_options import MIB, GatewayConfig
-from procession.gateway.log_rows import Tail, row_sizes
+from procession.gateway.gateway_limits import MIB
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.log_rows import LogTail, row_sizes
 from procession.gateway.snapshot import Snapshot
-from procession.gateway.stream_quota import Shares
-from procession.merge.event_time import END_ID, NO_REFERENCE, Declared, EventOrder, Heard, Point, Taken
-from procession.merge.interleave import Places
-from procession.merge.stream_clocks import Bound, Ids, Numbers, watermark_of
+from procession.gateway.stream_quota import StreamQuotas
+from procession.merge.event_time import (
+    END_ID,
+    NO_REFERENCE,
+    ArrivedRows,
+    DeclaredOrder,
+    EventOrder,
+    OrderedRows,
+    ReplayPoint,
+)
+from procession.merge.interleave import RowPlaces
+from procession.merge.stream_clocks import Ids, Numbers, WatermarkBound, watermark_of
 from procession.merge.waiting_rows import Key, Stack
 from procession.storage.log import IngressLog
 from procession.storage.segment import (
@@ -38,13 +46,13 @@ from procession.storage.segment import (
 )
 
 HEAR_RECORDS_MAX = 250_000
-"""So many arrivals are heard in one step, and sessions have their turn before the next."""
+"""Maximum arrivals processed in one step. Sessions run between two steps."""
 
 ENTRY_BYTES_MAX = 4 * MIB
-"""So many bytes of rows are gathered into one entry of the ordered log."""
+"""Maximum bytes of rows in one entry of the ordered log."""
 
 GAP_ROWS_MIN = 4096
-"""So many arrivals that are not wanted are passed over rather than read."""
+"""Number of unneeded arrivals from which they are skipped, not read."""
 
 
 class Offered(NamedTuple):
@@ -58,7 +66,7 @@ class Offered(NamedTuple):
 
 
 class Ordering:
-    def __init__(self, config: GatewayConfig, declared: Declared, found: Snapshot, arrivals: IngressLog) -> None:
+    def __init__(self, config: GatewayConfig, declared: DeclaredOrder, found: Snapshot, arrivals: IngressLog) -> None:
         self.declared = declared
         self._arrivals = arrivals
         self.log = IngressLog(
@@ -68,7 +76,9 @@ class Ordering:
             use=ORDERED,
         )
         rows = list(self.log.read(found.end_sequence, self.log.next_sequence))
-        point = (found.point or Point())._replace(cut=self._last_key() or (found.point.cut if found.point else None))
+        point = (found.point or ReplayPoint())._replace(
+            cut=self._last_key() or (found.point.cut if found.point else None)
+        )
         safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
         self.order = EventOrder(declared, point, safe | _references(rows))
         self.order.clocks.tell(found.clocks)
@@ -95,7 +105,7 @@ class Ordering:
             self.order.hear(heard_rows(batch), is_again=True)
 
     def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
-        tail, shares = Tail(), Shares(config.limits, len(self.declared.streams))
+        tail, shares = LogTail(), StreamQuotas(config.limits, len(self.declared.streams))
         start = found.end_sequence
         for batch in rows:
             for row in np.flatnonzero(batch.column("kind").to_numpy() == KIND_EOS).tolist():
@@ -110,7 +120,7 @@ class Ordering:
             assert seen is not None, "a record was heard"
             # One step: it is committed as a whole.
             shares.receive(stream_id, seen, size_bytes)
-            # Not what was seen elsewhere: some of that may have been given up there, and comes again.
+            # Without records seen at other gateways: some may have been dropped there, and are sent again.
             came = [at.committed] if (at := found.streams.get(stream_id)) is not None else []
             came += [last] if (last := self.order.received.get(stream_id)) is not None else []
             tail.seen[stream_id] = max(came, default=None)
@@ -119,13 +129,13 @@ class Ordering:
 
     @property
     def skipped(self) -> int:
-        """Arrivals that are neither in order nor wait."""
+        """Number of arrivals that are neither ordered nor waiting."""
         return self.order.heard_end - len(self.order.waiting) - self.log.next_sequence
 
     # One step
 
     def ticks(self, now: float) -> dict[int, int]:
-        """The watermarks of streams for which nobody waits any longer, if anybody waits for them."""
+        """New watermarks for idle streams that the merge waits for, so that it stops waiting."""
         if self.declared.idle_timeout_s is None:
             return {}
         clocks = self.order.clocks
@@ -138,7 +148,7 @@ class Ordering:
         return {one: time for one in idle if (at := clocks.watermark(one)) is None or at < time}
 
     def hear(self, now: float) -> None:
-        """Take up the arrivals that are on disk, or some of them."""
+        """Process arrivals that are on disk, up to one step."""
         start = self.order.heard_end
         end = min(self._arrivals.durable_end, start + HEAR_RECORDS_MAX)
         for batch in self._arrivals.read(start, end) if start < end else ():
@@ -161,7 +171,7 @@ class Ordering:
             self.log.append(batch)
         return ends
 
-    def _gathered(self, taken: Taken) -> Iterator[pa.RecordBatch]:
+    def _gathered(self, taken: OrderedRows) -> Iterator[pa.RecordBatch]:
         """The rows themselves, in order, in batches of bounded size."""
         rows = taken.rows
         parts = (np.cumsum(rows.sizes) - 1) // ENTRY_BYTES_MAX
@@ -187,18 +197,18 @@ class Ordering:
         return pa.concat_batches(found).take(pa.array(places))
 
     def waiting_of(self, closing: Iterable[int], *, is_alone: bool) -> dict[int, bool]:
-        """Of these streams, those of which something waits; and whether it can only wait for its own stream, which may
-        go on elsewhere, if there are others."""
+        """The closing streams with waiting records. The value says whether these wait only for their own stream, which
+        may continue at another gateway. Always False if this gateway `is_alone`."""
         waiting, known = self.order.waiting, self.order.clocks.known
         lateness_ns, found = self.declared.lateness_ns, {}
         for stream_id in (one for one in closing if waiting.has(one)):
-            own = Bound(watermark_of(known[stream_id], lateness_ns), stream_id)
+            own = WatermarkBound(watermark_of(known[stream_id], lateness_ns), stream_id)
             found[stream_id] = not is_alone and not waiting.has(stream_id, own)
         return found
 
     def offered(self, start: int, end: int, upto: Key | None) -> Offered:
-        """The rows [start, end) as far as they stand up to this place; without one, all of them."""
-        places = Places.of(self.log.read(start, end) if start < end else ())
+        """The rows [start, end) up to the place `upto` in the order. None: all of them."""
+        places = RowPlaces.of(self.log.read(start, end) if start < end else ())
         if upto is not None:
             end = start + places.count_up_to(upto)
         last = places.key(end - start - 1) if end > start else None
@@ -207,14 +217,14 @@ class Ordering:
         complete = self.order.complete
         return Offered(end, last, None if complete is None else Key(*complete, END_ID))
 
-    # For whom it waits
+    # The stream that the merge waits for
 
     @property
     def waits_for(self) -> int | None:
         return self.order.clocks.slowest() if len(self.order.waiting) else None
 
     def stalled(self, now: float, stall_s: float) -> int | None:
-        """The stream that the merge has waited for so long, when that is news."""
+        """The stream that the merge has waited for at least `stall_s`. None if it was already reported."""
         waits_for = self.waits_for if now - (self._taken_at or now) >= stall_s else None
         news = waits_for if waits_for != self._stalled else None
         self._stalled = waits_for
@@ -235,20 +245,6 @@ class Ordering:
         }
 
 
-def check_kept(config: GatewayConfig, found: Snapshot) -> None:
-    """Raise ConfigError if the directory was begun with the other order."""
-    if config.declared is None and config.ordered_directory.exists():
-        was, now = "event time", "arrival"
-    elif config.declared is not None and found.end_sequence and found.point is None:
-        was, now = "arrival", "event time"
-    else:
-        return
-    raise ConfigError(
-        f"The gateway's directory {config.directory} was begun in the order of {was}, not of {now}.",
-        next_step="Start the gateway as before, or give the pipeline a new directory.",
-    )
-
-
 def ordered_rows(batch: pa.RecordBatch, part: Stack, references: Ids) -> pa.RecordBatch:
     """These arrivals, which are in order already, as rows of the ordered log."""
     kinds = batch.column("kind").to_numpy().copy()
@@ -260,12 +256,12 @@ def ordered_rows(batch: pa.RecordBatch, part: Stack, references: Ids) -> pa.Reco
     return pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
 
 
-def heard_rows(batch: pa.RecordBatch) -> Heard:
-    """Rows of the log of arrivals, as the order hears them."""
+def heard_rows(batch: pa.RecordBatch) -> ArrivedRows:
+    """Converts rows of the arrival log into the input of the event-time order."""
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
     signs = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
-    return Heard(streams, ids, times, row_sizes(batch), *signs)
+    return ArrivedRows(streams, ids, times, row_sizes(batch), *signs)
 
 
 def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:

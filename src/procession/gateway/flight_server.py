@@ -1,8 +1,8 @@
 """The gateway's log, served over Arrow Flight to executors on other machines.
 
-The one rule: it reads the log's files as an executor on this machine would, and gives rows only to who shows the cookie
-and means this directory. In threads of its own, beside the loop; it shares nothing with the gateway but the files.
-Before it `storage/log`; after it `storage/flight_reader`, which asks.
+Invariant: it reads the log's files as an executor on this machine would. It returns rows only if the request has the
+secret and names this directory. It runs in its own threads and shares only the files with the gateway.
+`storage/flight_reader` is the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procession.format_number import is_known_format
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.request_parsing import integers
 from procession.storage.flight_reader import TICKET_FORMAT
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 
 
 class LogService(flight.FlightServerBase):  # type: ignore[misc]

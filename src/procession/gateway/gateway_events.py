@@ -1,6 +1,7 @@
-"""What happens to a gateway, and what it does about it: the words between `state`, which decides, and `performer`.
+"""The events and actions of a gateway: what goes into `state`, which decides, and what `performer` does.
 
-The one rule: values only. A session is a number that the rim gives out; the result of an action comes back as an event.
+Invariant: values only. A session is a number that the performer assigns. The result of an action comes back as an
+event.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import pyarrow as pa
 
 from procession.gateway.retired_streams import Retiring
 from procession.gateway.snapshot import Snapshot
-from procession.merge.event_time import Point
-from procession.merge.stream_clocks import Clock
+from procession.merge.event_time import ReplayPoint
+from procession.merge.stream_clocks import StreamClock
 from procession.wire import connection
 from procession.wire.draft_messages import AnyFrame
 
@@ -24,7 +25,7 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class FrameReceived:
     """The protocol let this frame (or these messages, or this violation) pass."""
 
     session: int
@@ -37,14 +38,14 @@ class SessionClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class RowsAppended:
     """The log has all rows below this sequence."""
 
     end_sequence: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class AckIntervalPassed:
     """An interval has passed in which every session should have had an ACK."""
 
 
@@ -54,13 +55,16 @@ class FenceRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class EpochCommitted:
     """The driver of this fence has committed an epoch, which ends below `end_sequence`."""
 
     fence: int
     epoch: int
     end_sequence: int
     positions: Mapping[int, int] = field(default_factory=dict)
+    epochs_kept: int | None = None
+    """Number of committed epochs that this gateway must have on disk. `positions` holds the changes since. None: the
+    driver does not check this, and sends no positions that the gateway has reported as on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +74,41 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class RetireStreams:
     """It is time to see which streams have been idle for long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Idled:
+class StreamsIdled:
     """Nobody waits any longer for these streams: stream id to the watermark that each is to have."""
 
     ticks: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class RowsOrdered:
     """Rows were put in the order of event time, for good and on disk."""
 
-    point: Point
+    point: ReplayPoint
     end: int
     """Of the ordered log."""
     ends: Mapping[int, int]
     """Stream id to the sequence, in the ordered log, of its end."""
     waits_for: int | None
-    """The stream without which no more can be taken, if any rows wait."""
+    """The stream that the merge waits for, if any rows wait."""
     heard_end: int
     """Arrivals below it are in the ordered log, or wait, but for those that are skipped."""
     skipped: int
     """Words about streams, and records that were taken elsewhere."""
     waiting: Mapping[int, bool]
     """Of the streams that are closing, those of which something waits; and whether it waits for its own stream."""
-    clocks: Mapping[int, Clock]
+    clocks: Mapping[int, StreamClock]
     """How far each stream has come, here or elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderFound:
-    """The leader has heard what we hold; it may be asked for more."""
+    """The leader has received the list of held streams. This gateway may request more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,44 +120,44 @@ class LeaderKeeps:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLost:
-    """What the leader was asked or told last, it may have heard or not."""
+    """The link to the leader is lost. The leader may or may not have received the last requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class StreamGranted:
     """The stream is ours. The leader knows `committed` as the last committed id of it, and how far it has come."""
 
     stream_id: int
     committed: int | None
-    clock: Clock | None = None
+    clock: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class StreamRefused:
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Relinquished:
-    """The leader has heard that we gave the stream up."""
+class StreamRelinquished:
+    """The leader has confirmed the release of the stream."""
 
     stream_id: int
 
 
-OfLeader = LeaderFound | LeaderKeeps | LeaderLost | Granted | Refused | Relinquished
-OfDriver = FenceRaised | Committed | SnapshotWritten | Retire
-Event = SessionOpened | Received | SessionClosed | Appended | Ticked | OfDriver | OfLeader
-OfOrder = Idled | Ordered
+OfLeader = LeaderFound | LeaderKeeps | LeaderLost | StreamGranted | StreamRefused | StreamRelinquished
+OfDriver = FenceRaised | EpochCommitted | SnapshotWritten | RetireStreams
+Event = SessionOpened | FrameReceived | SessionClosed | RowsAppended | AckIntervalPassed | OfDriver | OfLeader
+OfOrder = StreamsIdled | RowsOrdered
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendFrame:
     session: int
     frame: AnyFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseSession:
     """Send ERROR with this reason, if there is one, then close. To `state` the session is gone already."""
 
     session: int
@@ -161,8 +165,8 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Write these rows at the end of the log, soon and in order; `Appended` follows."""
+class AppendRows:
+    """Write these rows at the end of the log, soon and in order; `RowsAppended` follows."""
 
     first_sequence: int
     batch: pa.RecordBatch
@@ -179,24 +183,24 @@ class WriteSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class TrimLog:
     before_sequence: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask the leader for this stream; `Granted`, `Refused` or `LeaderLost` follows."""
+class AskForStream:
+    """Ask the leader for this stream; `StreamGranted`, `StreamRefused` or `LeaderLost` follows."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Relinquish:
-    """Tell the leader that all we took of this stream is committed; `Relinquished` or `LeaderLost` follows."""
+class RelinquishStream:
+    """Tell the leader that all we took of this stream is committed; `StreamRelinquished` or `LeaderLost` follows."""
 
     stream_id: int
     committed: int | None
-    clock: Clock | None = None
+    clock: StreamClock | None = None
 
 
-Action = Send | Close | Append | WriteSnapshot | Trim | Ask | Relinquish
+Action = SendFrame | CloseSession | AppendRows | WriteSnapshot | TrimLog | AskForStream | RelinquishStream

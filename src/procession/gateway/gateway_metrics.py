@@ -1,8 +1,7 @@
 """The metrics of a gateway and its streams, for Prometheus and for `procession streams`.
 
-The one rule: they are made when somebody asks, of what `state` and `tally` have; and however many streams there are,
-`metrics_streams_max` of them are told apart, and the others are told together. Before it: `performer`. After it:
-`metrics`, and `control`.
+Invariant: metrics are computed on request, from `state` and the stream counters. At most `metrics_streams_max` streams
+have their own labels; the others are added up. Used by `metrics` and `control`.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from procession.gateway.performer import Gateway
-from procession.gateway.registry import Stream
-from procession.gateway.stream_counters import Counted
-from procession.metrics import Figure
+from procession.gateway.performer import GatewayPerformer
+from procession.gateway.registry import RegisteredStream
+from procession.gateway.stream_counters import StreamCount
+from procession.metrics import Metric
 
 STREAMS_PAGE_MAX = 1000
-"""So many streams are told in one reply of the control port."""
+"""Maximum number of streams in one reply of the control port."""
 
 OTHERS = "others"
-"""The label of all streams that are not told apart."""
+"""The label of the streams that are added up."""
 
 Kind = Literal["counter", "gauge"]
 
 
-def stream_rows(gateway: Gateway, first_id: int, streams_max: int) -> dict[str, Any]:
+def stream_rows(gateway: GatewayPerformer, first_id: int, streams_max: int) -> dict[str, Any]:
     """Streams in the order of their ids, from `first_id` on; `next_id` is where to go on, None at the end."""
     ids = sorted(stream.stream_id for stream in gateway.state.registry if stream.stream_id >= first_id)
     told = ids[: min(streams_max, STREAMS_PAGE_MAX)]
@@ -36,7 +35,7 @@ def stream_rows(gateway: Gateway, first_id: int, streams_max: int) -> dict[str, 
     return {"streams": rows, "next_id": ids[len(told)] if len(told) < len(ids) else None}
 
 
-def _row(gateway: Gateway, stream: Stream, now: float) -> dict[str, Any]:
+def _row(gateway: GatewayPerformer, stream: RegisteredStream, now: float) -> dict[str, Any]:
     counted = gateway.tally[stream.stream_id]
     return {
         "id": stream.stream_id,
@@ -54,20 +53,20 @@ def _row(gateway: Gateway, stream: Stream, now: float) -> dict[str, Any]:
     }
 
 
-def figures(gateway: Gateway) -> list[Figure]:
+def figures(gateway: GatewayPerformer) -> list[Metric]:
     """All metrics of a gateway, as they are now."""
     return [*_of_gateway(gateway), *_of_streams(gateway)]
 
 
-def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
+def _of_gateway(gateway: GatewayPerformer) -> Iterator[Metric]:
     state, tally, name = gateway.state, gateway.tally, gateway.name
 
-    def one(kind: Kind, what: str, text: str, value: float) -> Figure:
-        return Figure(f"procession_gateway_{what}", kind, text, ("gateway",), [((name,), value)])
+    def one(kind: Kind, what: str, text: str, value: float) -> Metric:
+        return Metric(f"procession_gateway_{what}", kind, text, ("gateway",), [((name,), value)])
 
-    def by(kind: Kind, what: str, text: str, label: str, values: Counter[str]) -> Figure:
+    def by(kind: Kind, what: str, text: str, label: str, values: Counter[str]) -> Metric:
         told = [((name, key), float(value)) for key, value in sorted(values.items())]
-        return Figure(f"procession_gateway_{what}", kind, text, ("gateway", label), told)
+        return Metric(f"procession_gateway_{what}", kind, text, ("gateway", label), told)
 
     credits_out = sum(_credits_held(gateway, number) or 0 for number in state.sessions)
     yield by("counter", "frames", "Frames that came, by their name in the protocol.", "frame", tally.frames)
@@ -111,33 +110,38 @@ def _of_gateway(gateway: Gateway) -> Iterator[Figure]:
         yield one("gauge", "window_commit_rate", "Records that are committed in a second.", window.rate)
 
 
-def _late(gateway: Gateway, stream: Stream) -> int | None:
+def _late(gateway: GatewayPerformer, stream: RegisteredStream) -> int | None:
     """Its records that came behind its own watermark; None where no record is late: in the order of arrival."""
     return None if gateway.ordering is None else gateway.ordering.order.late[stream.stream_id]
 
 
-def _credits_held(gateway: Gateway, session: int | None) -> int | None:
+def _credits_held(gateway: GatewayPerformer, session: int | None) -> int | None:
     """None if there is no such session, or it has not said HELLO yet."""
     one = None if session is None else gateway.state.sessions.get(session)
     return gateway.state.limits.credits_max - one.owed if one is not None and one.is_streaming else None
 
 
-def _of_streams(gateway: Gateway) -> Iterator[Figure]:
+def _of_streams(gateway: GatewayPerformer) -> Iterator[Metric]:
     streams_max = gateway.config.metrics_streams_max
     apart = list(itertools.islice(gateway.state.registry, streams_max))
     others = list(itertools.islice(gateway.state.registry, streams_max, None))
 
     def told(
-        kind: Kind, what: str, text: str, value: Callable[[Stream, Counted], float | None], *, is_sum: bool
-    ) -> Figure:
-        def value_of(stream: Stream) -> float | None:
+        kind: Kind,
+        what: str,
+        text: str,
+        value: Callable[[RegisteredStream, StreamCount], float | None],
+        *,
+        is_sum: bool,
+    ) -> Metric:
+        def value_of(stream: RegisteredStream) -> float | None:
             return value(stream, gateway.tally[stream.stream_id])
 
         values = [((gateway.name, str(one.stream_id), one.name), value_of(one)) for one in apart]
         if others and is_sum:
             values.append(((gateway.name, OTHERS, ""), sum(filter(None, map(value_of, others)))))
         known = [(labels, float(found)) for labels, found in values if found is not None]
-        return Figure(f"procession_stream_{what}", kind, text, ("gateway", "stream", "name"), known)
+        return Metric(f"procession_stream_{what}", kind, text, ("gateway", "stream", "name"), known)
 
     yield told("counter", "frames", "MESSAGE frames that came.", lambda _, found: found.frames, is_sum=True)
     yield told("counter", "bytes", "Bytes of keys and payloads that came.", lambda _, found: found.bytes, is_sum=True)

@@ -1,62 +1,15 @@
-"""Options of a gateway. The one rule: the limit of every buffer has a name here, with its unit last."""
+"""Options of a gateway. Invariant: the limit of every buffer has a name here, with its unit last."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from procession.merge.event_time import Declared
-from procession.storage.segment import INGRESS, ORDERED, Use
+from procession.gateway.gateway_limits import MIB, Limits
+from procession.merge.event_time import DeclaredOrder
+from procession.storage.segment import INGRESS, ORDERED, LogUse
 from procession.tls import ClientTls, ServerTls
-from procession.wire.draft_messages import Extension
 from procession.wire.frame_codec import FRAME_BYTES_MAX
-
-KIB = 1024
-MIB = 1024 * KIB
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The options that decisions depend on."""
-
-    cookie: bytes = field(default=b"", repr=False)
-    credits: Literal["fixed", "adaptive"] = "fixed"
-    """Replenish credits as records are appended, or as they are committed."""
-    credits_max: int = 65536
-    """With fewer, a fast producer of short records waits for credits before it has filled one read."""
-    window_first: int = 16384
-    """Initial size of an adaptive window, before the rate of commits is known. At most `credits_max`."""
-    credits_min: int = 256
-    """Minimum credits per session with an adaptive window, as long as any are left."""
-    latency_target_s: float = 1.0
-    """Target of an adaptive window: the time that a record waits for its commit."""
-    backlog_max: int = 16 * 1024 * 1024
-    """Maximum number of records that wait for their commit with an adaptive window."""
-    sessions_max: int = 4096
-    """Maximum number of connected producers. `procession bench producers` measures the cost of an idle one."""
-    streams_max: int = 65536
-    """So many streams the gateway knows, without those that are retired."""
-    streams_retire_after_s: float = 3600.0
-    """A stream that nobody has open and whose records are all committed is retired after so long."""
-    streams_retired_max: int = 1_000_000
-    """So many retired streams are remembered; each takes about 200 bytes of memory, and 24 on disk."""
-    streams_retired_age_s: float = 30 * 24 * 3600.0
-    """So long a retired stream is remembered, at least: time in which the gateway does not run does not count."""
-    lag_bytes_max: int = 1024 * MIB
-    """Credits are withheld while more bytes than this are appended and not committed."""
-    overrun_bytes_max: int = 64 * MIB
-    """Bytes above that which may arrive on credits granted before. Then producers are not read."""
-    stream_bytes_max: int = 0
-    """With event-time order: maximum uncommitted bytes per stream. 0: an even share of `lag_bytes_max`."""
-    reserve_bytes_max: int = 64 * MIB
-    """With event-time order: bytes above `lag_bytes_max` for the stream that the merge waits for."""
-    held_bytes_max: int = 16 * MIB
-    """Bytes that a session of the draft protocol may send without a stable point of reference."""
-    listed_bytes_max: int = MIB
-    """Maximum bytes of known streams in an OK of the draft protocol."""
-    extensions: frozenset[Extension] = frozenset()
-    """What sessions of the draft protocol may request: ACKs with counts, frames that inject faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +18,10 @@ class GatewayConfig:
     listen: str = "127.0.0.1:7100"
     control: str = ""
     """Control address, HOST:PORT. Empty: a socket file in the directory."""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     tls: ServerTls | None = None
     """Server certificate and client authority. None: no encryption."""
-    declared: Declared | None = None
+    declared: DeclaredOrder | None = None
     """The streams to merge by event time. None: order of arrival."""
     stall_s: float = 10.0
     """Time without progress of the merge, while records wait, after which the log names the missing stream."""
@@ -134,5 +87,5 @@ class GatewayConfig:
         return self.log_directory if self.declared is None else self.ordered_directory
 
     @property
-    def offered_use(self) -> Use:
+    def offered_use(self) -> LogUse:
         return INGRESS if self.declared is None else ORDERED

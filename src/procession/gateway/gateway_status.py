@@ -1,6 +1,6 @@
 """The status of a gateway as plain values, for operators and tests.
 
-The one rule: it only looks. Before it `performer`, which is looked at; after it `control`, which tells.
+Invariant: computing the status changes nothing. `control` returns it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from procession.wire import columns
 
 if TYPE_CHECKING:
-    from procession.gateway.performer import Gateway
+    from procession.gateway.performer import GatewayPerformer
 
 STATUS_STREAMS_MAX = 1000
-"""A status names so many streams; of the others it says only how many there are."""
+"""Maximum number of streams that a status names. The others are counted."""
 
 
-def status_of(gateway: Gateway) -> dict[str, Any]:
+def status_of(gateway: GatewayPerformer) -> dict[str, Any]:
     """What an operator or a test wants to know, as plain values."""
     state = gateway.state
     streams = [

@@ -1,9 +1,8 @@
 """The global registry: which gateway of a pipeline holds which stream. Owned by the leader. Pure.
 
-The one rule: a stream has at most one holder, and a holder keeps it until it reports that all its records are
-committed: no timeout takes a stream away. So a restarted leader grants nothing before every known gateway has reported
-what it holds. Before it `gateway/stream_leases` of every gateway; after it `gateway/leader`, which passes on their
-messages.
+Invariant: a stream has at most one holder, and a holder keeps it until it reports that all its records are committed:
+no timeout takes a stream away. So a restarted leader grants nothing before every known gateway has reported what it
+holds. `gateway/leader` passes the messages between this and the `gateway/stream_leases` of every gateway.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from procession.errors import ConfigError
-from procession.merge.stream_clocks import Clock
+from procession.merge.stream_clocks import StreamClock
 from procession.storage.log_ranges import FIRST_GATEWAY
 
 LEADER = FIRST_GATEWAY
-"""It leads."""
+"""The name of the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Grant:
 
     stream_id: int
     committed: int | None
-    clock: Clock | None = None
+    clock: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +36,24 @@ class Refusal:
 
 
 class GlobalRegistry:
-    """`active`: stream id to the gateway that holds it. A *link* is a number that the rim gives to each connection of a
+    """`active`: stream id to the gateway that holds it. A *link* is the number of a connection of a
     gateway; a gateway speaks through its latest link only."""
 
     def __init__(
         self,
         gateways: Iterable[str],
         committed: Mapping[int, int] | None = None,
-        clocks: Mapping[int, Clock] | None = None,
+        clocks: Mapping[int, StreamClock] | None = None,
         known: Callable[[int], int | None] = lambda _: None,
     ) -> None:
-        """What a leader knows when it begins: who belongs to it, and the committed ids and clocks of its own
-        checkpoint. `known` gives the committed id of a stream as the leader's own gateway knows it, retired or not."""
+        """What a leader knows at its start: the member gateways, and the committed ids and clocks of its own snapshot.
+        `known` returns the committed id of a stream at the leader's own gateway, retired or not."""
         self.active: dict[int, str] = {}
         self._known = known
         self._committed: dict[int, int] = dict(committed or {})
-        """Committed ids that gateways have told, and the leader's own gateway may not know yet."""
-        self.clocks: dict[int, Clock] = dict(clocks or {})
-        """How far each stream has come, as far as gateways have said. Who gave it up last knew best."""
+        """Committed ids that gateways have reported, and that the leader's own gateway may not know yet."""
+        self.clocks: dict[int, StreamClock] = dict(clocks or {})
+        """Progress of each stream, as reported by gateways. The last gateway to release it has the latest value."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
         self._unheard = set(self._links)
 
@@ -81,7 +80,7 @@ class GlobalRegistry:
         link: int,
         held: Iterable[int],
         committed: Mapping[int, int],
-        clocks: Mapping[int, Clock] | None = None,
+        clocks: Mapping[int, StreamClock] | None = None,
     ) -> None:
         """A gateway is here, or here again, and says what it holds, what it knows to be committed and how far streams
         have come. What it held and does not name any more it has given up."""
@@ -126,10 +125,10 @@ class GlobalRegistry:
         return Grant(stream_id, self._last(stream_id), self.clocks.get(stream_id))
 
     def may_be_held(self, stream_id: int) -> bool:
-        """Whether a gateway holds the stream, or may: as long as one has not said what it holds, nobody knows."""
+        """Whether a gateway holds the stream, or may hold it because not all gateways have reported their streams."""
         return bool(self._unheard) or stream_id in self.active
 
-    def relinquish(self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None) -> bool:
+    def relinquish(self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> bool:
         """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
         name = self._speaker(link)
         if name is None or self.active.get(stream_id) != name:
@@ -154,7 +153,7 @@ class GlobalRegistry:
         """The gateway of a link, unless a later link has replaced it."""
         return next((name for name, its_link in self._links.items() if its_link == link), None)
 
-    def _hear(self, stream_id: int, clock: Clock | None) -> None:
+    def _hear(self, stream_id: int, clock: StreamClock | None) -> None:
         if clock is not None:
             self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
 
@@ -168,6 +167,6 @@ class GlobalRegistry:
         self._committed = {one: at for one, at in self._committed.items() if self._known(one) != self._last(one)}
 
     def _last(self, stream_id: int) -> int | None:
-        """The last committed id that anybody has told of."""
+        """The highest committed id that any gateway has reported."""
         told = [one for one in (self._committed.get(stream_id), self._known(stream_id)) if one is not None]
         return max(told, default=None)

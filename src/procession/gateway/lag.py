@@ -1,6 +1,6 @@
 """The lag: how many bytes are appended and not committed.
 
-The one rule: it is never below the true value, and above it by at most one step. What a restart finds is one step.
+Invariant: it is never below the true value, and above it by at most one step. What a restart finds is one step.
 `gateway/state` withholds credits while it is too large. Pure.
 """
 

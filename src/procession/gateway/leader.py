@@ -1,9 +1,9 @@
-"""Leadership: the first gateway's second trade. It answers the other gateways, and itself, about streams. Pure, but
-for the members' file.
+"""The leader: the first gateway, which grants streams to the other gateways and to itself. Pure, except for the
+members' file.
 
-The one rule: what the leader knows is `global_registry`'s and `members`' to say; here their words are only brought
-together, one after the other, and a connection of a gateway is a *link* with a number of its own. Before it: `control`,
-which hears the others' words, and `performer`, which asks for the gateway's own sessions. After it: `global_registry`.
+Invariant: `global_registry` and `members` hold all that the leader knows. This module calls them in turn. Each
+connection of a gateway is a *link* with its own number. `control` passes the requests of the other gateways, and
+`performer` those of this gateway's own sessions.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.gateway.gateway_events import Event, Granted, LeaderFound, Refused, Relinquished
+from procession.gateway.gateway_events import Event, LeaderFound, StreamGranted, StreamRefused, StreamRelinquished
 from procession.gateway.global_registry import LEADER, GlobalRegistry, Grant
-from procession.gateway.members import Member, Members, Standing, others_than
+from procession.gateway.members import Member, Members, MemberStatus, others_than
 from procession.gateway.request_parsing import written_clocks
 from procession.gateway.state import GatewayState
-from procession.merge.event_time import Declared
-from procession.merge.stream_clocks import Clock
+from procession.merge.event_time import DeclaredOrder
+from procession.merge.stream_clocks import StreamClock
 
 
-class Order(NamedTuple):
+class EventTimeReport(NamedTuple):
     """What a gateway reports about event time: a description of its order, and the watermarks of streams."""
 
     words: str = ""
-    clocks: Mapping[int, Clock] = {}
+    clocks: Mapping[int, StreamClock] = {}
 
 
-NO_ORDER = Order()
+NO_ORDER = EventTimeReport()
 
 
 class Leadership:
@@ -38,7 +38,7 @@ class Leadership:
         members: Members,
         state: GatewayState,
         handle: Callable[[Event], None],
-        declared: Declared | None = None,
+        declared: DeclaredOrder | None = None,
     ) -> None:
         """`handle` passes an event to the leading gateway. `declared` is its event-time order."""
         self._declared = declared
@@ -49,7 +49,7 @@ class Leadership:
         self._own_link = 0
         self._links: dict[int, str] = {}
         self._turns: dict[str, tuple[int, int]] = {}
-        """Which of its links each gateway began last, by its own count."""
+        """The latest link of each gateway, by the gateway's own count."""
         known = state.registry.committed
         self.registry = GlobalRegistry({LEADER, *self._members.present}, {}, state.clocks, known)
         assert state.claims is not None
@@ -57,14 +57,14 @@ class Leadership:
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
     def begin(self, own: Member, *, is_confirmed: bool = True) -> None:
-        """The first of all gateways joins itself. Until its log is confirmed it grants nothing, to anybody: what it
-        knows of streams may be that of an older copy."""
+        """The leader joins itself. It grants no streams until its log is confirmed, because its directory may be an
+        older copy."""
         self._members.join(own)
         if is_confirmed:
             self.lead()
 
     def lead(self) -> None:
-        """What this gateway holds counts, and it grants streams."""
+        """Registers the streams that this gateway holds, and starts to grant streams."""
         assert self._state.claims is not None
         self._own_link = next(self._numbers)
         self.registry.join(LEADER, self._own_link, self._state.claims.held, {})
@@ -79,20 +79,20 @@ class Leadership:
         """Names of the gateways that have left and not come back."""
         return self._members.left
 
-    # What this gateway itself asks for: it is answered before anything else is heard.
+    # Requests of this gateway itself. They are answered at once.
 
     def ask(self, stream_id: int) -> None:
         answer = self.registry.notify(self._own_link, stream_id)
         if isinstance(answer, Grant):
-            self._handle(Granted(stream_id, answer.committed, answer.clock))
+            self._handle(StreamGranted(stream_id, answer.committed, answer.clock))
         else:
-            self._handle(Refused(stream_id))
+            self._handle(StreamRefused(stream_id))
 
-    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+    def relinquish(self, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> None:
         self.registry.relinquish(self._own_link, stream_id, committed, clock)
-        self._handle(Relinquished(stream_id))
+        self._handle(StreamRelinquished(stream_id))
 
-    # What the others say
+    # Requests of other gateways
 
     def join(
         self,
@@ -101,17 +101,20 @@ class Leadership:
         committed: Mapping[int, int],
         committed_end: int,
         turn: tuple[int, int] = (0, 0),
-        order: Order = NO_ORDER,
+        order: EventTimeReport = NO_ORDER,
         *,
         is_confirmed: bool = True,
     ) -> tuple[int, str]:
-        """A gateway is here. Gives its link and its name. Words that it gave up waiting for, and that come only now
-        because this process stood still, are known by their `turn`: what they say may be long untrue. Unless its log
-        `is_confirmed`, only where it is counts: what it says of streams may be that of an older copy."""
+        """A gateway connects. Returns its link and its name. `turn` identifies an outdated request, which the gateway
+        sent on an earlier link and this process reads late: it is rejected. Unless the gateway's log `is_confirmed`,
+        only its address is used: what it reports about streams may come from an older copy of its directory."""
         if turn < self._turns.get(told.identity, turn):
             raise RemoteProtocolError("this gateway has begun a later link")
+        if not self._own_link and not self._members.knows(told.identity):
+            # The members' file may be an older copy, too. A gateway that it does not list must wait for the right one.
+            raise RemoteProtocolError("no driver has confirmed the leader's log yet")
         if committed_end and not self._members.knows(told.identity):
-            # Another pipeline has committed from it: this one's offsets know nothing of its numbers.
+            # Another pipeline has committed from it: its sequence numbers are not in this pipeline's offsets.
             raise ConfigError(
                 f"The directory of the gateway at {told.control} was used by another pipeline.",
                 next_step="Join a gateway only with a directory of its own, made for this pipeline.",
@@ -137,7 +140,7 @@ class Leadership:
         return {"granted": True, "committed": answer.committed, "clocks": written_clocks(clocks)}
 
     def given_up(
-        self, link: int, stream_id: int, committed: int | None, clock: Clock | None = None, name: str = ""
+        self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None, name: str = ""
     ) -> dict[str, Any]:
         """Records the names of streams that a gateway releases, because it may leave afterwards."""
         was_held = self.registry.relinquish(link, stream_id, committed, clock)
@@ -165,11 +168,11 @@ class Leadership:
         epoch the leader has committed positions on disk."""
         name = self._links[link]
         if self.registry.is_superseded(link):
-            # Whatever it asks on this one is refused: it must begin anew, or it would be refused for ever.
+            # All requests on this link are refused, so the gateway must connect again.
             raise RemoteProtocolError("a later link of this gateway has taken this one's place")
         self.registry.trim()
         others = others_than(name, self._members.present)
-        is_leaving = self._members[name].standing is Standing.LEAVING
+        is_leaving = self._members[name].standing is MemberStatus.LEAVING
         return {"is_leaving": is_leaving, "others": others, "epoch": self._state.snapshot.epoch}
 
     def lost(self, link: int) -> str | None:
@@ -177,30 +180,31 @@ class Leadership:
         self.registry.lost(link)
         return self._links.pop(link, None)
 
-    # Growing smaller
+    # Removing gateways
 
     def leave(self, name: str) -> None:
-        """An operator asks this gateway to leave. It is told with its next heartbeat."""
+        """An operator asks this gateway to leave. The reply to its next heartbeat says so."""
         if name == LEADER or name not in self._members.present:
             why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
             there_are = ", ".join(one for one in self._members.present if one != LEADER) or "none"
             raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another one; there are: {there_are}.")
         if len(self._members.present) > 1:
-            self._members.stand(name, Standing.LEAVING)
+            self._members.stand(name, MemberStatus.LEAVING)
 
     def left(self, link: int, epochs: int) -> bool:
-        """A gateway has given up all, and knows of so many committed epochs. It may go when the leader's own snapshot
-        has them, too: else the last ids of its streams would be known to nobody, if the leader died now."""
+        """A gateway has released all its streams, and knows this number of committed epochs. Returns whether it may
+        leave: only when the leader's snapshot has these epochs, too. Otherwise the last ids of its streams would be
+        lost if the leader crashed."""
         name = self._links[link]
         kept = self._state.snapshot.clocks
-        # How far its streams have come must be on disk here, too; the next commit brings it there.
+        # The progress of its streams must be on disk here, too; the next commit writes it.
         are_kept = all(clock.later(kept.get(one)) == kept.get(one) for one, clock in self.registry.clocks.items())
         if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
             return False
         if name in self.registry.unheard:
-            return False  # its log is not confirmed: what it holds is not known
+            return False  # its log is not confirmed, so its streams are unknown
         self.registry.leave(name)
-        self._members.stand(name, Standing.LEFT)
+        self._members.stand(name, MemberStatus.LEFT)
         return True
 
     def status(self) -> list[dict[str, Any]]:

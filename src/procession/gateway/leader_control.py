@@ -1,7 +1,7 @@
 """The leader's part of the control port: requests from other gateways and about them.
 
-The one rule: a gateway's words count only on the connection on which it joined; when that ends, its link is lost. At a
-gateway that does not lead the door is shut, and says where the leader is. Before it: `control`. After it: `leader`.
+Invariant: a gateway's messages count only on the connection on which it joined. When that connection ends, its link is
+lost. A gateway that is not the leader refuses these requests and names the leader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.gateway.leader import Leadership, Order
+from procession.gateway.leader import EventTimeReport, Leadership
 from procession.gateway.members import Member
 from procession.gateway.request_parsing import clocks, integers, is_u64, positions
 
@@ -24,7 +24,7 @@ OPS = ("gateways", "leave", "join", *ON_A_LINK)
 log = structlog.get_logger("gateway")
 
 
-class Doorway:
+class LeaderControl:
     def __init__(self, leadership: Leadership | None, leader_at: str = "") -> None:
         self._leadership = leadership
         self._leader_at = leader_at
@@ -40,7 +40,7 @@ class Doorway:
             log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)
 
     def gateways(self) -> dict[str, Any]:
-        """What the driver is told of all gateways; nothing by one that does not lead."""
+        """The list of all gateways, for the driver. Empty if this gateway is not the leader."""
         if self._leadership is None:
             return {}
         return {"gateways": [member.as_dict() for member in self._leadership.gateways.values()]}
@@ -85,12 +85,12 @@ class Doorway:
                 return {"is_left": is_left}
 
     def _join(self, leadership: Leadership, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any]:
-        told, held = request.get("gateway"), request.get("held")
-        if not isinstance(told, dict) or not isinstance(held, list) or not all(map(is_u64, held)):
+        gateway, held = request.get("gateway"), request.get("held")
+        if not isinstance(gateway, dict) or not isinstance(held, list) or not all(map(is_u64, held)):
             raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
         self.lost(talk)
         committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
-        member, order = Member.from_dict(told), Order(str(request.get("order", "")), clocks(request))
+        member, order = Member.from_dict(gateway), EventTimeReport(str(request.get("order", "")), clocks(request))
         self._links[talk], name = leadership.join(
             member,
             held,

@@ -1,9 +1,9 @@
 """A gateway's connection to the leader, over the leader's control port.
 
-The one rule: no wait without a bound, and an answer counts only on the connection on which it was asked. A word goes to
-the leader every `link_interval_s`, so one comes back as often; when none does for `link_timeout_s` the link is lost,
-all that waits for an answer is told so, and the next link begins with what this gateway holds. Before it: `performer`,
-which asks. After it: `control` and `leader`, at the leader.
+Invariant: every wait is bounded, and a reply counts only on the connection of its request. The gateway sends a
+heartbeat every `link_interval_s`, and the leader replies. Without a reply for `link_timeout_s` the link is lost: all
+pending requests fail, and the next link starts by reporting what this gateway holds. `performer` sends requests through
+it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ import structlog
 
 from procession.address import SocketFile, connected_file, notice_silence, parse_endpoint
 from procession.errors import ConfigError
-from procession.gateway.gateway_events import Granted, LeaderFound, LeaderKeeps, LeaderLost, Refused, Relinquished
+from procession.gateway.gateway_events import (
+    LeaderFound,
+    LeaderKeeps,
+    LeaderLost,
+    StreamGranted,
+    StreamRefused,
+    StreamRelinquished,
+)
 from procession.gateway.leader import greeting
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
-from procession.gateway.performer import Gateway
+from procession.gateway.performer import GatewayPerformer
 from procession.gateway.request_parsing import FORMAT, check_answer, clocks, written_clocks
-from procession.merge.stream_clocks import Clock
+from procession.merge.stream_clocks import StreamClock
 from procession.tls import complaint, connect
 
 DELAY_S_MIN = 0.05
@@ -43,12 +50,17 @@ class LeaderLink:
     """`depart` is called, with the addresses of others, each time the leader says that this gateway is to leave."""
 
     def __init__(
-        self, gateway: Gateway, at: str | Path, own: Member, depart: Callable[[list[str]], None], starts: int = 0
+        self,
+        gateway: GatewayPerformer,
+        at: str | Path,
+        own: Member,
+        depart: Callable[[list[str]], None],
+        starts: int = 0,
     ) -> None:
-        """`starts` says how often this gateway was started before: its links are told apart by that, and counted."""
+        """`starts` is the number of earlier starts of this gateway. With a counter, it identifies each link."""
         self.name = own.name
         self.has_left = asyncio.get_running_loop().create_future()
-        """Done when the leader has let this gateway go."""
+        """Done when the leader has removed this gateway."""
         self._gateway = gateway
         self._config = gateway.config
         self._at = at
@@ -58,7 +70,7 @@ class LeaderLink:
         self._depart = depart
         self._writer: asyncio.StreamWriter | None = None
         self._asked: deque[Request] = deque()
-        """What the leader has not answered yet, in the order in which it will."""
+        """Requests without a reply, in the order in which the leader will answer."""
         self._is_leaving = False
 
     # What the gateway asks for. It does so only between LeaderFound and LeaderLost.
@@ -66,7 +78,7 @@ class LeaderLink:
     def ask(self, stream_id: int) -> None:
         self._say({"op": "notify", "stream": stream_id})
 
-    def relinquish(self, stream_id: int, committed: int | None, clock: Clock | None = None) -> None:
+    def relinquish(self, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> None:
         clocks = {} if clock is None else {stream_id: clock}
         registry = self._gateway.state.registry
         name = registry[stream_id].name if stream_id in registry else ""
@@ -74,7 +86,7 @@ class LeaderLink:
         self._say({"op": "relinquish", **told})
 
     def _say(self, request: Request) -> None:
-        if self._writer is None:  # the link broke while this was decided; whoever waits is told when that is handled
+        if self._writer is None:  # the link broke meanwhile; `LeaderLost` ends the wait of the sessions
             return
         self._asked.append(request)
         line = json.dumps(
@@ -82,7 +94,7 @@ class LeaderLink:
         )
         self._writer.write(line.encode() + b"\n")
 
-    # The life of links
+    # Connecting and reconnecting
 
     async def run(self) -> None:
         """One link after the other, until cancelled, or until the leader has no place for us: then the gateway ends."""
@@ -120,7 +132,7 @@ class LeaderLink:
             log.info("gateway.leader_found", leader=str(self._at), name=self.name)
             self._gateway.handle(LeaderFound())
             beats = asyncio.get_running_loop().create_task(self._beat())
-            with suppress(OSError, ValueError):  # a lost link is nothing to tell: the next one is begun
+            with suppress(OSError, ValueError):  # a lost link is no error: the next one is opened
                 while not self.has_left.done():
                     self._heard(await self._reply(reader))
         finally:
@@ -171,11 +183,11 @@ class LeaderLink:
         match request["op"]:
             case "notify" if reply["granted"]:
                 stream_id = request["stream"]
-                self._gateway.handle(Granted(stream_id, reply["committed"], clocks(reply).get(stream_id)))
+                self._gateway.handle(StreamGranted(stream_id, reply["committed"], clocks(reply).get(stream_id)))
             case "notify":
-                self._gateway.handle(Refused(request["stream"]))
+                self._gateway.handle(StreamRefused(request["stream"]))
             case "relinquish":
-                self._gateway.handle(Relinquished(request["stream"]))
+                self._gateway.handle(StreamRelinquished(request["stream"]))
             case "beat":
                 self._gateway.handle(LeaderKeeps(int(reply.get("epoch", -1))))
                 if reply["is_leaving"]:

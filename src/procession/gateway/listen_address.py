@@ -1,12 +1,13 @@
 """Where a gateway listens, as written in its directory.
 
-The one rule: a gateway can be found by its directory. `gateway/server` writes; `gateway/control_client` and the
+Invariant: a gateway can be found by its directory. `gateway/server` writes; `gateway/control_client` and the
 supervisor read.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from procession.address import SOCKET_FILE, Address, Endpoint, SocketFile, parse_address
@@ -18,11 +19,17 @@ CONTROL_FILE = "control.sock"
 
 
 def starts(directory: Path) -> int:
-    """How often the gateway of this directory was started."""
+    """The number of the last start of the gateway of this directory."""
     try:
         return int(json.loads((directory / ADDRESS_FILE).read_bytes())["starts"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def next_start(directory: Path) -> int:
+    """A number for the start that begins now, above those of all earlier ones. The clock counts, too: the directory may
+    be an older copy."""
+    return max(starts(directory) + 1, int(time.time()))
 
 
 def addresses(directory: Path) -> dict[str, Address]:
@@ -41,7 +48,7 @@ def control_of(directory: Path) -> Endpoint:
     """Where the gateway of this directory is asked; a ConnectionError if it was never started. A socket file is in this
     directory, wherever the directory was when the gateway wrote it down."""
     try:
-        told = str(json.loads((directory / ADDRESS_FILE).read_bytes())["control"])
-        return SocketFile(directory / CONTROL_FILE) if told.startswith(SOCKET_FILE) else parse_address(told)
+        control = str(json.loads((directory / ADDRESS_FILE).read_bytes())["control"])
+        return SocketFile(directory / CONTROL_FILE) if control.startswith(SOCKET_FILE) else parse_address(control)
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         raise ConnectionError("it was never started") from None

@@ -1,7 +1,7 @@
 """Rows of the ingress log: made of what a session sent, and read again when a gateway recovers. Pure.
 
-The one rule: the rows say all that a restarted gateway must know of what is not committed: ids seen, streams ended,
-groups that no epoch may cut.
+Invariant: the rows contain all that a restarted gateway must know about uncommitted records: ids seen, streams ended,
+and groups that an epoch must not split.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def record_rows(messages: Messages) -> pa.RecordBatch:
 
 
 _NUMBERS_BYTES = 1 + 3 * 8
-"""Of one row: its kind, stream id, message id and event time."""
+"""Kind, stream id, message id and event time of one row."""
 
 
 def size_of(batch: pa.RecordBatch) -> int:
@@ -66,8 +66,8 @@ def row_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 _ROW = pa.struct(list(INGRESS_SCHEMA))
 
 
-class Row(NamedTuple):
-    """One row, where rows are made one by one."""
+class LogRow(NamedTuple):
+    """A batch of one row."""
 
     kind: int
     stream_id: int
@@ -77,32 +77,32 @@ class Row(NamedTuple):
     payload: bytes = b""
 
 
-def eos_row(stream_id: int, last_id: int | None) -> Row:
+def eos_row(stream_id: int, last_id: int | None) -> LogRow:
     """The end of a stream: a row of its own, so that it has a sequence and causes an epoch even on a quiet stream."""
-    return Row(KIND_EOS, stream_id, NOTHING_COMMITTED if last_id is None else last_id)
+    return LogRow(KIND_EOS, stream_id, NOTHING_COMMITTED if last_id is None else last_id)
 
 
-def tick_row(stream_id: int, last_id: int | None, watermark: int) -> Row:
-    """The watermark of a stream for which nobody waits any longer: it is in the log, so a restart knows it."""
-    return Row(KIND_TICK, stream_id, last_id or 0, watermark)
+def tick_row(stream_id: int, last_id: int | None, watermark: int) -> LogRow:
+    """The watermark of an idle stream, so that the merge stops waiting for it. In the log, so it survives a restart."""
+    return LogRow(KIND_TICK, stream_id, last_id or 0, watermark)
 
 
-def given_row(stream_id: int, watermark: int) -> Row:
+def given_row(stream_id: int, watermark: int) -> LogRow:
     """From here on the stream comes through another gateway, and with it what waits here."""
-    return Row(KIND_GIVEN, stream_id, 0, watermark)
+    return LogRow(KIND_GIVEN, stream_id, 0, watermark)
 
 
-def moved_row(stream_id: int, last_id: int, watermark: int) -> Row:
+def moved_row(stream_id: int, last_id: int, watermark: int) -> LogRow:
     """From here on the stream comes through this gateway: so far it had come elsewhere."""
-    return Row(KIND_MOVED, stream_id, last_id, watermark)
+    return LogRow(KIND_MOVED, stream_id, last_id, watermark)
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+def batch_of(rows: Sequence[LogRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array(rows, _ROW))
 
 
 @dataclass(slots=True)
-class Tail:
+class LogTail:
     """What the uncommitted end of a log says of each stream."""
 
     seen: dict[int, int | None] = field(default_factory=dict)
@@ -113,9 +113,9 @@ class Tail:
     """Beyond it there are no rows of a group."""
 
 
-def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> Tail:
+def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> LogTail:
     """Read rows that begin with sequence `start`."""
-    tail = Tail()
+    tail = LogTail()
     for batch in batches:
         kinds = batch.column("kind").to_numpy()
         for row in np.flatnonzero(kinds == KIND_EOS).tolist():

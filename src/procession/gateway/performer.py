@@ -1,8 +1,8 @@
 """Performs what `state` decides, on the log, the snapshot file and the sessions.
 
-The one rule: actions are performed in the order in which they were decided; rows are in the log before anything that
-counts on them, and a snapshot is on disk before its ACKs, which go out before the trim. Before it: `server` and
-`control` bring events. After it: `storage.log`.
+Invariant: actions are performed in the order in which they were decided. Rows are in the log before anything relies on
+them. A snapshot is on disk before its ACKs are sent, and the ACKs are sent before the log is trimmed. `server` and
+`control` pass events to it.
 """
 
 from __future__ import annotations
@@ -22,53 +22,52 @@ from procession import faults
 from procession.errors import ConfigError, StorageError
 from procession.gateway import gateway_events as ev
 from procession.gateway import retired_file
-from procession.gateway import snapshot as snapshots
-from procession.gateway.directory_identity import has_identity, identity
-from procession.gateway.event_time_log import Offered, Ordering, check_kept
-from procession.gateway.event_time_state import OrderedState
-from procession.gateway.fences import check_claimed, is_claimed
+from procession.gateway.event_time_log import Offered, Ordering
+from procession.gateway.event_time_state import EventTimeOrder
+from procession.gateway.gateway_directory import keep_identity, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
 from procession.gateway.log_rows import whole_groups
 from procession.gateway.plausibility import check_end, check_start
-from procession.gateway.sessions import Peer
+from procession.gateway.recovery import recover, renew
+from procession.gateway.sessions import SessionPeer
 from procession.gateway.state import GatewayState
-from procession.gateway.stream_counters import Tally
+from procession.gateway.stream_counters import StreamCounters
 from procession.gateway.stream_leases import Leader
-from procession.merge.event_time import Point
-from procession.merge.stream_clocks import Clock
+from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
+from procession.storage.driver_claim import check_claimed
 from procession.storage.durable import disk_free_bytes, lock_directory
 from procession.storage.log import IngressLog
 
 log = structlog.get_logger("gateway")
 
 
-class Gateway:
+class GatewayPerformer:
     """A gateway, recovered from its directory. It runs in one event loop; only fsyncs run in threads."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
-        self.is_confirmed = not has_identity(config.directory) and not is_claimed(config.checkpoint)
-        """Whether producers may open streams: of a pipeline that no driver has claimed yet nothing was ever offered; of
-        any other one a driver must have said, in this life, that it knows this log, even if the directory is new."""
         self.on_confirmed: Callable[[], None] = lambda: None
         lock = lock_directory(config.log_directory)  # nothing is written before it is held
         try:
-            found, retired = retired_file.recover(config.directory)
-            check_kept(config, found)
+            found = recover(config)
+            renew(config.directory, found)
         except BaseException:
             os.close(lock)
             raise
-        start = found.end_sequence if config.declared is None else (found.point or Point()).floor
+        self.is_confirmed = found.is_confirmed
+        """Whether producers may open streams: of a pipeline that no driver has claimed yet nothing was ever offered; of
+        any other one a driver must have said, in this life, that it knows this log, even if the directory is new."""
+        start, snapshot = found.log_start, found.snapshot
         self.log = IngressLog(
             config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start, lock=lock
         )
-        self.identity = identity(config.directory)
+        self.identity = keep_identity(config.directory, found.identity)
         self.name = LEADER if config.join is None else config.name
         """Among the gateways of the pipeline; one that joins may get it from the leader."""
-        self.tally = Tally(config.limits.streams_max, is_by_id=config.declared is not None)
+        self.tally = StreamCounters(config.limits.streams_max, is_by_id=config.declared is not None)
         self.ordering: Ordering | None = None
         self.state: GatewayState
         is_leading = config.join is None
@@ -77,27 +76,28 @@ class Gateway:
             lag_bytes = self.log.lag_bytes(start)
             end, now = self.log.next_sequence, time.monotonic()
             self.state = GatewayState(
-                config.limits, found, tail, end, lag_bytes, is_leading=is_leading, retired=retired, now=now
+                config.limits, snapshot, tail, end, lag_bytes, is_leading=is_leading, retired=found.retired, now=now
             )
         else:
-            self.ordering = Ordering(config, config.declared, found, self.log)
+            self.ordering = Ordering(config, config.declared, snapshot, self.log)
             for stream_ids, message_ids in self.ordering.recovered.uncommitted:
                 self.tally.found(stream_ids, message_ids)
             end, recovered = self.log.next_sequence, self.ordering.recovered
-            self.state = OrderedState(config.limits, config.declared, found, end, recovered, is_leading=is_leading)
+            order = EventTimeOrder(config.declared, recovered)
+            self.state = GatewayState(config.limits, snapshot, recovered.tail, end, is_leading=is_leading, order=order)
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""
         self.leader: Leader | None = None
-        """Set before anybody can connect; nobody is asked before it is found."""
+        """Set before any peer can connect. It gets no requests before `LeaderFound`."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the gateway cannot go on: a disk that is full, or broken."""
-        # Whoever closes the gateway meanwhile raises the same, and nobody asks again.
+        """Completes when the gateway cannot continue, such as with a full or broken disk."""
+        # Retrieves the exception, so that asyncio does not log it: closing the gateway raises it as well.
         self.failure.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.fetched_rows: Callable[[], int] = lambda: 0
         """How many rows executors elsewhere have fetched."""
         self._offered_end = self.offered.next_sequence
         """Nothing behind it was ever offered; what an earlier life offered is in the log."""
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, SessionPeer] = {}
         self._is_holding = False
         self._numbers = itertools.count(1)
         self._waiting: list[pa.RecordBatch] = []
@@ -113,7 +113,7 @@ class Gateway:
 
     # Sessions
 
-    def join(self, peer: Peer) -> int:
+    def join(self, peer: SessionPeer) -> int:
         """Assigns a session number to a new peer. Numbers are never reused."""
         session = next(self._numbers)
         self._peers[session] = peer
@@ -128,7 +128,7 @@ class Gateway:
         for action in self._decided(event):
             self._perform(action)
         if self.state.flow.is_over or self._is_holding:
-            self._hold([event.session] if isinstance(event, ev.Received) else None)
+            self._hold([event.session] if isinstance(event, ev.FrameReceived) else None)
 
     def _hold(self, only: list[int] | None) -> None:
         """Pauses and resumes reading from sessions: from all, or only from this one."""
@@ -145,28 +145,28 @@ class Gateway:
 
     def _decided(self, event: ev.Event | ev.OfOrder) -> list[ev.Action]:
         now = time.monotonic()
-        actions = self.state.handle(event, now)  # type: ignore[arg-type]  # only where there is an order
+        actions = self.state.handle(event, now)
         self.tally.watch(event, actions, now, self.state.registry)
         return actions
 
     def _perform(self, action: ev.Action) -> None:
         match action:
-            case ev.Append(batch=batch, size_bytes=size_bytes):
+            case ev.AppendRows(batch=batch, size_bytes=size_bytes):
                 self._append(batch, size_bytes)
-            case ev.Send(session, frame):
+            case ev.SendFrame(session, frame):
                 if session in self._peers:
                     self._peers[session].send(frame)
-            case ev.Close(session, reason):
+            case ev.CloseSession(session, reason):
                 if session in self._peers:
                     self._peers[session].close(reason)
-            case ev.Trim(before_sequence):
+            case ev.TrimLog(before_sequence):
                 self.offered.trim(before_sequence)
                 if self.state.snapshot.point is not None:
                     self.log.trim(self.state.snapshot.point.floor)
-            case ev.Ask(stream_id):
+            case ev.AskForStream(stream_id):
                 assert self.leader is not None
                 self.leader.ask(stream_id)
-            case ev.Relinquish(stream_id, committed, clock):
+            case ev.RelinquishStream(stream_id, committed, clock):
                 assert self.leader is not None
                 self.leader.relinquish(stream_id, committed, clock)
             case ev.WriteSnapshot():
@@ -200,7 +200,7 @@ class Gateway:
             return
         faults.point("gateway:after-append")
         self.look_at_disk()
-        self.handle(ev.Appended(self.log.next_sequence))
+        self.handle(ev.RowsAppended(self.log.next_sequence))
 
     def look_at_disk(self) -> None:
         """Withholds credits while the disk is low on space."""
@@ -260,9 +260,9 @@ class Gateway:
         self._offered_end = max(self._offered_end, end)
         return end
 
-    async def clocks(self, fence: int) -> Mapping[int, Clock]:
-        """How far each stream has come, as far as this gateway knows and arrivals are on disk. With several gateways
-        the driver asks all of them, before it tells each what the others know."""
+    async def clocks(self, fence: int) -> Mapping[int, StreamClock]:
+        """The progress of each stream that this gateway knows of, up to the arrivals on disk. With several gateways the
+        driver asks all of them, and then sends each one what the others know."""
         ordering = self._has_order()
         async with self._commit_lock:
             await self._raise_to(fence)
@@ -273,10 +273,10 @@ class Gateway:
             return ordering.order.clocks.all_reached()
 
     async def offer_among(
-        self, fence: int, start: int, limits: tuple[int, int], told: Mapping[int, Clock], upto: Key | None
+        self, fence: int, start: int, limits: tuple[int, int], told: Mapping[int, StreamClock], upto: Key | None
     ) -> Offered:
-        """As one of several gateways: what the driver may read from `start` on, if streams are so far elsewhere; and
-        no more than up to this place in the order, which is as far as all of them can give."""
+        """With several gateways: the rows that the driver may read from `start` on. `told` is the progress of streams
+        at the other gateways. `upto` is the last place in the order that all gateways can offer."""
         ordering = self._has_order()
         async with self._commit_lock:
             await self._raise_to(fence)
@@ -301,7 +301,7 @@ class Gateway:
         now = time.monotonic()
         if ticks := ordering.ticks(now):
             log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
-            self.handle(ev.Idled(ticks))
+            self.handle(ev.StreamsIdled(ticks))
             self.flush()
             await self._durably(self.log.sync)
         with self._ending():
@@ -319,7 +319,7 @@ class Gateway:
         closing = () if self.state.claims is None else self.state.claims.closing
         waiting = ordering.waiting_of(closing, is_alone=is_alone)
         skipped = ordering.skipped
-        self.handle(ev.Ordered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
+        self.handle(ev.RowsOrdered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
             log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 
@@ -341,7 +341,7 @@ class Gateway:
         async with self._commit_lock:
             await self._raise_to(fence)
 
-    async def commit(self, commit: ev.Committed) -> None:
+    async def commit(self, commit: ev.EpochCommitted) -> None:
         """Makes the commit durable, acknowledges it, and drops its rows, in this order."""
         check_end(commit.epoch, commit.end_sequence, self._offered_end)
         async with self._commit_lock:
@@ -352,7 +352,7 @@ class Gateway:
         """Move the streams that have been idle for long out of what is written with every commit."""
         forgotten, before = self.state.retired.forgotten, self.state.snapshot.retired
         async with self._commit_lock:
-            await self._write_snapshot(self._decided(ev.Retire()))
+            await self._write_snapshot(self._decided(ev.RetireStreams()))
         if gone := self.state.retired.forgotten - forgotten:
             log.warning("gateway.retired_streams_forgotten", streams=gone, retired=len(self.state.retired))
         if before is not None and (mark := self.state.snapshot.retired) and mark.number != before.number:
@@ -372,10 +372,10 @@ class Gateway:
                 await self._durably(retired_file.write, self.config.directory, action.retiring)
                 faults.point("gateway:after-retired")
             faults.point("gateway:before-snapshot")
-            await self._durably(snapshots.save, self.config.directory, action.snapshot)
+            await self._durably(save_snapshot, self.config.directory, action.snapshot)
             faults.point("gateway:before-ack")
             for follower in self._decided(ev.SnapshotWritten(action.snapshot, action.retiring)):
-                if isinstance(follower, ev.Trim):
+                if isinstance(follower, ev.TrimLog):
                     faults.point("gateway:after-ack-before-trim")
                 self._perform(follower)
         if self._is_holding:

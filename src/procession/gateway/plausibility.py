@@ -1,8 +1,7 @@
 """Plausibility: checks a driver's requests against what the gateway knows. Pure.
 
-The one rule: no request makes the gateway lose, skip or invent records. A commit ends where something was offered, and
-names only message ids that were received. Before it `gateway/control`, by way of `performer` and `state`; after it the
-snapshot, which is written only for requests that have passed.
+Invariant: no request makes the gateway lose, skip or invent records. A commit ends within what was offered, and names
+only message ids that were received. The snapshot is written only for requests that pass these checks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 
 from procession.errors import StorageError
 from procession.gateway.registry import Registry
-from procession.gateway.stream_leases import Claims
+from procession.gateway.stream_leases import StreamLeases
 from procession.wire.messages import NOTHING_COMMITTED
 
 
@@ -25,7 +24,7 @@ def check_start(start: int, next_sequence: int) -> None:
 
 
 def check_end(epoch: int, end: int, offered_end: int) -> None:
-    """Raises StorageError if a commit ends behind all that was ever offered."""
+    """Raises StorageError if a commit ends after the last offered record."""
     if end > offered_end:
         raise StorageError(
             f"Epoch {epoch} ends at {end}, but nothing behind {offered_end} was offered.",
@@ -33,17 +32,17 @@ def check_end(epoch: int, end: int, offered_end: int) -> None:
         )
 
 
-def check_positions(positions: Mapping[int, int], registry: Registry, claims: Claims | None) -> None:
-    """Raise StorageError if a message id was never seen. What came to another gateway is not known here: it is judged
-    there. While this gateway holds a stream, nothing of it comes to another one; of a stream that it only found in its
-    log after a restart, that is not sure."""
+def check_positions(positions: Mapping[int, int], registry: Registry, claims: StreamLeases | None) -> None:
+    """Raises StorageError if a commit names a message id that was never received. Each gateway checks only the streams
+    that it has opened: no other gateway receives their records. A stream that is only in the log after a restart may
+    since have moved, so it is not checked."""
     is_alone = claims is None or claims.is_alone
     for stream_id, message_id in positions.items():
         if not is_alone and (claims is None or not claims.has_opened(stream_id)):
             continue
         seen = registry[stream_id].seen if stream_id in registry else registry.committed(stream_id)
         if seen is None and not is_alone:
-            continue  # it came from another gateway, and since a restart only its end is known here
+            continue  # it moved here, and after a restart only its end is known
         if seen is None or message_id > seen:
             came = "none came" if seen is None else f"the last that came is {seen}"
             raise StorageError(
@@ -54,8 +53,8 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: Cl
 
 
 def news_of(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
-    """The positions of a commit that are to be taken up. Not those of streams that were retired with them; nor, if the
-    commit is told again, those of streams that are not known: they were, and are forgotten since."""
+    """The positions of a commit that are new. Leaves out streams that were retired with these positions and, if the
+    commit is repeated, unknown streams: they were known, and have been dropped since."""
     told = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}
     away = {stream_id: registry.committed(stream_id) for stream_id in told if stream_id not in registry}
     old = {stream_id for stream_id, at in away.items() if (is_late if at is None else told[stream_id] <= at)}

@@ -1,7 +1,7 @@
 """The registry: all streams that the gateway knows, with their committed and seen positions and their session. Pure.
 
-The one rule: both positions are owned here. *Committed* is in the last complete checkpoint, and is what producers are
-told. *Seen* is in the log, and decides what is a duplicate. `gateway/state` consults it for each NOTIFY, MESSAGE, EOS
+Invariant: this module owns both positions. *Committed* is in the last complete checkpoint, and is reported to
+producers. *Seen* is in the log, and decides what is a duplicate. `gateway/state` uses it for each NOTIFY, MESSAGE, EOS
 and commit.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.gateway_options import Limits
-from procession.gateway.log_rows import Tail
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.log_rows import LogTail
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
@@ -25,7 +25,7 @@ LISTED_BYTES = 18
 
 
 @dataclass(slots=True)
-class Stream:
+class RegisteredStream:
     stream_id: int
     name: str = ""
     committed: int | None = None
@@ -43,7 +43,7 @@ class Stream:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has it, and all that came of it is committed."""
+        """Whether no session has the stream, and all its records are committed."""
         return self.is_free and self.committed is not None and self.committed == self.seen
 
     @property
@@ -105,18 +105,20 @@ class Registry:
     def __init__(
         self,
         positions: Mapping[int, Position],
-        tail: Tail,
+        tail: LogTail,
         retired: RetiredStreams | None = None,
         now: float = 0.0,
     ) -> None:
         """Restores the registry from the snapshot and the rows of the log behind it. A stream that is in neither may be
         `retired`; then it continues from its committed id there."""
         self._retired = RetiredStreams(Limits()) if retired is None else retired
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, RegisteredStream] = {}
         self._idle: dict[int, float] = {}
         """Since when streams are idle, the longest first; some of them may not be idle any more."""
         for stream_id, position in positions.items():
-            self._streams[stream_id] = Stream(stream_id, position.name, position.committed, position.committed)
+            self._streams[stream_id] = RegisteredStream(
+                stream_id, position.name, position.committed, position.committed
+            )
         for stream_id, message_id in tail.seen.items():
             self.get_or_add(stream_id).seen = message_id
         for stream_id, sequence in tail.eos_sequences.items():
@@ -127,19 +129,19 @@ class Registry:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[RegisteredStream]:
         return iter(self._streams.values())
 
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._streams
 
-    def __getitem__(self, stream_id: int) -> Stream:
+    def __getitem__(self, stream_id: int) -> RegisteredStream:
         return self._streams[stream_id]
 
-    def get_or_add(self, stream_id: int) -> Stream:
+    def get_or_add(self, stream_id: int) -> RegisteredStream:
         if stream_id not in self._streams:
             committed = self._retired.returning(stream_id)
-            self._streams[stream_id] = Stream(stream_id, "", committed, committed)
+            self._streams[stream_id] = RegisteredStream(stream_id, "", committed, committed)
         return self._streams[stream_id]
 
     def committed(self, stream_id: int) -> int | None:
@@ -172,8 +174,8 @@ class Registry:
         return known
 
     def listed(self, bytes_max: int) -> tuple[tuple[int, str, int], ...]:
-        """Triples (stream id, name, committed id), as many as so many bytes hold. A producer that misses its stream
-        begins at the beginning, which costs time and nothing else."""
+        """Triples (stream id, name, committed id), up to `bytes_max` bytes. A producer whose stream is not listed
+        starts from the beginning, which costs only time."""
         listed: list[tuple[int, str, int]] = []
         for stream in self:
             bytes_max -= LISTED_BYTES + len(stream.name.encode())
@@ -210,7 +212,7 @@ class Registry:
                 self._forget_unused(stream)
         return news
 
-    # Retiring
+    # Retirement
 
     def idle(self, since: float, count: int, is_held: Callable[[int], bool]) -> dict[int, int]:
         """The streams that are idle since before this, and the longest idle ones up to this count: each with its
@@ -231,7 +233,7 @@ class Registry:
         return chosen
 
     def retire(self, streams: Mapping[int, int]) -> None:
-        """The snapshot has these no more. Whoever came back meanwhile stays."""
+        """The snapshot leaves these streams out. A stream that has returned meanwhile stays."""
         for stream_id, committed in streams.items():
             stream = self._streams.get(stream_id)
             if stream is None:
@@ -242,12 +244,12 @@ class Registry:
             else:
                 self._retired.returning(stream_id)
 
-    def _note_idle(self, stream: Stream, now: float) -> None:
+    def _note_idle(self, stream: RegisteredStream, now: float) -> None:
         self._idle.pop(stream.stream_id, None)
         if stream.is_idle:
             self._idle[stream.stream_id] = now
 
-    def _forget_unused(self, stream: Stream) -> None:
+    def _forget_unused(self, stream: RegisteredStream) -> None:
         """A stream on which nothing ever came leaves nothing to remember."""
         if stream.is_free and stream.seen is None:
             del self._streams[stream.stream_id]

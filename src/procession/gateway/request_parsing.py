@@ -1,7 +1,7 @@
 """Parses requests at the control port: numbers, positions and clocks of streams. Pure.
 
-The one rule: what is not as it must be is the peer's error, in one short sentence. `control` and `leader_control` ask
-it.
+Invariant: a malformed request is the peer's error, reported in one short sentence. Used by `control` and
+`leader_control`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.format_number import is_known_format
-from procession.merge.stream_clocks import Clock
+from procession.gateway.confirmation import KnownGateway
+from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 
 U64_DIGITS = 20
 
@@ -63,24 +64,24 @@ def positions(request: Mapping[str, Any]) -> dict[int, int]:
     return {int(stream_id): message_id for stream_id, message_id in told.items()}
 
 
-def clocks(request: Mapping[str, Any], name: str = "clocks") -> dict[int, Clock]:
+def clocks(request: Mapping[str, Any], name: str = "clocks") -> dict[int, StreamClock]:
     try:
         return read_clocks(request.get(name) or {})
     except (ValueError, TypeError, AttributeError):
         raise RemoteProtocolError(f"{name} must map stream ids to [time, whether it has ended, last id]") from None
 
 
-def written_clocks(clocks: Mapping[int, Clock]) -> dict[str, list[int | bool | None]]:
+def written_clocks(clocks: Mapping[int, StreamClock]) -> dict[str, list[int | bool | None]]:
     return {str(stream_id): [clock.time, clock.is_ended, clock.seen] for stream_id, clock in clocks.items()}
 
 
-def read_clocks(told: Mapping[str, Any]) -> dict[int, Clock]:
+def read_clocks(told: Mapping[str, Any]) -> dict[int, StreamClock]:
     """Raises ValueError, TypeError or AttributeError if these are none."""
     return {int(stream_id): _clock(*clock) for stream_id, clock in told.items()}
 
 
-def _clock(time: int, is_ended: bool, seen: int | None = None) -> Clock:
-    return Clock(int(time), bool(is_ended), None if seen is None else int(seen))
+def _clock(time: int, is_ended: bool, seen: int | None = None) -> StreamClock:
+    return StreamClock(int(time), bool(is_ended), None if seen is None else int(seen))
 
 
 def place(told: Mapping[str, Any], name: str) -> Key | None:
@@ -93,15 +94,26 @@ def place(told: Mapping[str, Any], name: str) -> Key | None:
     return Key(*value)
 
 
-def offset(request: Mapping[str, Any], name: str) -> Offset | None:
+def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
     """How far records were offered, and of which log; None if nothing is said about it."""
     value = request.get(name)
     if value is None:
         return None
     told = value if isinstance(value, list) else [value, "", ""]
-    if not (len(told) == len(Offset._fields) and is_u64(told[0]) and all(isinstance(one, str) for one in told[1:])):
+    if not (len(told) == len(LogOffset._fields) and is_u64(told[0]) and all(isinstance(one, str) for one in told[1:])):
         raise RemoteProtocolError(f"{name} must be a sequence, an incarnation and a checksum, or a sequence")
-    return Offset(*told)
+    return LogOffset(*told)
+
+
+def known_gateway(request: Mapping[str, Any]) -> KnownGateway:
+    """What the driver knows of this gateway; a driver that says nothing knows nothing."""
+    told = request.get("known")
+    if told is None:
+        return KnownGateway()
+    if not isinstance(told, dict) or not isinstance(identity := told.get("identity"), str):
+        raise RemoteProtocolError("known must be an object with epochs, epochs_kept and an identity")
+    epochs, epochs_kept = integers(told, "epochs", "epochs_kept")
+    return KnownGateway(epochs, epochs_kept, identity)
 
 
 def is_u64(value: object) -> bool:

@@ -1,21 +1,17 @@
-"""The file of retired streams, in the gateway's directory: written at its end, or as a new file under a new number.
+"""The file of retired streams, in the gateway's directory. Writes append to it, or replace it by a new one.
 
-The one rule: a write is on disk before the snapshot that counts on it, and a start reads exactly what the snapshot says
-and writes it into a new file: whoever wrote it may have failed to sync it. Before it: `retired_streams`, which says
-what to write. After it: `snapshot`.
+Invariant: a write is on disk before the snapshot that relies on it, and a start reads exactly what the snapshot names
+(`recovery`). `retired_streams` decides what to write.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from procession.errors import StorageError
-from procession.gateway import snapshot as snapshots
 from procession.gateway.retired_streams import Mark, Retiring, checked
-from procession.gateway.snapshot import Snapshot
 from procession.storage.durable import storage_error, sync, write_all, write_durably
 
 NAMES = "retired-*.streams"
@@ -49,20 +45,6 @@ def remove_others(directory: Path, mark: Mark | None) -> None:
         if mark is None or path != path_of(directory, mark.number):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-
-
-def recover(directory: Path) -> tuple[Snapshot, bytes]:
-    """The last snapshot and its retired streams, as a gateway starts with them, both in new files."""
-    found = snapshots.load(directory)
-    data = read(directory, found.retired) if found.retired is not None else b""
-    if found.retired is not None:
-        found = replace(found, retired=found.retired._replace(number=found.retired.number + 1))
-        assert found.retired is not None
-        write_durably(path_of(directory, found.retired.number), data)
-    if (directory / snapshots.FILE_NAME).exists():
-        snapshots.save(directory, found)
-        remove_others(directory, found.retired)
-    return found, data
 
 
 def read(directory: Path, mark: Mark) -> bytes:

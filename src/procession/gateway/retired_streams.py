@@ -1,9 +1,9 @@
 """Retired streams: the committed positions of streams that have been idle for long, outside of the snapshot. Pure.
 
-The one rule: a stream is in the snapshot or in the file of retired streams, and what is in both counts as the snapshot
-says. The file is on disk before a snapshot leaves the stream out, and the snapshot says which file counts, how long it
-is and its checksum: what is behind that was never relied on. Before it: `state` decides who is retired, and `registry`
-asks for streams that come back. After it: `retired_file`, which writes.
+Invariant: a stream is in the snapshot or in the file of retired streams; if it is in both, the snapshot is valid. The
+file is on disk before a snapshot leaves the stream out. The snapshot names the file, its length and its checksum; bytes
+after that length are ignored. `state` decides which streams are retired, `registry` looks up streams that return, and
+`retired_file` writes.
 """
 
 from __future__ import annotations
@@ -15,35 +15,39 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from procession.errors import StorageError
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 
 HEADER = b"procession retired streams 1\n"
 ENTRY = struct.Struct(">QQQ")
 """Stream id, committed message id, and when it was retired, on the clock of the file."""
 
 DEAD_ENTRIES_MAX = 65536
-"""So many entries that count no more a file may have, and as many again as it has others; then it is written anew."""
+"""A file is rewritten when its obsolete entries outnumber its valid ones by more than this."""
+
+
+PORTIONS = 16
+"""Dropping streams rewrites the whole file. So, at the limit or at the age, 1/PORTIONS of them are dropped at once."""
 
 
 class Mark(NamedTuple):
     """What the snapshot says of the file of retired streams."""
 
     number: int
-    """Each file has another; it is part of its name."""
+    """Unique per file; part of the file name."""
     length: int
     checksum: int
     clock_s: int
-    """How long the gateway has run in all, as far as was written down. No clock of the machine is asked, which may be
-    set: so a stream is kept for its age at least, and longer by the time that the gateway did not run."""
+    """Total running time of the gateway, as last recorded. It does not depend on the system clock, which may be set. So
+    a stream is kept for at least its age, and longer by the downtime of the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retiring:
-    """Streams that the next snapshot leaves out, with their committed ids; and what to write for it before that."""
+    """Streams that the next snapshot leaves out, with their committed ids, and the bytes to write before it."""
 
     streams: Mapping[int, int]
     mark: Mark | None = None
-    """What the snapshot will say; None: nothing is written, the leader keeps them."""
+    """The mark in the next snapshot. None: nothing is written, because the leader keeps the streams."""
     position: int = 0
     data: bytes = b""
 
@@ -56,23 +60,29 @@ class RetiredStreams:
         data: bytes = b"",
         kept: Container[int] = (),
         now: float = 0.0,
+        epoch: int = -1,
     ) -> None:
-        """`data` is the file, up to the length that the mark says; `kept` are the streams of the snapshot."""
+        """`data` is the file, up to the mark's length. `kept` are the streams of the snapshot of this `epoch`."""
         self._limits = limits
         self.mark = mark
         self._began_s = (mark.clock_s if mark is not None else 0) - now
         self._streams: dict[int, tuple[int, int]] = {}
         """Stream id to its committed id and when it was retired; the oldest first."""
         self._returning: set[int] = set()
-        """Those that are in the registry again, and maybe not in the snapshot yet."""
+        """Streams that are back in the registry, but possibly not in a snapshot yet."""
         self.forgetting: set[int] = set()
-        """Those that the next file leaves out. Until it is on disk they are known: who came back before, and began
-        anew, would meet the old entry after a crash."""
+        """Streams that the next file leaves out. They stay known until that file is on disk. Otherwise a stream that
+        returns and restarts its ids would find its old entry after a crash."""
         self.forgotten = 0
-        """How many were forgotten since the start, for the limit or for their age."""
+        """Number of streams dropped since the start, because of the limit or their age."""
+        self._settled = -1
+        self._first_epoch = epoch
+        self._unsettled: dict[int, int] = {}
+        """Streams that a repeated commit may still name, mapped to the epoch of their retirement, in this order.
+        Streams from the file are not listed: a commit may name any of them until the first epoch is settled."""
         for stream_id, committed, at_s in entries(data):
             if stream_id not in kept:
-                self._add(stream_id, committed, at_s)
+                self._add(stream_id, committed, at_s, self._settled)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -82,51 +92,59 @@ class RetiredStreams:
         return None if found is None else found[0]
 
     def returning(self, stream_id: int) -> int | None:
-        """The stream goes into the registry again, with the committed id that this gives."""
+        """A stream goes back into the registry. Returns its committed id."""
         if stream_id in self._streams:
             self._returning.add(stream_id)
         return self.committed(stream_id)
 
     def returned(self, kept: Iterable[int]) -> None:
-        """A snapshot is on disk that has these streams."""
+        """A snapshot with these streams is on disk."""
         if self._returning:
             there = self._returning.intersection(kept)
             for stream_id in there:
                 self._streams.pop(stream_id, None)
+                self._unsettled.pop(stream_id, None)
             self._returning -= there
 
     def clock_s(self, now: float) -> int:
         return int(self._began_s + now)
 
     def marked(self, now: float) -> Mark | None:
-        """What a snapshot says that retires nobody."""
+        """The mark of a snapshot that retires no streams."""
         return None if self.mark is None else self.mark._replace(clock_s=self.clock_s(now))
 
     def forget(self, now: float, count: int, age_s_min: float) -> int:
-        """Make room for so many more: choose who is older than the age, and the oldest above the limit, if they are at
-        least this old. They are forgotten with the next file. Gives how many there is room for then."""
-        clock_s, limits = self.clock_s(now), self._limits
-        left, self.forgetting = len(self), set()
-        for stream_id, (_, at_s) in self._oldest(count, clock_s):
-            is_old = clock_s - at_s >= limits.streams_retired_age_s
-            is_over = left + count > limits.streams_retired_max and clock_s - at_s >= age_s_min
-            if not is_old and not is_over:
+        """Chooses the streams to drop to make room for `count` more: those above the age limit, and the oldest ones
+        above the count limit if they are at least `age_s_min` old. The next file leaves them out. Returns the room that
+        there is then."""
+        clock_s, left, most = self.clock_s(now), len(self), self._limits.streams_retired_max
+        self.forgetting = set()
+        kept_max = most - most // PORTIONS if left + count > most else most
+        oldest_s = next(iter(self._streams.values()), (0, clock_s))[1]
+        age_s = self._limits.streams_retired_age_s
+        is_overdue = clock_s - oldest_s >= age_s + age_s / PORTIONS
+        for stream_id, (_, at_s) in self._streams.items():
+            is_old = is_overdue and clock_s - at_s >= age_s
+            is_over = left + count > kept_max and clock_s - at_s >= age_s_min
+            if self._settled < self._first_epoch or stream_id in self._unsettled or not (is_old or is_over):
                 break
             if stream_id not in self._returning:
                 self.forgetting.add(stream_id)
                 left -= 1
-        return max(0, limits.streams_retired_max - left)
+        return max(0, most - left)
 
-    def _oldest(self, count: int, clock_s: int) -> Iterable[tuple[int, tuple[int, int]]]:
-        """Those that may have to go; the first one tells most often that nobody has."""
-        over = len(self) + count - self._limits.streams_retired_max
-        for number, entry in enumerate(self._streams.items()):
-            if number >= over and clock_s - entry[1][1] < self._limits.streams_retired_age_s:
+    def settle(self, epoch: int) -> None:
+        """No repeated commit names positions of epochs up to this one. Before that, a stream is not dropped, because a
+        repeated commit would name an unknown stream."""
+        self._settled = max(self._settled, epoch)
+        while self._unsettled:
+            stream_id, retired_at = next(iter(self._unsettled.items()))
+            if retired_at > self._settled:
                 return
-            yield entry
+            del self._unsettled[stream_id]
 
     def retiring(self, streams: Mapping[int, int], now: float) -> Retiring:
-        """What to write for these streams: behind what is in the file, or a new file."""
+        """The bytes to write for these streams: appended to the file, or a new file."""
         clock_s, mark = self.clock_s(now), self.mark
         added = b"".join(ENTRY.pack(stream_id, committed, clock_s) for stream_id, committed in streams.items())
         is_long = mark is not None and mark.length > len(HEADER) + ENTRY.size * (2 * len(self) + DEAD_ENTRIES_MAX)
@@ -141,25 +159,29 @@ class RetiredStreams:
         kept = (one for one in self._streams.items() if one[0] not in self.forgetting)
         return b"".join(ENTRY.pack(stream_id, *entry) for stream_id, entry in kept)
 
-    def retired(self, retiring: Retiring) -> None:
-        """They are on disk, and the snapshot has them no more."""
+    def retired(self, retiring: Retiring, epoch: int = -1) -> None:
+        """These streams are on disk, and the snapshot of this epoch leaves them out."""
         assert retiring.mark is not None
         self.mark = retiring.mark
         for stream_id in self.forgetting:
             self._streams.pop(stream_id, None)
+            self._unsettled.pop(stream_id, None)
             self._returning.discard(stream_id)
         self.forgotten += len(self.forgetting)
         self.forgetting = set()
         for stream_id, committed in retiring.streams.items():
-            self._add(stream_id, committed, retiring.mark.clock_s)
+            self._add(stream_id, committed, retiring.mark.clock_s, epoch)
 
-    def _add(self, stream_id: int, committed: int, at_s: int) -> None:
+    def _add(self, stream_id: int, committed: int, at_s: int, epoch: int) -> None:
         self._streams.pop(stream_id, None)
         self._streams[stream_id] = committed, at_s
+        self._unsettled.pop(stream_id, None)
+        if epoch > self._settled:
+            self._unsettled[stream_id] = epoch
 
 
 def entries(data: bytes) -> Iterable[tuple[int, int, int]]:
-    """Stream id, committed id and time of each entry. ValueError if this is no such file."""
+    """Stream id, committed id and time of each entry. Raises ValueError if `data` is not a file of retired streams."""
     if data and not data.startswith(HEADER):
         raise ValueError("it does not begin as a file of retired streams of format 1")
     if data and (len(data) - len(HEADER)) % ENTRY.size:
@@ -168,7 +190,7 @@ def entries(data: bytes) -> Iterable[tuple[int, int, int]]:
 
 
 def checked(data: bytes, mark: Mark, error: Callable[[str], StorageError]) -> bytes:
-    """The bytes that the mark counts on; the error, with a reason, if they are not these."""
+    """Returns `data` if it matches the mark's length and checksum. Otherwise raises the error with a reason."""
     if len(data) < mark.length:
         raise error(f"it has {len(data)} bytes, and {mark.length} were written")
     if zlib.crc32(data) != mark.checksum:

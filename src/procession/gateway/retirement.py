@@ -1,9 +1,9 @@
 """Retirement: which streams a gateway leaves out of its snapshot, and when. Pure.
 
-The one rule: a stream that nobody has open, and whose records are all committed, is retired when it has been idle for
-`streams_retire_after_s`; when more than three quarters of `streams_max` are known, the longest idle ones go at once
-until half are left. Who leads keeps the retired ones, and looks there before it grants a stream; the other gateways
-drop a stream when the leader has on disk all that they know. Before it: `state`. After it: `retired_streams`.
+Invariant: a stream is retired after `streams_retire_after_s` without activity, if no session has it open and all its
+records are committed. When more than three quarters of `streams_max` are known, the longest idle streams are retired at
+once until half are left. The leader keeps the retired streams, and looks them up before it grants a stream. Other
+gateways drop a stream when the leader has on disk all that they know about it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from procession.gateway.gateway_options import Limits
+from procession.gateway.confirmation import check_epochs
+from procession.gateway.gateway_events import EpochCommitted
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.registry import Registry
 from procession.gateway.retired_streams import RetiredStreams, Retiring
 from procession.gateway.snapshot import Snapshot
-from procession.gateway.stream_leases import Claims
+from procession.gateway.stream_leases import StreamLeases
 
 
 class Retirement:
     def __init__(
-        self, limits: Limits, registry: Registry, retired: RetiredStreams, claims: Claims | None, now: float
+        self, limits: Limits, registry: Registry, retired: RetiredStreams, claims: StreamLeases | None, now: float
     ) -> None:
         self._limits = limits
         self._registry = registry
@@ -55,6 +57,12 @@ class Retirement:
         room = self._retired.forget(now, len(chosen), 0.0 if is_alone else 2 * after_s)
         return dict(itertools.islice(chosen.items(), room))
 
+    def told(self, commit: EpochCommitted, snapshot: Snapshot) -> None:
+        """Raise StorageError if a commit does not name all that this gateway lacks. From here on, no commit names again
+        what changed before the epochs that the driver knows to be on disk."""
+        check_epochs(snapshot.epoch + 1, commit.epochs_kept or 0)
+        self._retired.settle(commit.epoch if commit.epochs_kept is None else commit.epochs_kept - 1)
+
     def _is_held(self, stream_id: int) -> bool:
         return self.is_granted(stream_id) or (self._claims is not None and self._claims[stream_id] is not None)
 
@@ -69,5 +77,5 @@ class Retirement:
         self._retired.returned(snapshot.streams)
         if retiring is not None:
             if retiring.mark is not None:
-                self._retired.retired(retiring)
+                self._retired.retired(retiring, snapshot.epoch)
             self._registry.retire(retiring.streams)

@@ -1,8 +1,7 @@
-"""The gateway's TCP server for producers, and `serve`, which runs the whole process.
+"""The gateway's server: its ports, its ticks, its start and its end; and `serve`, which runs the whole process.
 
-The one rule: a session feeds bytes to its connection, passes the events on, and writes whole frames; nothing else. No
-input from the network ends the process, and no peer makes it buffer more than `write_bytes_max`. Before it the socket;
-after it `gateway/performer`.
+Invariant: every port is open before its address is written into the directory, and closed before the log is. It starts
+one `gateway/producer_session` for each producer, and `gateway/control`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -28,191 +26,45 @@ from procession.address import (
     address_of,
     listening_file,
     listening_socket,
-    notice_silence,
     parse_address,
 )
-from procession.background_loading import Readiness
 from procession.errors import StorageError
 from procession.gateway.control import ControlServer
-from procession.gateway.gateway_events import Received, SessionClosed, SessionOpened, Ticked
+from procession.gateway.gateway_directory import MemberFile
+from procession.gateway.gateway_events import AckIntervalPassed
 from procession.gateway.gateway_metrics import figures
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.global_registry import LEADER
 from procession.gateway.leader import Leadership
-from procession.gateway.leader_control import Doorway
+from procession.gateway.leader_control import LeaderControl
 from procession.gateway.leader_link import LeaderLink
-from procession.gateway.listen_address import ADDRESS_FILE, CONTROL_FILE, addresses, starts
+from procession.gateway.listen_address import ADDRESS_FILE, CONTROL_FILE, addresses, next_start
 from procession.gateway.members import Member, Members
-from procession.gateway.performer import Gateway
+from procession.gateway.performer import GatewayPerformer
+from procession.gateway.producer_session import ProducerSession, ReadBuffer
 from procession.log_format import configure
-from procession.metrics import Figure, MetricsDoor
+from procession.metrics import Metric, MetricsServer
 from procession.storage.durable import write_durably
 from procession.storage.flight_reader import this_machine
-from procession.tls import Door
-from procession.wire import columns
-from procession.wire.connection import Connection
-from procession.wire.draft_messages import AnyFrame, DraftMessages
-from procession.wire.lifecycle import Role, Side, State
-from procession.wire.messages import Messages, Restart
+from procession.tls import TlsListener
 
 if TYPE_CHECKING:
     from procession.gateway.flight_server import LogService
 
-WRITE_BYTES_HIGH = 64 * 1024
-"""Bytes that the peer has not read at which the gateway stops reading from it."""
-
 OTHER_DESCRIPTORS = 256
 """Upper bound of the files that a gateway has open besides its connections."""
 
-COLUMNS_FROM_RECORDS = 100_000
-"""Records after which decoding by columns is worth its start-up cost."""
-
 log = structlog.get_logger("gateway")
-
-
-class Intake:
-    """The read buffer, shared by all sessions: received bytes are processed before the next read."""
-
-    def __init__(self, read_bytes_max: int) -> None:
-        self.buffer = memoryview(bytearray(read_bytes_max))
-        self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_RECORDS)
-
-
-class Session(asyncio.BufferedProtocol):
-    """The connection of a producer."""
-
-    def __init__(self, gateway: Gateway, sessions: set[Session], intake: Intake) -> None:
-        self._gateway = gateway
-        self._config = gateway.config
-        self._sessions = sessions
-        self._intake = intake
-        self._connection = Connection(Side.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
-        self._timers: list[asyncio.TimerHandle] = []
-        self._transport: asyncio.Transport
-        self._number = 0
-        self._is_lingering = False
-        self._is_held = False
-        self._is_unread = False
-        """The peer does not read what it is sent."""
-        self.gone = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
-        self._sessions.add(self)
-        self._after(self._config.handshake_timeout_s, self._give_up_handshake)
-        self._number = self._gateway.join(self)
-        log.debug("session.opened", session=self._number, peer=self._transport.get_extra_info("peername"))
-        self._gateway.handle(SessionOpened(self._number))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._intake.buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._gateway.tally.received_bytes += nbytes
-        for event in self._connection.receive(self._intake.buffer[:nbytes]):
-            told = len(event) if isinstance(event, Messages | DraftMessages) else event
-            log.debug("session.received", session=self._number, frame=told)
-            self._gateway.handle(Received(self._number, event))
-            if isinstance(event, Messages):
-                self._intake.columns.worked(len(event))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self._sessions.discard(self)
-        self._gateway.leave(self._number)
-        self._gateway.handle(SessionClosed(self._number))
-        log.debug("session.closed", session=self._number, reason=str(error or ""))
-        self.gone.set_result(None)
-
-    def pause_writing(self) -> None:
-        self._is_unread = True
-        self._read_or_not()
-
-    def resume_writing(self) -> None:
-        self._is_unread = False
-        self._read_or_not()
-
-    def hold(self, is_held: bool) -> None:
-        """Pauses or resumes reading from the peer."""
-        if is_held is not self._is_held:
-            self._is_held = is_held
-            self._read_or_not()
-
-    def _read_or_not(self) -> None:
-        if self._transport.is_closing():
-            return
-        if self._is_unread or (self._is_held and not self._is_lingering):
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-
-    def send(self, frame: AnyFrame) -> None:
-        if self._connection.is_over or self._transport.is_closing():
-            return
-        log.debug("session.sent", session=self._number, frame=frame)
-        self._transport.write(self._connection.send(frame))
-        if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
-            reason = "does not read what it is sent"
-            log.warning("session.aborted", session=self._number, reason=reason)
-            self._gateway.tally.failed(reason)
-            self._transport.abort()
-
-    def close(self, reason: str | None) -> None:
-        """Sends the reason, then closes."""
-        if reason is not None and not self._is_lingering:
-            log.warning("session.refused", session=self._number, reason=reason)
-            self._gateway.tally.failed(reason)
-            word = self._connection.error_frame(reason)
-            if not self._transport.is_closing():
-                self._transport.write(word)
-        self._linger()
-
-    def restart(self, address: str | None = None) -> None:
-        """Sends RESTART, with the address of another gateway if there is one, then closes."""
-        if self._connection.state is not State.STREAMING:
-            self.close("the gateway is stopping")
-            return
-        self.send(Restart(address))
-        self._linger()
-
-    def _linger(self) -> None:
-        # A socket that is closed with unread bytes resets, and the peer loses our last word. So we only end our half,
-        # go on reading (the connection discards it), and cut when the peer closes or has had its time.
-        if self._is_lingering or self._transport.is_closing():
-            return
-        self._is_lingering = True
-        self._read_or_not()
-        self._hurry_others()
-        if self._transport.can_write_eof():  # not with TLS
-            self._transport.write_eof()
-        self._after(self._config.linger_s, self._transport.abort)
-
-    def _hurry_others(self) -> None:
-        """Limits the refused connections that are still open: aborts the oldest."""
-        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
-        if len(lingering) > self._config.lingering_max:
-            min(lingering, key=lambda one: one._number)._transport.abort()
-
-    def _give_up_handshake(self) -> None:
-        if self._connection.state in (State.CONNECTED, State.HANDSHAKE):
-            self._gateway.handle(SessionClosed(self._number))
-            self.close("no HELLO in time")
-
-    def _after(self, delay_s: float, call: Callable[[], object]) -> None:
-        self._timers.append(asyncio.get_running_loop().call_later(delay_s, call))
 
 
 class GatewayServer:
     """A gateway with its ports open: `listen` for producers, `control` for the driver and operators."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        self.gateway = Gateway(config)
+        self.gateway = GatewayPerformer(config)
         self.listen = self.control = self.metrics = ""
         self._config = config
-        self._sessions: set[Session] = set()
+        self._sessions: set[ProducerSession] = set()
         self.flight = self._scheme = ""
         self._service: LogService | None = None
         self._is_departing = False
@@ -221,8 +73,8 @@ class GatewayServer:
         self._control: ControlServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
-        self._door: asyncio.Server | Door | None = None
-        self._metrics: MetricsDoor | None = None
+        self._door: asyncio.Server | TlsListener | None = None
+        self._metrics: MetricsServer | None = None
 
     async def start(self) -> None:
         """Opens both ports, and writes their addresses into the directory."""
@@ -239,10 +91,10 @@ class GatewayServer:
             self.flight = str(Address(parse_address(self._config.flight).host, self._service.port))
             self._scheme = scheme(self._config)
         await self._lead_or_follow(controlling)
-        intake = Intake(self._config.read_bytes_max)
+        intake = ReadBuffer(self._config.read_bytes_max)
         if self._config.tls:
             timeout_s = self._config.handshake_timeout_s
-            self._door = Door(
+            self._door = TlsListener(
                 listening, self._config.tls, partial(self._session, intake), handshake_timeout_s=timeout_s
             )
         else:
@@ -250,12 +102,11 @@ class GatewayServer:
         if self._config.metrics:
             reading = listening_socket(parse_address(self._config.metrics))
             self.metrics = str(address_of(reading))
-            self._metrics = MetricsDoor(reading, partial(self._figures, loop))
+            self._metrics = MetricsServer(reading, partial(self._figures, loop))
         self.gateway.look_at_disk()
         self._ticker = loop.create_task(self._tick())
         document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
-        document["starts"] = starts(self._config.directory) + 1
-        document |= {"metrics": self.metrics} if self.metrics else {}
+        document |= {"starts": next_start(self._config.directory)} | ({"metrics": self.metrics} if self.metrics else {})
         write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
         log.info(
             "gateway.started", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence
@@ -284,16 +135,17 @@ class GatewayServer:
         )
         if config.join is None:
             gateway.leader = leadership = Leadership(
-                Members(config.directory), gateway.state, gateway.handle, config.declared
+                Members(MemberFile(config.directory)), gateway.state, gateway.handle, config.declared
             )
             leadership.begin(own, is_confirmed=gateway.is_confirmed)
             gateway.on_confirmed = leadership.lead
-            self._control = ControlServer(gateway, Doorway(leadership))
+            self._control = ControlServer(gateway, LeaderControl(leadership))
         else:
-            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart, starts(config.directory))
+            start = next_start(config.directory)
+            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart, start)
             gateway.on_confirmed = self.link.greet_again
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
-            self._control = ControlServer(gateway, Doorway(None, str(config.join)))
+            self._control = ControlServer(gateway, LeaderControl(None, str(config.join)))
         await self._control.start(controlling)
 
     def _advertised(self, address: str) -> str:
@@ -312,22 +164,22 @@ class GatewayServer:
         for number, session in enumerate(list(self._sessions)):
             session.restart(others[number % len(others)] if others else None)
 
-    def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Figure]:
+    def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Metric]:
         """Called in the thread that serves metrics: computes them in the event loop."""
 
-        async def make() -> list[Figure]:
+        async def make() -> list[Metric]:
             return figures(self.gateway)
 
         return asyncio.run_coroutine_threadsafe(make(), loop).result(self._config.metrics_timeout_s)
 
-    def _session(self, intake: Intake) -> Session:
-        return Session(self.gateway, self._sessions, intake)
+    def _session(self, intake: ReadBuffer) -> ProducerSession:
+        return ProducerSession(self.gateway, self._sessions, intake)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.ack_interval_s)
             self.gateway.look_at_disk()
-            self.gateway.handle(Ticked())
+            self.gateway.handle(AckIntervalPassed())
             if self._retiring is None or self._retiring.done():
                 self._retiring = asyncio.get_running_loop().create_task(self._retire())
 

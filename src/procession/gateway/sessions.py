@@ -1,6 +1,6 @@
 """A session as the gateway's decisions see it: credits owed, acknowledgements sent, state of the draft protocol. Pure.
 
-The one rule: a session decides nothing. It holds its own data until its connection ends. `gateway/state` uses it.
+Invariant: a session decides nothing. It holds its own data until its connection ends. `gateway/state` uses it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from procession.errors import RemoteProtocolError
-from procession.gateway.draft_groups import Groups
-from procession.gateway.gateway_options import Limits
+from procession.gateway.draft_groups import DraftGroups
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.registry import Registry
 from procession.wire import draft, v3
 from procession.wire.draft_messages import AckCounts, AnyFrame, Extension
 from procession.wire.messages import Ack, Hello
 
 
-class Peer(Protocol):
+class SessionPeer(Protocol):
     """A session's socket, as the gateway's decisions use it."""
 
     def send(self, frame: AnyFrame) -> None: ...
@@ -47,20 +47,20 @@ def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Exte
 
 
 @dataclass(slots=True)
-class Session:
+class SessionEntry:
     is_streaming: bool = False
     owed: int = 0
     """Credits that were spent and not granted again."""
     unspent: int = 0
-    """So many of them went with frames that left nothing behind, a NOTIFY or a duplicate: whoever may not send more
-    gets these back all the same, or it could spend all that it has before it has said which streams are its own."""
+    """The part of `owed` spent on frames that stored nothing: a NOTIFY or a duplicate. A paused session gets these
+    credits back, too. Otherwise it could spend all its credits before it has opened its streams."""
     was_acked: bool = False
     """Whether an ACK was sent since the last tick."""
     streams: set[int] = field(default_factory=set)
     """Its open streams, if streams have their own limits."""
     has_sent: bool = False
     """Whether it has sent records, if streams have their own limits."""
-    groups: Groups | None = None
+    groups: DraftGroups | None = None
     """What it has sent in the draft protocol. None with version 3."""
     stutter: int = 0
     """Number of ACKs to withhold, because the session requested this fault."""
@@ -68,17 +68,17 @@ class Session:
     """The content of the withheld ACKs."""
 
     def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, payable: int) -> list[Ack | AckCounts]:
-        """The ACK that tells these pairs (stream id, committed id) and gives back so much of what is owed; none while
-        it stutters."""
+        """The ACK with these pairs (stream id, committed id), which grants `payable` credits or more. Empty while
+        ACKs are withheld."""
         self.was_acked = True
         self._late |= dict(positions)
         if self.stutter:
             self.stutter -= 1
             return []
-        told, self._late = self._late, {}
+        acknowledged, self._late = self._late, {}
         granted = max(payable, min(self.owed, self.unspent))
         self.owed -= granted
         self.unspent = max(0, self.unspent - granted)
         if self.groups is not None and self.groups.is_counting:
-            return [AckCounts(granted, self.groups.counted(told, registry))]
-        return [Ack(granted, tuple(told.items()))]
+            return [AckCounts(granted, self.groups.counted(acknowledged, registry))]
+        return [Ack(granted, tuple(acknowledged.items()))]

@@ -1,7 +1,8 @@
 """The snapshot: what a gateway must know beside its log, in one small file that is replaced as a whole.
 
-The one rule: it is on disk before anything that it says is told to a producer, or trimmed from the log. Before it:
-`state` makes it. After it: a restarted gateway is this snapshot plus the surviving log.
+Invariant: a snapshot is on disk before its positions are sent to producers, and before its rows are trimmed from the
+log. Pure. `state` creates it and `gateway_directory` writes it. A restarted gateway consists of this snapshot and the
+remaining log.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from procession.errors import FencedError, StorageError
 from procession.format_number import check_format
 from procession.gateway.request_parsing import is_u64, read_clocks, written_clocks
 from procession.gateway.retired_streams import Mark
-from procession.merge.event_time import Point
-from procession.merge.stream_clocks import Clock
+from procession.merge.event_time import ReplayPoint
+from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
-from procession.storage.durable import storage_error, write_durably
 
-FILE_NAME = "positions.json"
 FORMAT = 3
 """A snapshot without a format number is of format 1, which says the same as format 2: neither knows retired streams."""
 
@@ -39,20 +38,20 @@ class Snapshot:
     end_sequence: int = 0
     next_sequence: int = 0
     streams: dict[int, Position] = field(default_factory=dict)
-    point: Point | None = None
-    """In the order of event time: from where arrivals are heard again. `end_sequence` is then of the ordered log."""
-    clocks: Mapping[int, Clock] = field(default_factory=dict)
-    """How far each stream has come, at whichever gateway: who lets a stream in must know."""
+    point: ReplayPoint | None = None
+    """With event-time order: where the replay of arrivals starts. `end_sequence` then refers to the ordered log."""
+    clocks: Mapping[int, StreamClock] = field(default_factory=dict)
+    """Progress of each stream at any gateway. A gateway needs it to open a stream."""
     retired: Mark | None = None
     """The file with the streams that are not here, if any were ever retired."""
 
     def check_fence(self, fence: int) -> None:
-        """Only the latest driver is heard."""
+        """Fence of the latest driver. Requests with a lower one are refused."""
         if fence < self.fence:
             raise FencedError(f"Driver {fence} was replaced by driver {self.fence}.", fence=fence, latest=self.fence)
 
 
-def save(directory: Path, snapshot: Snapshot) -> None:
+def encode_snapshot(snapshot: Snapshot) -> bytes:
     streams = {str(key): {"name": at.name, "committed": at.committed} for key, at in snapshot.streams.items()}
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -67,14 +66,13 @@ def save(directory: Path, snapshot: Snapshot) -> None:
         document["clocks"] = written_clocks(snapshot.clocks)
     if snapshot.retired is not None:
         document["retired"] = snapshot.retired._asdict()
-    write_durably(directory / FILE_NAME, json.dumps(document, separators=(",", ":")).encode())
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
-def load(directory: Path) -> Snapshot:
-    """The last snapshot, or the first one there is: nothing committed."""
-    path = directory / FILE_NAME
+def decode_snapshot(data: bytes, path: Path) -> Snapshot:
+    """Raises StorageError if the bytes of the file `path` are damaged, or of a later format."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(data)
         check_format(path, document.get("format", 1), FORMAT)
         return Snapshot(
             fence=_u64(document["fence"]),
@@ -89,10 +87,6 @@ def load(directory: Path) -> Snapshot:
             clocks=read_clocks(document.get("clocks", {})),
             retired=_mark(document["retired"]) if "retired" in document else None,
         )
-    except FileNotFoundError:
-        return Snapshot()
-    except OSError as error:
-        raise storage_error(path, "read", error) from error
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise StorageError(
             f"The snapshot {path} cannot be read: {error!r}.",
@@ -112,7 +106,7 @@ def _u64(value: object) -> int:
     return value
 
 
-def _written(point: Point) -> dict[str, Any]:
+def _written(point: ReplayPoint) -> dict[str, Any]:
     return {
         "floor": point.floor,
         "clocks": written_clocks(point.clocks),
@@ -122,8 +116,8 @@ def _written(point: Point) -> dict[str, Any]:
     }
 
 
-def _read(document: dict[str, Any]) -> Point:
+def _read(document: dict[str, Any]) -> ReplayPoint:
     cut = None if document["cut"] is None else Key(*map(int, document["cut"]))
     given = frozenset(map(int, document.get("given", ())))
     received = {int(one): None if at is None else int(at) for one, at in document["received"].items()}
-    return Point(int(document["floor"]), read_clocks(document["clocks"]), cut, given, received)
+    return ReplayPoint(int(document["floor"]), read_clocks(document["clocks"]), cut, given, received)

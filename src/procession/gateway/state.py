@@ -1,8 +1,8 @@
 """The gateway's decisions: who owns a stream, what is a duplicate, sequence numbers, credits. Pure.
 
-The one rule: all input goes through `handle(event) -> actions`, and an event that is not allowed changes nothing.
-Before it `wire/connection`, which rejects malformed sessions; after it `gateway/performer`, which appends, writes and
-sends.
+Invariant: all input goes through `handle(event) -> actions`, and an event that is not allowed changes nothing.
+`wire/connection` rejects malformed sessions first; `gateway/performer` appends, writes and sends.
+`gateway/arrival_order` and `gateway/event_time_state` decide what depends on the order of records.
 """
 
 from __future__ import annotations
@@ -14,32 +14,24 @@ import pyarrow as pa
 
 from procession.errors import RemoteProtocolError
 from procession.gateway import gateway_events as ev
-from procession.gateway.credit_flow import Flow, Unappended
+from procession.gateway.arrival_order import ArrivalOrder, RecordOrder
+from procession.gateway.credit_flow import CreditFlow, UnappendedRows
 from procession.gateway.dedupe import fresh
-from procession.gateway.draft_groups import Groups
-from procession.gateway.gateway_options import Limits
-from procession.gateway.log_rows import Tail, batch_of, eos_row, read_tail, record_rows, size_of
+from procession.gateway.draft_groups import DraftGroups, inject_fault
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.log_rows import LogTail, batch_of, eos_row, read_tail, record_rows, size_of
 from procession.gateway.plausibility import check_end, check_positions, news_of
 from procession.gateway.registry import Registry
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.retirement import Retirement
-from procession.gateway.sessions import Session, admit
+from procession.gateway.sessions import SessionEntry, admit
 from procession.gateway.snapshot import Snapshot
-from procession.gateway.stream_leases import Claims, Verdict
-from procession.merge.stream_clocks import Clock
+from procession.gateway.stream_leases import LeaseDecision, StreamLeases
+from procession.merge.stream_clocks import StreamClock
 from procession.wire import connection, draft
 from procession.wire.connection import Violation
-from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension, Fault
-from procession.wire.messages import (
-    Eos,
-    Error,
-    Hello,
-    Messages,
-    Notify,
-    NotifyAck,
-    Ok,
-    Restart,
-)
+from procession.wire.draft_messages import Debug, DraftMessages, DraftOk, Extension
+from procession.wire.messages import Eos, Error, Hello, Messages, Notify, NotifyAck, Ok
 
 
 class GatewayState:
@@ -49,76 +41,81 @@ class GatewayState:
         self,
         limits: Limits,
         snapshot: Snapshot | None = None,
-        tail: Iterable[pa.RecordBatch] | Tail = (),
+        tail: Iterable[pa.RecordBatch] | LogTail = (),
         next_sequence: int = 0,
         lag_bytes: int = 0,
         *,
         is_leading: bool | None = None,
         retired: bytes = b"",
         now: float = 0.0,
+        order: RecordOrder | None = None,
     ) -> None:
         """`is_leading`: whether this gateway is the leader of several. None: there is only one. `retired` is the file
-        of retired streams that the snapshot names."""
+        of retired streams that the snapshot names. `order`: in which records are offered; None: as they arrive."""
         self.limits = limits
         self.now = now
-        self.snapshot = snapshot or Snapshot()
-        found = tail if isinstance(tail, Tail) else read_tail(self.snapshot.end_sequence, tail)
-        self.retired = RetiredStreams(limits, self.snapshot.retired, retired, self.snapshot.streams, now)
+        self.snapshot = found_at = snapshot or Snapshot()
+        found = tail if isinstance(tail, LogTail) else read_tail(self.snapshot.end_sequence, tail)
+        self.retired = RetiredStreams(limits, found_at.retired, retired, found_at.streams, now, found_at.epoch)
         self.registry = Registry(self.snapshot.streams, found, self.retired, now)
-        self.claims: Claims | None = None
+        self.claims: StreamLeases | None = None
         if is_leading is not None:
-            self.claims = Claims({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
+            self.claims = StreamLeases({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
         self.retirement = Retirement(limits, self.registry, self.retired, self.claims, now)
-        self.clocks: Mapping[int, Clock] = self.snapshot.clocks
+        self.clocks: Mapping[int, StreamClock] = self.snapshot.clocks
         """How far each stream has come in event time, where that is the order."""
         self.next_sequence = next_sequence
         self.groups_end = found.groups_end
         """Beyond it there are no rows of a group, which an epoch must not cut."""
-        self.sessions: dict[int, Session] = {}
-        self.flow = Flow(limits, self.snapshot.end_sequence, next_sequence, lag_bytes)
+        self.sessions: dict[int, SessionEntry] = {}
+        self.flow = CreditFlow(limits, self.snapshot.end_sequence, next_sequence, lag_bytes)
         self.records_in = 0
         self.ephemeral_in = 0
         """Records that their sources cannot send again; they are not among `records_in`."""
         self.duplicates = 0
+        self.order = order if order is not None else ArrivalOrder()
+        self.order.begin(self)
 
-    def handle(self, event: ev.Event, now: float = 0.0) -> list[ev.Action]:
+    def handle(self, event: ev.Event | ev.OfOrder, now: float = 0.0) -> list[ev.Action]:
         """The actions that follow from an event. `now` matters to an adaptive window, and to idle streams."""
         self.now = max(now, self.now)
         match event:
-            case ev.Received():
+            case ev.FrameReceived():
                 return self._received(event.session, event.what)
-            case ev.Appended():
+            case ev.RowsAppended():
                 return self._appended(event.end_sequence)
             case ev.SessionOpened(session):
                 return self._opened(session)
             case ev.SessionClosed(session):
                 return self._left(session)
-            case ev.Ticked():
+            case ev.AckIntervalPassed():
                 return self._ticked()
             case ev.FenceRaised(fence):
                 return self._raise_fence(fence)
-            case ev.Committed():
+            case ev.EpochCommitted():
                 return self._committed(event)
             case ev.SnapshotWritten(snapshot, retiring):
                 self.retirement.written(snapshot, retiring)
                 return self._snapshot_written(snapshot)
-            case ev.Retire():
-                return self._retire()
-            case ev.Granted(stream_id, committed, clock):
-                return self._granted(stream_id, committed, clock)
-            case ev.Refused(stream_id):
+            case ev.RetireStreams():
+                return self._retire() if self.order.retires else []
+            case ev.StreamGranted(stream_id, committed, clock):
+                return [*self.order.granted(self, stream_id, clock), *self._granted(stream_id, committed)]
+            case ev.StreamRefused(stream_id):
                 return self._refused(stream_id)
-            case ev.Relinquished() | ev.LeaderFound() | ev.LeaderKeeps() | ev.LeaderLost():
+            case ev.StreamRelinquished() | ev.LeaderFound() | ev.LeaderKeeps() | ev.LeaderLost():
                 return self._told_by_leader(event)
+            case ev.StreamsIdled() | ev.RowsOrdered():
+                return self.order.handle(self, event)
 
     # Sessions
 
     def _opened(self, session: int) -> list[ev.Action]:
-        self.sessions[session] = Session()
+        self.sessions[session] = SessionEntry()
         if len(self.sessions) > self.limits.sessions_max:
-            # Whoever has not said HELLO yet makes room, the oldest first: silent peers shut nobody out.
+            # Closes the oldest session without a HELLO, so that silent peers do not block others.
             silent = (number for number, one in self.sessions.items() if not one.is_streaming)
-            return self._close(next(silent), f"more than {self.limits.sessions_max} sessions")
+            return self.close_session(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
 
     def _left(self, session: int) -> list[ev.Action]:
@@ -126,8 +123,8 @@ class GatewayState:
         left = self.registry.leave(session, self.now)
         if self.claims is not None:
             self.claims.leave(session)
-        self._close_claims(left)
-        return self._relinquish()
+        self.close_claims(left)
+        return self.relinquish()
 
     def _received(self, session: int, what: connection.Event) -> list[ev.Action]:
         if session not in self.sessions:
@@ -141,70 +138,75 @@ class GatewayState:
                 case Hello():
                     return self._hello(session, what)
                 case Notify():
-                    return [*self._notify(session, what), *self._give_back(session, 1, unspent=1)]
+                    return [*self._notify(session, what), *self.give_back(session, 1, unspent=1)]
                 case Eos(stream_id=stream_id):
                     return self._ended(session, stream_id)
                 case Debug():
-                    return self._debug(session, what)
+                    return inject_fault(self, session, what)
                 case Violation(reason=reason):
-                    return self._close(session, reason)
+                    return self.close_session(session, reason)
                 case Error():
-                    return self._close(session, None)
+                    return self.close_session(session, None)
                 case _:
                     raise RemoteProtocolError(f"{type(what).__name__} is not for a gateway")
         except RemoteProtocolError as error:
-            return self._close(session, error.sentence)
+            return self.close_session(session, error.sentence)
 
-    def _close(self, session: int, reason: str | None) -> list[ev.Action]:
-        # From here on the session is nobody: its streams are free at once, and what still comes from it is not heard.
-        return [*self.handle(ev.SessionClosed(session)), ev.Close(session, reason)]
+    def close_session(self, session: int, reason: str | None) -> list[ev.Action]:
+        # The session ends here: its streams are free at once, and later input from it is ignored.
+        return [*self.handle(ev.SessionClosed(session)), ev.CloseSession(session, reason)]
 
     def _hello(self, session: int, hello: Hello) -> list[ev.Action]:
+        self.order.check_hello(hello)
         asked_for = admit(hello, self.limits, speaks_draft=self.claims is None or self.claims.is_leading)
         self.sessions[session].is_streaming = True
         granted = self.flow.first(len(self.sessions))
         self.sessions[session].owed = self.limits.credits_max - granted
         if asked_for is None:
-            return [ev.Send(session, Ok(granted))]
-        self.sessions[session].groups = Groups(self.limits.held_bytes_max, is_counting=Extension.COUNTS in asked_for)
-        return [ev.Send(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
+            return [ev.SendFrame(session, Ok(granted))]
+        is_counting = Extension.COUNTS in asked_for
+        self.sessions[session].groups = DraftGroups(self.limits.held_bytes_max, is_counting=is_counting)
+        return [ev.SendFrame(session, DraftOk(granted, self.registry.listed(self.limits.listed_bytes_max)))]
 
     # Streams
 
     def _notify(self, session: int, notify: Notify) -> list[ev.Action]:
+        if self.order.refuses(self, notify.stream_id):
+            return self.refuse(session, notify)
         is_known, claims = notify.stream_id in self.registry, self.claims
         asking = claims.asking if claims is not None else 0
         if not is_known and len(self.registry) + asking >= self.limits.streams_max:
             raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
         stream = self.registry[notify.stream_id] if is_known else None
         is_draft = self.sessions[session].groups is not None
-        # In the draft, whoever ended a stream may go on with it: nobody else can have taken it meanwhile.
+        # In the draft, the session that ended a stream may open it again: no other session can have taken it meanwhile.
         if stream is not None and not stream.is_free and not (is_draft and stream.session == session):
-            return self._refuse(session, notify)
-        verdict = claims.notify(session, notify) if claims is not None else Verdict.OURS
-        if verdict is Verdict.ASK:
-            return [ev.Ask(notify.stream_id)]
-        return self._open(session, notify) if verdict is Verdict.OURS else self._refuse(session, notify)
+            return self.refuse(session, notify)
+        verdict = claims.notify(session, notify) if claims is not None else LeaseDecision.OURS
+        if verdict is LeaseDecision.ASK:
+            return [ev.AskForStream(notify.stream_id)]
+        return self._open(session, notify) if verdict is LeaseDecision.OURS else self.refuse(session, notify)
 
     def _open(self, session: int, notify: Notify) -> list[ev.Action]:
+        self.order.opening(self, session, notify)
         stream = self.registry.get_or_add(notify.stream_id)
         stream.open(session, notify.stream_name)
         groups = self.sessions[session].groups
         if groups is None:
-            return [
-                ev.Send(session, NotifyAck(True, notify.stream_id, stream.reference_for(notify.point_of_reference)))
-            ]
+            reference = stream.reference_for(notify.point_of_reference)
+            return [ev.SendFrame(session, NotifyAck(True, notify.stream_id, reference))]
         groups.open(notify.stream_id)
         return []
 
-    def _refuse(self, session: int, notify: Notify) -> list[ev.Action]:
+    def refuse(self, session: int, notify: Notify) -> list[ev.Action]:
         if self.sessions[session].groups is None:
             self.sessions[session].was_acked = False  # it asks again when the next ACK comes
-            return [ev.Send(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
-        return self._close(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
+            return [ev.SendFrame(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
+        return self.close_session(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
     def _messages(self, session: int, messages: Messages) -> list[ev.Action]:
         """The hot path: no step per record. If a record is an error, those before it count."""
+        self.order.check_messages(self, messages)
         judged = fresh(messages.stream_ids, messages.message_ids, self.registry)
         for stream_id, last_id in judged.last_ids.items():
             self.registry[stream_id].seen = last_id
@@ -214,31 +216,34 @@ class GatewayState:
         rows = record_rows(messages.slice(0, taken))
         if new < taken:
             rows = rows.filter(pa.array(judged.mask))
-        actions = self._append(session, rows, new) if new else []
-        actions += self._give_back(session, taken - new, unspent=taken - new) if new < taken else []
-        return actions if judged.error is None else [*actions, *self._close(session, judged.error)]
+        actions = self.append(session, rows, new) if new else []
+        actions += self.give_back(session, taken - new, unspent=taken - new) if new < taken else []
+        return actions if judged.error is None else [*actions, *self.close_session(session, judged.error)]
 
     def _ended(self, session: int, stream_id: int) -> list[ev.Action]:
+        if (repeated := self.order.stream_ended(self, session, stream_id)) is not None:
+            return repeated
         stream = self.registry[stream_id]
-        stream.eos_sequence = self.next_sequence
-        actions = self._append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
+        stream.eos_sequence = self.order.end_of_stream(self)
+        actions = self.append(session, batch_of([eos_row(stream_id, stream.seen)]), 1)
         self._closing([stream_id])
         return actions
 
     def _closing(self, stream_ids: Iterable[int]) -> None:
         """Marks those of these streams that have ended as closing."""
         known = [self.registry[one] for one in stream_ids if one in self.registry]
-        self._close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
+        self.close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
 
-    def _close_claims(self, stream_ids: Iterable[int]) -> None:
+    def close_claims(self, stream_ids: Iterable[int]) -> None:
         """Called when no session sends on these streams: releases them when all their records are committed."""
         if self.claims is not None:
-            self.claims.close(stream_ids, self.next_sequence)
+            closing = list(stream_ids)
+            self.claims.close(closing, self.order.closing(self, closing))
 
     @property
     def is_settled(self) -> bool:
         """Whether all received records are committed and no stream is held."""
-        return not self.claims and self.snapshot.end_sequence == self.next_sequence
+        return not self.claims and self.snapshot.end_sequence == self.order.offered_end(self)
 
     def _drafted(self, session: int, run: DraftMessages) -> list[ev.Action]:
         """Messages of the draft protocol, one by one. If one is an error, those before it count."""
@@ -250,17 +255,17 @@ class GatewayState:
         self.duplicates += taken.duplicates
         self.groups_end = max(self.groups_end, taken.groups_end)
         rows, frames = taken.rows, len(run)
-        actions = self._append(session, batch_of(rows), frames) if rows else self._give_back(session, frames)
+        actions = self.append(session, batch_of(rows), frames) if rows else self.give_back(session, frames)
         self._closing({message.stream_id for message in run.messages})
-        return actions if taken.error is None else [*actions, *self._close(session, taken.error)]
+        return actions if taken.error is None else [*actions, *self.close_session(session, taken.error)]
 
     # The leader of several gateways
 
-    def _granted(self, stream_id: int, committed: int | None, clock: Clock | None) -> list[ev.Action]:
+    def _granted(self, stream_id: int, committed: int | None) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=True)
         if asked is None:
-            return self._relinquish()  # its session is gone
+            return self.relinquish()  # its session is gone
         session, notify = asked
         if committed is not None:
             self.registry.get_or_add(stream_id).commit(committed)
@@ -269,89 +274,74 @@ class GatewayState:
     def _refused(self, stream_id: int) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
         asked = self.claims.answered(stream_id, is_granted=False)
-        return [*(self._refuse(*asked) if asked is not None else []), *self._relinquish()]
+        return [*(self.refuse(*asked) if asked is not None else []), *self.relinquish()]
 
     def _told_by_leader(self, event: ev.OfLeader) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader hears of it"
         match event:
-            case ev.Relinquished(stream_id):
+            case ev.StreamRelinquished(stream_id):
                 self.claims.relinquished(stream_id)
                 return []
             case ev.LeaderFound():
                 self.claims.has_leader = True
-                return [*self._relinquish(), *self._ticked()]
+                return [*self.relinquish(), *self._ticked()]
             case ev.LeaderLost():
-                return [action for asked in self.claims.lose_leader() for action in self._refuse(*asked)]
+                return [action for asked in self.claims.lose_leader() for action in self.refuse(*asked)]
             case ev.LeaderKeeps(epoch):
                 self.retirement.leader_keeps = epoch
         return []
 
-    def _relinquish(self) -> list[ev.Action]:
+    def relinquish(self) -> list[ev.Action]:
         """Releases streams without a session, if all their records are committed."""
         if self.claims is None:
             return []
         settled = self.claims.settle(self.snapshot.end_sequence)
         known = {one: self.registry[one].committed for one in settled if one in self.registry}
-        return [ev.Relinquish(one, known.get(one), self.clocks.get(one)) for one in settled]
+        return [ev.RelinquishStream(one, known.get(one), self.clocks.get(one)) for one in settled]
 
     # The log, and credits
 
-    def _append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[ev.Action]:
+    def append(self, session: int, batch: pa.RecordBatch, frames: int) -> list[ev.Action]:
+        self.order.appending(self, session, batch)
         first = self.next_sequence
         self.next_sequence += batch.num_rows
         size_bytes = size_of(batch)
-        self.flow.receive(self.now, Unappended(self.next_sequence, size_bytes, session, frames))
-        return [ev.Append(first, batch, size_bytes)]
+        self.flow.receive(self.now, UnappendedRows(self.next_sequence, size_bytes, session, frames))
+        return [ev.AppendRows(first, batch, size_bytes)]
 
     def _appended(self, end_sequence: int) -> list[ev.Action]:
         appended = self.flow.append(end_sequence)
-        return [action for rows in appended for action in self._give_back(rows.session, rows.frames)]
+        return [action for rows in appended for action in self.give_back(rows.session, rows.frames)]
 
-    def _give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[ev.Action]:
+    def give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[ev.Action]:
         """Adds the credits that a session has spent to what it is owed, and sends an ACK when it is worth it."""
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
         self.sessions[session].unspent += unspent
-        return self._ack(session) if self.flow.is_due(self.sessions[session].owed, self._allowed(session)) else []
+        return self.ack(session) if self.flow.is_due(self.sessions[session].owed, self.allowed(session)) else []
 
-    def _allowed(self, session: int) -> int:
+    def allowed(self, session: int) -> int:
         """Number of credits that this session may hold."""
-        return self.flow.allowed(len(self.sessions))
+        return self.order.allowed(self, session, self.flow.allowed(len(self.sessions)))
 
     def holds(self, session: int) -> bool:
         """Whether the session is not read now, because of backpressure. Never before its HELLO."""
-        return self.flow.is_over and self.sessions[session].is_streaming
+        return self.flow.is_over and self.sessions[session].is_streaming and not self.order.spares(self, session)
 
-    def _ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[ev.Action]:
-        payable = self.flow.payable(self.sessions[session].owed, self._allowed(session))
+    def ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[ev.Action]:
+        payable = self.flow.payable(self.sessions[session].owed, self.allowed(session))
         frames = self.sessions[session].ack(positions, self.registry, payable=payable)
-        return [ev.Send(session, frame) for frame in frames]
+        return [ev.SendFrame(session, frame) for frame in frames]
 
     def _ticked(self) -> list[ev.Action]:
         """Sends an ACK to each session that had none: existing clients retry a refused NOTIFY only after an ACK."""
-        return [action for number in self.sessions for action in self._tick(number)]
+        return [action for number in self.sessions for action in self.tick(number)]
 
-    def _tick(self, number: int) -> list[ev.Action]:
+    def tick(self, number: int) -> list[ev.Action]:
         session = self.sessions[number]
-        actions = self._ack(number) if session.is_streaming and not session.was_acked else []
+        actions = self.ack(number) if session.is_streaming and not session.was_acked else []
         session.was_acked = False
-        return actions
-
-    def _debug(self, session: int, debug: Debug) -> list[ev.Action]:
-        """Injects the fault that a session of the draft protocol requests, into this session only."""
-        actions = self._give_back(session, 1)
-        match debug.fault:
-            case Fault.STUTTER:
-                self.sessions[session].stutter = debug.count
-            case Fault.TICK:
-                actions += [action for _ in range(debug.count) for action in self._tick(session)]
-            case Fault.RESTART:
-                actions += [ev.Send(session, Restart()), *self._close(session, None)]
-            case Fault.CLOSE:
-                actions += self._close(session, None)
-            case Fault.ERROR:
-                actions += self._close(session, "an error was asked for")
         return actions
 
     def _retire(self) -> list[ev.Action]:
@@ -362,16 +352,17 @@ class GatewayState:
         before = self._snapshot(self.snapshot.fence, self.snapshot.epoch, self.snapshot.end_sequence, {})
         return [ev.WriteSnapshot(*self.retirement.plan(streams, before, self.now))]
 
-    # Commits. One at a time: the rim waits for the snapshot before it brings the next.
+    # Commits. One at a time: the performer waits for the snapshot before it passes the next.
 
     def _raise_fence(self, fence: int) -> list[ev.Action]:
         self.snapshot.check_fence(fence)
         return [ev.WriteSnapshot(self._snapshot(fence, self.snapshot.epoch, self.snapshot.end_sequence, {}))]
 
-    def _committed(self, commit: ev.Committed) -> list[ev.Action]:
+    def _committed(self, commit: ev.EpochCommitted) -> list[ev.Action]:
         self.snapshot.check_fence(commit.fence)
+        self.retirement.told(commit, self.snapshot)
         check_end(commit.epoch, commit.end_sequence, self.next_sequence)
-        # A commit that is told again, or late, changes nothing: every part of a snapshot only grows.
+        # A repeated or late commit changes nothing: every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
         positions = news_of(commit.positions, self.registry, is_late=commit.epoch <= self.snapshot.epoch)
@@ -380,19 +371,23 @@ class GatewayState:
 
     def _snapshot(self, fence: int, epoch: int, end_sequence: int, positions: dict[int, int]) -> Snapshot:
         known = self.registry.positions(positions)
-        return Snapshot(fence, epoch, end_sequence, self.next_sequence, known, retired=self.retired.marked(self.now))
+        mark = self.retired.marked(self.now)
+        return self.order.complete(self, Snapshot(fence, epoch, end_sequence, self.next_sequence, known, retired=mark))
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[ev.Action]:
         """The commit is durable: acknowledges it, drops the rows, and grants withheld credits."""
-        withheld = {number for number in self.sessions if not self._allowed(number)}
+        waited = self.order.settle(self, snapshot)
+        withheld = {number for number in self.sessions if not self.allowed(number)}
         self.snapshot = snapshot
         self.flow.commit(self.now, snapshot.end_sequence)
         news = self.registry.commit(snapshot.end_sequence, snapshot.streams, self.now)
-        news = {number: [] for number in self.sessions if self._is_owed(number, number in withheld)} | news
-        actions = [action for session, positions in news.items() for action in self._ack(session, positions)]
-        return [*actions, ev.Trim(snapshot.end_sequence), *self._relinquish()]
+        news = {number: [] for number in self.sessions if self.is_owed(number, number in withheld)} | news
+        actions = [action for session, positions in news.items() for action in self.ack(session, positions)]
+        actions += [ev.TrimLog(snapshot.end_sequence), *self.relinquish()]
+        freed = [number for number in waited if number in self.sessions and self.is_owed(number, is_withheld=True)]
+        return [*(action for number in freed for action in self.ack(number)), *actions]
 
-    def _is_owed(self, number: int, is_withheld: bool) -> bool:
+    def is_owed(self, number: int, is_withheld: bool) -> bool:
         """Whether to grant credits now. A session that waited for a commit gets the minimum."""
         ask = self.flow.payable if is_withheld else self.flow.is_due
-        return bool(ask(self.sessions[number].owed, self._allowed(number)))
+        return bool(ask(self.sessions[number].owed, self.allowed(number)))

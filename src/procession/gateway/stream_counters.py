@@ -1,7 +1,7 @@
 """Counters of each stream: records received, what became of them, and errors. Pure.
 
-The one rule: it watches what `state` is told and what it decides, and nothing depends on it; no step is taken per
-record. Before it: `performer`, which shows it every event with what followed. After it: `gateway_metrics`, which tells.
+Invariant: it observes the events and actions of `state`, and nothing depends on it. It does no work per record.
+`performer` passes each event with its actions; `gateway_metrics` reads the counters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.gateway.gateway_events import Action, Append, Event, OfOrder, Received, Send, SnapshotWritten
+from procession.gateway.gateway_events import (
+    Action,
+    AppendRows,
+    Event,
+    FrameReceived,
+    OfOrder,
+    SendFrame,
+    SnapshotWritten,
+)
 from procession.gateway.registry import Registry
 from procession.gateway.snapshot import Snapshot
 from procession.storage.segment import KIND_RECORD
@@ -24,10 +32,10 @@ from procession.wire.draft_messages import AckCounts, DraftMessage, DraftMessage
 from procession.wire.messages import Ack, Eos, Error, Hello, Ids, Messages, Notify, NotifyAck, Ok
 
 RATE_TIME_S = 10.0
-"""A rate is that of about so many seconds; older records fade."""
+"""Time over which a rate is averaged, with exponential decay."""
 
 STEPS_MAX = 16
-"""So many steps a stream's lag is counted in; when there are more, each two become one."""
+"""Maximum number of steps in which a stream's lag is counted. Above it, pairs of steps are merged."""
 
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("handshake", ("no HELLO in time",)),
@@ -50,11 +58,11 @@ PEER = "peer"
 
 
 def kind_of(reason: str) -> str:
-    """A reason is for a person and may name anything; there are only so many kinds."""
+    """Maps the free text of a reason to one of a fixed number of kinds, for use as a label."""
     return next((kind for kind, words in KINDS if any(word in reason for word in words)), "other")
 
 
-class Behind:
+class UncommittedRows:
     """How many rows are in the log and not committed. Never below the truth. Where they end is a sequence or a message
     id; the next one is above it."""
 
@@ -79,7 +87,7 @@ class Behind:
 
 
 @dataclass(slots=True)
-class Counted:
+class StreamCount:
     """What came of one stream since this gateway started."""
 
     frames: int = 0
@@ -87,7 +95,7 @@ class Counted:
     """Of keys and payloads, also of what had come before."""
     refused: int = 0
     """NOTIFYs for it that were refused."""
-    behind: Behind = field(default_factory=Behind)
+    behind: UncommittedRows = field(default_factory=UncommittedRows)
     _recent: float = 0.0
     _at: float = 0.0
 
@@ -98,24 +106,24 @@ class Counted:
         self._at = now
 
     def rate(self, now: float) -> float:
-        """Frames that come in a second, of late."""
+        """Recent frames per second."""
         return self._faded(now) / RATE_TIME_S
 
     def _faded(self, now: float) -> float:
         return self._recent * math.exp((self._at - now) / RATE_TIME_S)
 
 
-NOTHING = Counted()
-"""What came of a stream on which nothing came."""
+NOTHING = StreamCount()
+"""The counters of a stream without records."""
 
 
-class Tally:
+class StreamCounters:
     def __init__(self, streams_max: int, *, is_by_id: bool = False) -> None:
         """Streams that the registry has forgotten are forgotten here when there are more than `streams_max`. By event
         time streams are committed one before the other, so each is counted by its own ids."""
         self._streams_max = streams_max
         self._is_by_id = is_by_id
-        self._streams: dict[int, Counted] = {}
+        self._streams: dict[int, StreamCount] = {}
         self._late: set[int] = set()
         """Streams that are behind."""
         self.frames: Counter[str] = Counter()
@@ -126,7 +134,7 @@ class Tally:
         self.refused = 0
         self.credits_granted = 0
 
-    def __getitem__(self, stream_id: int) -> Counted:
+    def __getitem__(self, stream_id: int) -> StreamCount:
         return self._streams.get(stream_id, NOTHING)
 
     def recovered(self, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -151,17 +159,17 @@ class Tally:
         """This happened, and that follows from it."""
         if len(self._streams) > self._streams_max:
             self._forget(registry)
-        if isinstance(event, Received):
+        if isinstance(event, FrameReceived):
             self._received(event, now)
         elif isinstance(event, SnapshotWritten):
             self._committed(event.snapshot)
         for action in actions:
-            if isinstance(action, Append):
+            if isinstance(action, AppendRows):
                 self._append(action.first_sequence, action.batch)
-            elif isinstance(action, Send):
+            elif isinstance(action, SendFrame):
                 self._sent(action, registry)
 
-    def _received(self, event: Received, now: float) -> None:
+    def _received(self, event: FrameReceived, now: float) -> None:
         match event.what:
             case Messages() as messages:
                 self.frames["MESSAGE"] += len(messages)
@@ -193,7 +201,7 @@ class Tally:
             self._of(stream_id).behind.add(end, rows)
             self._late.add(stream_id)
 
-    def _sent(self, action: Send, registry: Registry) -> None:
+    def _sent(self, action: SendFrame, registry: Registry) -> None:
         match action.frame:
             case Ok() | Ack() | AckCounts() as granting:
                 self.credits_granted += granting.credits
@@ -212,8 +220,8 @@ class Tally:
             if not behind.rows:
                 self._late.discard(stream_id)
 
-    def _of(self, stream_id: int) -> Counted:
-        return self._streams.setdefault(stream_id, Counted())
+    def _of(self, stream_id: int) -> StreamCount:
+        return self._streams.setdefault(stream_id, StreamCount())
 
     def _forget(self, registry: Registry) -> None:
         self._streams = {stream_id: counted for stream_id, counted in self._streams.items() if stream_id in registry}

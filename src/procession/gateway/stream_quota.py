@@ -1,9 +1,9 @@
 """Stream quotas: how many uncommitted bytes each stream has, and which streams may send more. Pure.
 
-The one rule: whoever has the stream that a merge waits for is never held up by what others have sent. It gets a few
-credits at a time from a reserve, on an account of that stream, and what was taken on other accounts does not count; the
-others wait while all together, or one of their own streams, are over their limit. Before it: `event_time_state`, which
-counts; beside it `lag`, where there is no merge.
+Invariant: the session with the stream that a merge waits for is never blocked by what others have sent. It gets a few
+credits at a time from a reserve, on the account of that stream; what was taken on other accounts does not count. Other
+sessions wait while the total, or one of their own streams, is over its limit. `event_time_state` does the counting;
+without a merge, `lag` is used.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Iterable, Set
 from typing import NamedTuple
 
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.lag import STEP_BYTES, Lag
 
 NOBODY = -1
-"""The account of those who may go on because nobody has the stream that the merge waits for."""
+"""The account of sessions that may send because no session has the stream that the merge waits for."""
 
 
-class Step(NamedTuple):
+class StreamRun(NamedTuple):
     """Records of one stream that came together, up to this message id."""
 
     last_id: int
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     """They were taken from the reserve, on the account of this stream."""
 
 
-class Shares(Lag):
+class StreamQuotas(Lag):
     """A lag that is counted for each stream: `bytes` is their sum."""
 
     def __init__(self, limits: Limits, streams: int) -> None:
@@ -44,7 +44,7 @@ class Shares(Lag):
         """The stream that the merge waits for."""
         self.reserved: dict[int, int] = {}
         """Account to the bytes that were taken on it from the reserve, if there are any."""
-        self._received: dict[int, deque[Step]] = {}
+        self._received: dict[int, deque[StreamRun]] = {}
 
     def add(self, end_sequence: int, size_bytes: int) -> None:
         """What is counted here is counted when it is received."""
@@ -59,7 +59,7 @@ class Shares(Lag):
         steps = self._received.setdefault(stream_id, deque())
         if steps and steps[-1].size_bytes < STEP_BYTES // 16 and steps[-1].account == account:
             size_bytes += steps.pop().size_bytes
-        steps.append(Step(last_id, size_bytes, account))
+        steps.append(StreamRun(last_id, size_bytes, account))
 
     def settle(self, positions: Iterable[tuple[int, int]]) -> None:
         """Of each stream, all up to this message id is committed."""
@@ -82,7 +82,7 @@ class Shares(Lag):
                 del self.reserved[account]
 
     def allowed(self, streams: Set[int], granted: int) -> int:
-        """So many credits a session with these streams may hold, if it were granted so many without a merge."""
+        """The number of credits that a session with these streams may hold. `granted` is its number without a merge."""
         if granted and not (self.over and not self.over.isdisjoint(streams)):
             return granted
         limits = self._limits

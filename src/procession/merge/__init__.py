@@ -1,1 +1,1 @@
-"""The merge: sorted paths, put together in order. Pure."""
+"""Merges sorted paths into one order. Pure."""

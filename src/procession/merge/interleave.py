@@ -1,8 +1,8 @@
 """Interleaves the ordered logs of several gateways, each sorted, into one sequence. Pure.
 
-The one rule: rows stand by (order time, stream id, message id), wherever they came through, so that the sequence is the
-one that a single gateway would have made. A stream is at one gateway at a time, so of two rows one is always before the
-other. Before it the ordered logs; after it `spark/log_source`, which deals them, and `spark/tasks`, which reads.
+Invariant: rows are ordered by (order time, stream id, message id), whichever gateway they came through, so the sequence
+is the one that a single gateway would make. A stream is at one gateway at a time, so the order is total.
+`spark/log_source` splits the ordered logs; `spark/tasks` reads them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from procession.merge.stream_clocks import Ids, Numbers
 from procession.merge.waiting_rows import Key
 
 
-class Places(NamedTuple):
-    """Where rows of an ordered log stand, in columns."""
+class RowPlaces(NamedTuple):
+    """The order keys of rows of an ordered log, in columns."""
 
     order_times: Numbers
     stream_ids: Ids
     message_ids: Ids
 
     @classmethod
-    def of(cls, batches: Iterable[pa.RecordBatch]) -> Places:
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> RowPlaces:
         parts = list(batches)
         times = [np.empty(0, np.int64), *(part.column("order_time").to_numpy() for part in parts)]
         streams = [np.empty(0, np.uint64), *(part.column("stream_id").to_numpy() for part in parts)]
@@ -37,7 +37,7 @@ class Places(NamedTuple):
         return Key(int(self.order_times[row]), int(self.stream_ids[row]), int(self.message_ids[row]))
 
     def count_up_to(self, key: Key) -> int:
-        """How many rows, from the first on, stand up to this place."""
+        """Return the number of leading rows whose key is not above this one."""
         low, high = 0, len(self.order_times)
         for column, value in zip(self, key, strict=True):
             stretch, bound = column[low:high], column.dtype.type(value)
@@ -45,15 +45,16 @@ class Places(NamedTuple):
         return high
 
 
-def order_of(paths: Sequence[Places]) -> Numbers:
-    """The rows of all paths, numbered one path behind the other, in order. The end of a stream has the id of its last
-    record, and stays behind it, because the sort is stable."""
+def order_of(paths: Sequence[RowPlaces]) -> Numbers:
+    """Return the sort order of the concatenated rows of all paths.
+
+    The end of a stream has the id of its last record, and stays after it, because the sort is stable."""
     times, streams, ids = (np.concatenate(column) for column in zip(*paths, strict=True))
     return np.lexsort((ids, streams, times))
 
 
-def dealt(paths: Sequence[Places], edges: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """The woven sequence, cut at these places: for each piece, the rows [first, last) of every path that are in it."""
+def dealt(paths: Sequence[RowPlaces], edges: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Cut the interleaved sequence at these edges. Yield for each part the rows [first, last) of every path in it."""
     starts = np.cumsum([0, *(len(path.order_times) for path in paths)])
     owners = np.searchsorted(starts[1:], order_of(paths), "right")
     at = np.bincount(owners[: edges[0]], minlength=len(paths))
@@ -64,6 +65,6 @@ def dealt(paths: Sequence[Places], edges: Sequence[int]) -> Iterator[list[tuple[
 
 
 def woven(paths: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-    """The rows of these paths, each of which has some, as one batch in order."""
-    order = order_of([Places.of(path) for path in paths])
+    """Return the rows of these non-empty paths as one batch in order."""
+    order = order_of([RowPlaces.of(path) for path in paths])
     return pa.concat_batches([batch for path in paths for batch in path]).take(pa.array(order))

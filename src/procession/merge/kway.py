@@ -1,9 +1,8 @@
-"""The k-way merge: sorted paths in, one sorted sequence out, whole batches at a time.
+"""The k-way merge: merges sorted paths into one sorted sequence, in whole batches. Pure.
 
-The one rule: rows are compared by their order key and by nothing else, in columns and never one by one; two rows with
-the same key are an error, because there are none in a sequential run. What is finished is known for each path by its
-last key in sight (a frontier), so a path that is empty, ends or has nothing more to say holds nobody up. Before it the
-runs of an exchange or of a plan's last chains; after it the next chain, or the sink. Pure.
+Invariant: rows are compared only by their order key, in columns and never one by one. Two rows with the same key are an
+error, because a sequential run has none. The last key of each path's current batch is its frontier, so an empty or
+finished path holds nothing back. Merges the runs of an exchange, or of the plan's last chains.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from procession.errors import StorageError
 from procession.record import ORDER
 
 STRETCH_ROWS_MIN = 64
-"""If rows of one path stand together at least so long, on average, they are passed on as slices instead of copied."""
+"""Minimum average length of a stretch of rows from one path for slices instead of copies."""
 
 Key = tuple[int, ...]
 Numbers = npt.NDArray[np.int64]
 
 
 def merged(paths: Iterable[Iterable[pa.RecordBatch]], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of all paths in the order of their keys; of each, these columns (None: all of them). At any time one
-    batch of each path is in memory."""
+    """Yield these columns (None: all) of the rows of all paths, in key order. Holds one batch per path in memory."""
     live = [path for path in map(_Path, paths) if path.batch is not None]
     while len(live) > 1:
         live.sort(key=lambda path: path.first)
         head = live[0]
         if head.last < live[1].first:
-            # It stands before all others: the common case where ranges were dealt, and costs nothing.
+            # The whole batch comes before all others: the common case with contiguous ranges, and free.
             yield _chosen(head.take(), columns)
         else:
             frontier = min(path.last for path in live)
@@ -45,7 +43,7 @@ def merged(paths: Iterable[Iterable[pa.RecordBatch]], columns: Sequence[str] | N
 
 
 class _Path:
-    """A path, as far as it is in sight: the batch at hand, of which nothing has been given out yet."""
+    """A path and its current batch."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
@@ -64,7 +62,7 @@ class _Path:
         self.last: Key = tuple(int(column[-1]) for column in self.keys)
 
     def take(self) -> pa.RecordBatch:
-        """The batch at hand."""
+        """Return the current batch and read the next."""
         batch, before = self.batch, self.last
         self._next(None)
         if self.batch is not None and self.first <= before:
@@ -72,7 +70,7 @@ class _Path:
         return batch
 
     def take_up_to(self, frontier: Key) -> pa.RecordBatch:
-        """The rows at hand whose keys are not above the frontier."""
+        """Return the current rows whose keys are not above the frontier."""
         assert self.batch is not None
         if self.last <= frontier:
             return self.take()
@@ -87,22 +85,22 @@ def key_columns(batch: pa.RecordBatch) -> list[Numbers]:
 
 
 def _rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
-    """How many rows, from the first on, have a key that is not above this one."""
+    """Return the number of leading rows whose key is not above this one."""
     low, high = 0, len(keys[0])
     for column, value in zip(keys, bound, strict=True):
-        # Not by `value + 1`: a number may be the greatest that there is.
+        # Not by `value + 1`, which may overflow.
         stretch, bound_here = column[low:high], np.int64(value)
         low, high = low + int(stretch.searchsorted(bound_here)), low + int(stretch.searchsorted(bound_here, "right"))
     return high
 
 
 def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """The rows of these parts, each of which is sorted, in one order."""
+    """Merge the rows of these sorted parts."""
     keys = [np.concatenate(column) for column in zip(*map(key_columns, parts), strict=True)]
-    # Columns in which all rows are alike say nothing: of the many that tell where a fired result stands, most are so.
-    telling = [column for column in keys if (column != column[0]).any()] or keys[:1]
-    order = np.argsort(telling[0], kind="stable") if len(telling) == 1 else np.lexsort(telling[::-1])
-    if (row := _first_double([column[order] for column in telling])) is not None:
+    # Skip constant columns. Most of the many key columns of a fired result are constant.
+    varying = [column for column in keys if (column != column[0]).any()] or keys[:1]
+    order = np.argsort(varying[0], kind="stable") if len(varying) == 1 else np.lexsort(varying[::-1])
+    if (row := _first_duplicate([column[order] for column in varying])) is not None:
         raise _disorder(tuple(int(column[order[row]]) for column in keys))
     starts = np.cumsum([0, *(part.num_rows for part in parts)])
     # A stretch is broken where the next row is not the next of the same part.
@@ -118,9 +116,8 @@ def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) ->
         yield _chosen(parts[owner], columns).slice(first - int(starts[owner]), count)
 
 
-def _first_double(keys: Sequence[Numbers]) -> int | None:
-    """The first row whose place is also that of the next. No two may have the same: a path that was taken for two, or
-    two for one, shows here."""
+def _first_duplicate(keys: Sequence[Numbers]) -> int | None:
+    """Return the first row with the same key as the next row. It shows that paths were counted wrongly."""
     is_same = np.ones(max(0, len(keys[0]) - 1), bool)
     for column in keys:
         is_same &= column[1:] == column[:-1]
@@ -128,7 +125,7 @@ def _first_double(keys: Sequence[Numbers]) -> int | None:
 
 
 def _disorder(key: Key) -> StorageError:
-    return StorageError(f"two records have the same place {key} in the order, or a path is not sorted there")
+    return StorageError(f"two records have the same order key {key}, or a path is not sorted there")
 
 
 def _chosen(batch: Any, columns: Sequence[str] | None) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
-"""Stream clocks: how far each stream is in event time, which records are late, and whom a merge waits for. Pure.
+"""Stream clocks: the event time of each stream, which records are late, and which stream a merge waits for. Pure.
 
-The one rule: what is said of a record depends on its own stream's records before it and on nothing else, so it is the
-same in every run, whatever came of other streams meanwhile, and through whichever gateway. Before it the arrival log;
-after it `event_time`, which puts the records of all streams in one order.
+Invariant: the result for a record depends only on earlier records of its own stream. So it is the same in every run,
+whatever arrived on other streams, and through whichever gateway. `event_time` puts the records of all streams in one
+order.
 """
 
 from __future__ import annotations
@@ -23,89 +23,91 @@ TIME_MAX = 2**63 - 1
 STREAM_MAX = 2**64 - 1
 
 
-class Bound(NamedTuple):
-    """Whatever may still come stands behind these: records with an (order time, stream id) up to it may be taken."""
+class WatermarkBound(NamedTuple):
+    """Every later arrival comes after this bound: records with an (order time, stream id) up to it are final."""
 
     time: int
     stream_id: int
 
 
-ALL = Bound(TIME_MAX, STREAM_MAX)
+ALL = WatermarkBound(TIME_MAX, STREAM_MAX)
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """One stream: its largest event time, and whether it has ended. A stream that has ended waits for nothing."""
+class StreamClock:
+    """The clock of one stream: its largest event time, and whether it has ended. An ended stream holds nothing back."""
 
     time: int
     is_ended: bool = False
     seen: int | None = None
-    """The largest message id: a stream that goes on elsewhere comes again from below it, if some of it had to wait."""
+    """The largest message id. A stream that moves to another gateway replays from below it if rows still waited."""
 
-    def later(self, other: Clock | None) -> Clock:
-        """What two know of one stream who heard different parts of it."""
+    def later(self, other: StreamClock | None) -> StreamClock:
+        """Combine two clocks of one stream that saw different parts of it."""
         if other is None:
             return self
-        ids = [one.seen for one in (self, other) if one.seen is not None]
-        return Clock(max(self.time, other.time), self.is_ended or other.is_ended, max(ids, default=None))
+        ids = [clock.seen for clock in (self, other) if clock.seen is not None]
+        return StreamClock(max(self.time, other.time), self.is_ended or other.is_ended, max(ids, default=None))
 
 
-class Judged(NamedTuple):
-    """What is said of rows, in the order in which they came."""
+class JudgedRows(NamedTuple):
+    """The result for rows, in arrival order."""
 
     order_times: Numbers
-    """The time by which each is put in order: its event time, or its stream's watermark if that is later."""
+    """The time by which each row is ordered: its event time, or its stream's watermark if that is later."""
     are_late: Flags
     are_known: Flags
-    """They were taken where their stream was before, and are sent again because one below them was not."""
+    """Rows that the stream's previous gateway emitted, and that are replayed because an earlier row was not."""
 
 
-class Signs(NamedTuple):
-    """Which rows are no records: the ends of streams, and words about a watermark."""
+class RowSigns(NamedTuple):
+    """Which rows are not records: the ends of streams, and watermark updates."""
 
     are_ends: Flags
     are_ticks: Flags
-    """Their stream's watermark is to be no less than their time: nobody waits for it, or it was here before."""
+    """Raise the stream's watermark to at least their time: the stream is idle, or moved here."""
     are_idle: Flags
-    """Those among them that say nothing of message ids."""
+    """The watermark updates without a message id."""
 
 
-class Clocks:
+class StreamClocks:
     """The clocks of a declared set of streams."""
 
-    def __init__(self, streams: Iterable[int], lateness_ns: int = 0, known: Mapping[int, Clock] | None = None) -> None:
+    def __init__(
+        self, streams: Iterable[int], lateness_ns: int = 0, known: Mapping[int, StreamClock] | None = None
+    ) -> None:
         self.streams = frozenset(streams)
         self.lateness_ns = lateness_ns
-        self.known: dict[int, Clock] = dict(known or {})
-        """What was heard here: by these clocks, and no others, records are judged."""
-        self._told: dict[int, Clock] = {}
+        self.known: dict[int, StreamClock] = dict(known or {})
+        """The clocks from records that arrived here. Only these decide whether a record is late."""
+        self._remote: dict[int, StreamClock] = {}
 
-    def tell(self, clocks: Mapping[int, Clock]) -> None:
-        """What others have heard of streams. Nobody waits for a stream that is known, by anybody, to be further."""
+    def tell(self, clocks: Mapping[int, StreamClock]) -> None:
+        """Add other gateways' clocks. A merge does not wait for a stream that is further at another gateway."""
         for stream_id, clock in clocks.items():
             if (known := self.known.get(stream_id)) is not None and known == known.later(clock):
-                self._told.pop(stream_id, None)
+                self._remote.pop(stream_id, None)
             else:
-                self._told[stream_id] = clock.later(self._told.get(stream_id))
+                self._remote[stream_id] = clock.later(self._remote.get(stream_id))
 
-    def reached(self, stream_id: int) -> Clock | None:
-        """How far a stream has come, whoever heard it."""
+    def reached(self, stream_id: int) -> StreamClock | None:
+        """Return the latest clock of a stream, from any gateway."""
         clock = self.known.get(stream_id)
-        return self._told.get(stream_id) if clock is None else clock.later(self._told.get(stream_id))
+        return self._remote.get(stream_id) if clock is None else clock.later(self._remote.get(stream_id))
 
-    def all_reached(self) -> dict[int, Clock]:
-        known = {one: self.reached(one) for one in (*self.known, *self._told)}
-        return {one: clock for one, clock in known.items() if clock is not None}
+    def all_reached(self) -> dict[int, StreamClock]:
+        known = {stream_id: self.reached(stream_id) for stream_id in (*self.known, *self._remote)}
+        return {stream_id: clock for stream_id, clock in known.items() if clock is not None}
 
     def watermark(self, stream_id: int) -> int | None:
-        """No record of the stream that is not late is before it; None: it has said nothing yet."""
+        """Return the stream's watermark: every record before it is late. None before the stream's first row."""
         clock = self.reached(stream_id)
         return None if clock is None else watermark_of(clock, self.lateness_ns)
 
-    def judge(self, stream_ids: Ids, message_ids: Ids, event_times: Numbers, signs: Signs) -> Judged:
-        """Hear rows in the order in which they came."""
+    def judge(self, stream_ids: Ids, message_ids: Ids, event_times: Numbers, signs: RowSigns) -> JudgedRows:
+        """Update the clocks with rows in arrival order, and return the result for each row."""
         count = len(event_times)
-        judged = Judged(event_times.copy(), np.zeros(count, np.bool_), np.zeros(count, np.bool_))
+        judged = JudgedRows(event_times.copy(), np.zeros(count, np.bool_), np.zeros(count, np.bool_))
         by_stream = np.argsort(stream_ids, kind="stable")
         of_stream = stream_ids[by_stream]
         edges = np.flatnonzero(of_stream[1:] != of_stream[:-1]) + 1
@@ -115,66 +117,66 @@ class Clocks:
                 times[are_quiet] = np.minimum(times[are_quiet], TIME_MAX - self.lateness_ns) + self.lateness_ns
             stream_id = int(stream_ids[rows[0]])
             seen, are_again = self._count(stream_id, message_ids[rows], are_ends | signs.are_idle[rows])
-            self._hear(stream_id, rows, times, are_ends, are_again & ~are_quiet, judged)
+            self._judge_stream(stream_id, rows, times, are_ends, are_again & ~are_quiet, judged)
             self.known[stream_id] = replace(self.known[stream_id], seen=seen)
             judged.are_late[rows[are_quiet]] = False
         return judged
 
-    def _count(self, stream_id: int, ids: Ids, say_nothing: Flags) -> tuple[int | None, Flags]:
-        """The largest id so far, and which rows bring one that is no larger than one before."""
+    def _count(self, stream_id: int, ids: Ids, are_without_id: Flags) -> tuple[int | None, Flags]:
+        """Return the largest id so far, and which rows have an id that is not larger than an earlier one."""
         clock = self.known.get(stream_id)
         before = None if clock is None else clock.seen
-        if say_nothing.all():
+        if are_without_id.all():
             return before, np.zeros(len(ids), np.bool_)
-        ids = np.where(say_nothing, np.uint64(before or 0), ids)
+        ids = np.where(are_without_id, np.uint64(before or 0), ids)
         running = np.maximum.accumulate(np.concatenate((np.array([before or 0], np.uint64), ids)))
-        are_again: Flags = (ids <= running[:-1]) & ~say_nothing
+        are_again: Flags = (ids <= running[:-1]) & ~are_without_id
         if before is None:
-            are_again[int(np.argmin(say_nothing))] = False  # there is none before the first
+            are_again[int(np.argmin(are_without_id))] = False  # the first id is always new
         return int(running[-1]), are_again
 
-    def _hear(
-        self, stream_id: int, rows: Numbers, times: Numbers, are_ends: Flags, are_again: Flags, judged: Judged
+    def _judge_stream(
+        self, stream_id: int, rows: Numbers, times: Numbers, are_ends: Flags, are_again: Flags, judged: JudgedRows
     ) -> None:
         clock = self.known.get(stream_id)
         is_over = clock is not None and clock.is_ended
         ends = np.flatnonzero(are_ends)
         heard = 0 if is_over else int(ends[0]) if len(ends) else len(rows)
         before = TIME_MIN if clock is None else clock.time
-        # The largest time before each row, then the largest of all that are heard.
+        # The largest time before each row, then the largest of all.
         reached = np.maximum.accumulate(np.concatenate((np.array([before], np.int64), times[:heard])))
         floor = np.maximum(reached[:-1], TIME_MIN + self.lateness_ns) - self.lateness_ns
-        # Of what comes again, all up to the watermark was taken: its stream moved when it was.
+        # Replayed rows up to the watermark were emitted by the stream's previous gateway.
         are_known = are_again[:heard] & (times[:heard] <= floor)
         judged.are_known[rows[:heard]] = are_known
         judged.are_late[rows[:heard]] = (times[:heard] < floor) & ~are_known
         judged.order_times[rows[:heard]] = np.maximum(judged.order_times[rows[:heard]], floor)
-        # The end stands behind all of its stream, and what comes on a stream that has ended behind all of all streams.
+        # The end comes after all rows of its stream; rows after the end come after all rows of all streams.
         judged.order_times[rows[heard:]] = TIME_MAX
         judged.are_late[rows[heard:]] = ~are_ends[heard:]
         if heard < len(rows) and not is_over:
             judged.order_times[rows[heard]] = reached[-1]
-        self.known[stream_id] = Clock(int(reached[-1]), is_over or heard < len(rows))
+        self.known[stream_id] = StreamClock(int(reached[-1]), is_over or heard < len(rows))
 
-    def bound(self) -> Bound | None:
-        """How far records may be taken; None: a stream has said nothing yet."""
+    def bound(self) -> WatermarkBound | None:
+        """Return the bound up to which records are final; None while a stream has no watermark."""
         slowest = self.slowest()
         if slowest is None:
             return ALL
         watermark = self.watermark(slowest)
-        return None if watermark is None else Bound(watermark, slowest)
+        return None if watermark is None else WatermarkBound(watermark, slowest)
 
     def slowest(self, besides: frozenset[int] = frozenset()) -> int | None:
-        """The stream that the others wait for; one that has said nothing before all others. None: all have ended."""
-        silent = self.streams - besides - self.known.keys() - self._told.keys()
+        """Return the stream that the others wait for: first one without a watermark. None if all have ended."""
+        silent = self.streams - besides - self.known.keys() - self._remote.keys()
         if silent:
             return min(silent)
-        reached = ((self.reached(one), one) for one in self.streams - besides)
-        times = ((clock.time, one) for clock, one in reached if clock is not None and not clock.is_ended)
+        reached = ((self.reached(stream_id), stream_id) for stream_id in self.streams - besides)
+        times = ((clock.time, stream_id) for clock, stream_id in reached if clock is not None and not clock.is_ended)
         return min(times, default=(0, None))[1]
 
     def tick(self, idle: frozenset[int]) -> int | None:
-        """The least watermark that idle streams must have so that nobody waits for them; None: they hold nobody up."""
+        """Return the watermark that idle streams need so that nothing waits for them; None if nothing does."""
         slowest = self.slowest(besides=idle)
         if slowest is None:
             time = max((clock.time for clock in self.known.values()), default=None)
@@ -183,5 +185,5 @@ class Clocks:
         return None if time is None else min(time, TIME_MAX - 1) + 1
 
 
-def watermark_of(clock: Clock, lateness_ns: int) -> int:
+def watermark_of(clock: StreamClock, lateness_ns: int) -> int:
     return TIME_MAX if clock.is_ended else max(clock.time - lateness_ns, TIME_MIN)

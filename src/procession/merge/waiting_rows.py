@@ -1,8 +1,8 @@
-"""Waiting rows: what came in and may not be taken yet, in sorted stacks. Pure.
+"""Waiting rows: rows that have arrived and whose order is not final yet, in sorted stacks. Pure.
 
-The one rule: rows leave in the order of (order time, stream id, message id, sequence), whatever the order in which they
-came. Rows that come together are sorted once, and stacks of like size are put together: so there are few, and
-what may leave of each is its beginning. Before it `stream_clocks`; after it `event_time`.
+Invariant: rows leave in the order of (order time, stream id, message id, sequence), whatever their arrival order. Rows
+that arrive together are sorted once, and stacks of similar size are merged. So there are few stacks, and the final rows
+of each are its beginning. Used by `event_time`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from procession.merge.stream_clocks import Bound, Flags, Ids, Numbers
+from procession.merge.stream_clocks import Flags, Ids, Numbers, WatermarkBound
 
 
 class Key(NamedTuple):
-    """A record's place in the order of all streams."""
+    """A record's key in the order of all streams."""
 
     order_time: int
     stream_id: int
@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Rows in columns. `sequences` say where in the arrival log each row is, `sizes` how many bytes it has there."""
+    """Rows in columns. `sequences` and `sizes` are each row's position and size in bytes in the arrival log."""
 
     order_times: Numbers
     stream_ids: Ids
@@ -54,8 +54,8 @@ class Stack(NamedTuple):
     def key(self, row: int) -> Key:
         return Key(int(self.order_times[row]), int(self.stream_ids[row]), int(self.message_ids[row]))
 
-    def count_up_to(self, bound: Bound) -> int:
-        """How many rows at the beginning of a sorted stack have an (order time, stream id) up to this."""
+    def count_up_to(self, bound: WatermarkBound) -> int:
+        """Return the number of leading rows of a sorted stack with an (order time, stream id) up to this bound."""
         low, high = (int(np.searchsorted(self.order_times, bound.time, side)) for side in ("left", "right"))
         return low + int(np.searchsorted(self.stream_ids[low:high], np.uint64(bound.stream_id), "right"))
 
@@ -73,14 +73,16 @@ EMPTY = Stack(
 
 
 def together(stacks: Sequence[Stack]) -> Stack:
-    """The rows of all, in order."""
+    """Merge the rows of all stacks."""
     if len(stacks) == 1:
         return stacks[0]
-    return Stack(*(np.concatenate(column) for column in zip(*(one.columns for one in stacks), strict=True))).in_order()
+    return Stack(
+        *(np.concatenate(column) for column in zip(*(stack.columns for stack in stacks), strict=True))
+    ).in_order()
 
 
-def _let_go(stack: Stack) -> Stack:
-    """The same rows; copied when the columns that they are a part of are mostly of others, which are gone."""
+def _compacted(stack: Stack) -> Stack:
+    """Return the same rows, copied if most of the memory that they refer to belongs to rows that are gone."""
     whole = stack.order_times.base
     return stack.picked(np.arange(len(stack))) if whole is not None and len(whole) > 2 * len(stack) else stack
 
@@ -88,13 +90,13 @@ def _let_go(stack: Stack) -> Stack:
 class Waiting:
     def __init__(self) -> None:
         self._stacks: list[Stack] = []
-        """Each is more than twice as large as the next."""
+        """Each stack is more than twice as large as the next."""
 
     def __len__(self) -> int:
         return sum(map(len, self._stacks))
 
     def all(self) -> Stack:
-        """What waits, in order; it stays here."""
+        """Return the waiting rows in order, without removing them."""
         return together(self._stacks) if self._stacks else EMPTY
 
     @property
@@ -102,22 +104,22 @@ class Waiting:
         return sum(int(stack.sizes.sum()) for stack in self._stacks)
 
     def add(self, rows: Stack) -> None:
-        """Rows in any order."""
+        """Add rows in any order."""
         if len(rows):
             self._stacks.append(rows.in_order())
         while len(self._stacks) > 1 and 2 * len(self._stacks[-1]) >= len(self._stacks[-2]):
             self._stacks[-2:] = [together(self._stacks[-2:])]
 
-    def take(self, bound: Bound) -> Stack:
-        """The rows up to the bound, in order; they are gone from here."""
+    def take(self, bound: WatermarkBound) -> Stack:
+        """Remove and return the rows up to the bound, in order."""
         counts = [stack.count_up_to(bound) for stack in self._stacks]
         taken = [stack.rows(0, count) for stack, count in zip(self._stacks, counts, strict=True) if count]
         rest = [stack.rows(count) for stack, count in zip(self._stacks, counts, strict=True)]
-        self._stacks = [_let_go(stack) for stack in rest if len(stack)]
+        self._stacks = [_compacted(stack) for stack in rest if len(stack)]
         return together(taken) if taken else EMPTY
 
     def least_ids(self, stream_ids: Ids) -> Ids:
-        """Of each of these streams (sorted) the least message id that waits; 2^64-1 if none does."""
+        """Return the least waiting message id of each of these streams (sorted); 2^64-1 if none waits."""
         least = np.full(len(stream_ids), np.iinfo(np.uint64).max, np.uint64)
         for stack in self._stacks:
             places = np.searchsorted(stream_ids, stack.stream_ids)
@@ -127,7 +129,7 @@ class Waiting:
         return least
 
     def remove(self, stream_id: int) -> Numbers:
-        """Nothing of this stream waits any longer; gives the sequences of what did."""
+        """Remove the rows of this stream. Return their sequence numbers."""
         gone = [np.empty(0, np.int64)]
         kept = []
         for stack in self._stacks:
@@ -137,7 +139,7 @@ class Waiting:
         self._stacks = [stack for stack in kept if len(stack)]
         return np.concatenate(gone)
 
-    def has(self, stream_id: int, bound: Bound | None = None) -> bool:
-        """Whether a row of this stream waits; with a bound, one that stands up to it."""
+    def has(self, stream_id: int, bound: WatermarkBound | None = None) -> bool:
+        """Whether a row of this stream waits; with a bound, a row up to it."""
         fronts = (stack if bound is None else stack.rows(0, stack.count_up_to(bound)) for stack in self._stacks)
         return any(bool((front.stream_ids == np.uint64(stream_id)).any()) for front in fronts)

@@ -1,6 +1,6 @@
 """Aggregates: combine many records into one result.
 
-The one rule: an aggregate receives records one after the other, in order, so it may depend on their order. Its
+Invariant: an aggregate receives records one after the other, in order, so it may depend on their order. Its
 intermediate value is a state, made of plain values. Rolling, windowed and final stages use aggregates. Pure.
 
     >>> from procession import aggregates

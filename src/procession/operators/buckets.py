@@ -1,8 +1,8 @@
-"""Buckets: which task behind an exchange gets a record, and which connection of a sink.
+"""Buckets: which task after an exchange gets a record, and which connection of a sink.
 
-The one rule: within a bucket records keep their order; and where they are told apart by key, the same key always goes
-to the same bucket, in every process and every version. Pure. Before it `operators/chain`; after it `storage/run_store`,
-which keeps a run for each bucket.
+Invariant: within a bucket records keep their order. If records are distributed by key, the same key always goes to
+the same bucket, in every process and every version. Used by `operators/partitioning`; `storage/run_store` stores a run
+for each bucket. Pure.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from procession.operators.stage_rows import Numbers
 from procession.planner.ownership import separate
 
 SHARES = 4096
-"""Keys are told apart in this many shares, whatever the number of tasks; a task has every n-th of them."""
+"""Keys are hashed into this many shares, whatever the number of tasks. Of n tasks, each has every n-th share."""
 
 
-def dealt(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
-    """Deal rows out evenly: (bucket, first row, number of rows). Contiguous, so that nothing is copied and a merge
-    finds long stretches; `turn` says where to begin, so that a few rows at a time do not all go to the first."""
+def split_evenly(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
+    """Split rows evenly: (bucket, first row, number of rows). Ranges are contiguous, so nothing is copied and a merge
+    finds long stretches. `turn` is the first bucket to fill, so that small batches do not all go to bucket 0."""
     edges = [rows * number // buckets for number in range(buckets + 1)]
     for number in range(buckets):
         if count := edges[number + 1] - edges[number]:
             yield (number + turn) % buckets, edges[number], count
 
 
-def parted(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
-    """Part rows by their key: (bucket, rows in their order)."""
-    # Each key is hashed once, however many rows have it. The arithmetic is that of `share_of`, on all of them.
+def split_by_key(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
+    """Split rows by their key: (bucket, rows in their order)."""
+    # Each distinct key is hashed once. The arithmetic is that of `share_of`, vectorised.
     encoded = keys.dictionary_encode()
     hashes = np.fromiter(map(zlib.crc32, encoded.dictionary.to_pylist()), np.uint32, len(encoded.dictionary))
     of_key = (hashes % SHARES % buckets).astype(np.uint16)
     yield from _in_buckets(of_key[encoded.indices.to_numpy()])
 
 
-def parted_by_stream(streams: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
-    """Part rows by the id of their stream, likewise: ids that follow one another go round the buckets."""
+def split_by_stream(streams: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
+    """Split rows by the id of their stream. Consecutive ids go to consecutive buckets."""
     yield from _in_buckets(streams.to_numpy() % np.uint64(SHARES) % np.uint64(buckets))
 
 
@@ -56,11 +56,11 @@ def share_of(key: bytes) -> int:
     return zlib.crc32(key) % SHARES
 
 
-def listed(
+def as_result_list(
     function: Callable[[Any], Any], *, is_exposed: bool = True, is_changing: bool = True
 ) -> Callable[[Any], list[Any]]:
-    """A function's results as a list, whatever it gives them as, each as it was when it was given. `is_exposed`: a
-    stage behind may change a result; `is_changing`: the function itself may, before it gives the next."""
+    """The function with its results as a list, each as it was when the function produced it. `is_exposed`: a later
+    stage may change a result. `is_changing`: the function itself may change one before it produces the next."""
     if not is_exposed and not is_changing:
         return lambda value: list(function(value))
 

@@ -1,6 +1,6 @@
-"""The output of one pass of a chain, for each sink and each exchange behind it.
+"""The output of one pass of a chain, for each sink and each exchange after it.
 
-The one rule: the output is what the stages produced, in order, as bytes. A value that cannot be encoded is an error of
+Invariant: the output is what the stages produced, in order, as bytes. A value that cannot be encoded is an error of
 the stage that made it. Used by `operators/chain`; written by `storage/run_store`. Pure, except that it calls the user's
 keys, times and codecs.
 """
@@ -16,20 +16,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.operators.buckets import parted, parted_by_stream
-from procession.operators.chain_rows import INPUT, TIME, Output, Rows, batch_of
+from procession.operators.buckets import split_by_key, split_by_stream
+from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
 from procession.operators.context import with_contexts
-from procession.operators.dead_letters import Letters
-from procession.operators.partitioning import deal_out, dealt_out, shared_out
-from procession.operators.stage_rows import Flow, Numbers
+from procession.operators.dead_letters import DeadLetters
+from procession.operators.partitioning import partition_by, partition_evenly, partition_rows
+from procession.operators.stage_rows import Numbers, StageRows
 from procession.operators.value_codec import Forms, as_payloads
-from procession.planner.graph import Codec, Framing, Kind, Node, Order
+from procession.planner.graph import Kind, Node, Order, PayloadCodec, SinkFraming
 from procession.planner.inputs import Ids, input_ids
-from procession.planner.keyed_spec import RecordKey
-from procession.planner.keys import NO_KEY, of_bytes
+from procession.planner.keys import NO_KEY, RecordKey, of_bytes
 from procession.planner.ownership import own, own_all
-from procession.planner.strategies import Way, is_timed, key_of, way_of
+from procession.planner.strategies import Routing, is_timed, key_of, routing_of
 from procession.record import COLUMNS
 from procession.times import all_nanoseconds, nanoseconds
 
@@ -37,25 +36,26 @@ if TYPE_CHECKING:
     from procession.operators.chain import Chain
 
 END = 2**31 - 1
-"""Where no payload goes on: its length would not fit into a column."""
+"""Beyond the end of every payload: longer ones do not fit into a column."""
 
-HANDING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE})
+PASSING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE})
 
 
 class Delivery:
-    """One slice of rows in a chain. `flows` is what has left each stage so far; the stages are the chain's business."""
+    """One slice of rows in a chain, and its output. `flows` is the output of each stage so far."""
 
-    def __init__(self, chain: Chain, rows: Rows) -> None:
+    def __init__(self, chain: Chain, rows: ChainRows) -> None:
         self.chain = chain
         self.plan = chain.plan
         self.rows = rows
-        self.letters = Letters(chain.plan, rows, chain.find)
-        self.flows: dict[int, Flow] = {}
-        self.encoded: dict[tuple[int, Codec], Flow] = {}
+        self.dead_letters = DeadLetters(chain.plan, rows, chain.find)
+        self.flows: dict[int, StageRows] = {}
+        self.encoded: dict[tuple[int, PayloadCodec], tuple[StageRows, list[int] | None]] = {}
+        """What left a stage as bytes, and which of its rows these are (None: all of them)."""
         self._taken: tuple[Numbers | None, pa.RecordBatch] = None, None
 
-    def delivered(self) -> Iterator[Output]:
-        """What every sink and every exchange behind the chain gets, and the letters."""
+    def delivered(self) -> Iterator[ChainOutput]:
+        """The output for every sink and every exchange after the chain, and the dead letters."""
         plan, planned = self.plan, self.chain.planned
         for index in planned.sinks:
             for parent in plan.node(index).parents:
@@ -63,34 +63,36 @@ class Delivery:
         for index in planned.feeds:
             for parent in plan.node(index).parents:
                 yield from self._for_exchange(index, parent)
-        yield from (Output(*letters) for letters in self.letters.batches())
+        yield from (ChainOutput(*dead_letters) for dead_letters in self.dead_letters.batches())
 
-    def _each(self, stage: int, function: Callable[[Any], Any], before: Flow) -> tuple[list[Any], list[int] | None]:
-        """The function's result for each row, and which rows they are (None: all of them)."""
+    def _each(
+        self, stage: int, function: Callable[[Any], Any], before: StageRows
+    ) -> tuple[list[Any], list[int] | None]:
+        """The result of the function for each row, and the rows that have one (None: all of them)."""
         values = before.as_list()
         results: list[Any] = []
         failed: list[int] = []
         left = iter(values)
         while len(results) + len(failed) < len(values):
             try:
-                # The quickest way to call a Python function; how many results there are tells on which row it raised.
+                # The fastest loop in Python. If it raises, the number of results gives the row.
                 for value in left:
-                    results.append(function(value))  # noqa: PERF401  (what was made before it raised must stay)
+                    results.append(function(value))  # noqa: PERF401  (the results before an error are kept)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 row = len(results) + len(failed)
-                self.letters.add(stage, before, row, error)
+                self.dead_letters.add(stage, before, row, error)
                 failed.append(row)
         if not failed:
             return results, None
         refused = set(failed)
         return results, [row for row in range(len(values)) if row not in refused]
 
-    def _with_contexts(self, function: Callable[..., Any], flow: Flow) -> Callable[[Any], Any]:
-        """A function that asks for more of a record than its value, for these rows."""
+    def _with_contexts(self, function: Callable[..., Any], flow: StageRows) -> Callable[[Any], Any]:
+        """A function that takes a `Context`, for these rows."""
         return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys)
 
-    def _called_alone(self, index: int, node: Node, before: Flow) -> Flow:
-        """What a map or a filter gives, outside of a loop that it shares with others."""
+    def _called_alone(self, index: int, node: Node, before: StageRows) -> StageRows:
+        """The output of a map or a filter that is not fused with others."""
         assert node.function is not None
         results, rows = self._each(index, node.function, before)
         if node.kind is Kind.MAP:
@@ -98,117 +100,144 @@ class Delivery:
         called = range(len(results)) if rows is None else rows
         return before.only([row for row, is_kept in zip(called, results, strict=True) if is_kept])
 
-    def _branch(self, parent: int, index: int, flow: Flow) -> Flow:
+    def _branch(self, parent: int, index: int, flow: StageRows) -> StageRows:
         branch = self.chain.branches.get((parent, index))
         return flow if branch is None else flow.numbered(branch)
 
-    def _given(self, parent: int, index: int) -> Flow:
-        """What left a stage, for one of those behind it: its own copy, if another one holds it too."""
+    def _given(self, parent: int, index: int) -> StageRows:
+        """The output of a stage, for one of the next stages: a copy, if another stage holds it too."""
         flow = self.flows[parent]
         return self._owned(parent, flow) if (parent, index) in self.plan.sharing.copied else flow
 
-    def _owned(self, stage: int, flow: Flow) -> Flow:
-        """Copies of what left a stage; a value that cannot be copied is the error of the stage that made it."""
+    def _owned(self, stage: int, flow: StageRows) -> StageRows:
+        """Copies of the output of a stage. A value that cannot be copied is an error of the stage that made it."""
         if not isinstance(flow.values, list):
             return flow
         try:
             return flow.with_values(own_all(flow.values))
-        except Exception:  # a copy may call the user's code; one by one, to find which value it is
+        except Exception:  # a copy may call the user's code; one by one, to find the value
             results, rows = self._each(self._maker(stage), own, flow)
             return flow.pick(rows, results)
 
-    def _keys(self, flow: Flow) -> pa.Array:
-        """The keys of these rows, encoded: those that they were given, or came with."""
+    def _keys(self, flow: StageRows) -> pa.Array:
+        """The encoded keys of these rows: those that a stage has set, or that they came with."""
         if flow.keys is not None:
             return flow.keys
         came = self._came_with(flow).column("key")
         return of_bytes(came) if self.rows.is_ingress else came
 
-    def _plain_keys(self, flow: Flow) -> pa.Array:
-        """The same as plain bytes, for functions of batches, and for the connections of sinks."""
+    def _plain_keys(self, flow: StageRows) -> pa.Array:
+        """The keys as plain bytes, for functions of batches and for the connections of sinks."""
         if flow.keys is None and self.rows.is_ingress:
             return self._came_with(flow).column("key")
         return self.chain.keys.shown(self._keys(flow))
 
-    def _times(self, flow: Flow) -> pa.Array:
+    def _times(self, flow: StageRows) -> pa.Array:
         return self._others(flow).column("event_time")
 
-    def _others(self, flow: Flow) -> pa.RecordBatch:
-        """What the records of these rows have beside payload and key: what they came with, or were given since."""
+    def _others(self, flow: StageRows) -> pa.RecordBatch:
+        """The columns of these rows beside payload and key: those that they came with, or that a stage has set."""
         came = self._came_with(flow).select(COLUMNS[1:])
         if flow.times is None:
             return came
         place = came.schema.get_field_index("event_time")
         return came.set_column(place, came.schema.field(place), flow.times)
 
-    def _came_with(self, flow: Flow) -> pa.RecordBatch:
+    def _came_with(self, flow: StageRows) -> pa.RecordBatch:
         assert self.rows.columns is not None
         if flow.origins is None:
             return self.rows.columns.select(COLUMNS)
-        # Stages that give one for one hand the same rows on: they are taken once.
+        # Stages with one result per row pass the same rows on: they are taken once.
         if self._taken[0] is not flow.origins:
             self._taken = flow.origins, self.rows.columns.select(COLUMNS).take(pa.array(flow.origins))
         return self._taken[1]
 
-    def _encoded(self, stage: int, codec: Codec) -> Flow:
-        """What left a stage, as an Arrow column of bytes; a value that cannot become bytes is that stage's error, and
-        is so once, however many take it from there."""
-        if codec is Codec.TEXT:
-            codec = Codec.BYTES
+    def _encoded(self, stage: int, codec: PayloadCodec) -> StageRows:
+        """The output of a stage as an Arrow column of bytes. A value that cannot be encoded is an error of that stage,
+        and is reported once, however many stages read it."""
+        return self._encoded_rows(stage, codec)[0]
+
+    def _encoded_rows(self, stage: int, codec: PayloadCodec) -> tuple[StageRows, list[int] | None]:
+        codec = PayloadCodec.BYTES if codec is PayloadCodec.TEXT else codec
         if (stage, codec) not in self.encoded:
             self.encoded[stage, codec] = self._encode(stage, codec, self.flows[stage])
         return self.encoded[stage, codec]
 
-    def _encode(self, stage: int, codec: Codec, flow: Flow) -> Flow:
-        if codec is Codec.BYTES:
+    def _encode(self, stage: int, codec: PayloadCodec, flow: StageRows) -> tuple[StageRows, list[int] | None]:
+        if codec is PayloadCodec.BYTES:
             if not isinstance(flow.values, list):
-                return flow.with_values(flow.values.cast(pa.binary()))
+                return flow.with_values(flow.values.cast(pa.binary())), None
             column = as_payloads(flow.values)
             if not isinstance(column, list):
-                return flow.with_values(column)
+                return flow.with_values(column), None
         results, rows = self._each(self._maker(stage), ENCODE[codec], flow)
-        return flow.pick(rows, pa.array(results, pa.binary()))
+        return flow.pick(rows, pa.array(results, pa.binary())), rows
 
     def _maker(self, stage: int) -> int:
-        """The stage that made the values which leave this one: the others hand on what they get."""
-        while self.plan.node(stage).kind in HANDING_ON and stage != self.chain.planned.root:
+        """The stage that made the values which leave this one: some stages pass on what they get."""
+        while self.plan.node(stage).kind in PASSING_ON and stage != self.chain.planned.root:
             (stage,) = self.plan.node(stage).parents
         return stage
 
-    def _for_sink(self, index: int, parent: int) -> Iterator[Output]:
+    def _for_sink(self, index: int, parent: int) -> Iterator[ChainOutput]:
         node = self.plan.node(index)
-        flow = self._branch(parent, index, self._encoded(parent, node.codec))
+        flow, more = self._with_columns(index, parent) if node.is_in_blocks else (self._encoded(parent, node.codec), ())
+        flow = self._branch(parent, index, flow)
         payload = flow.values
-        if node.framing is Framing.LINES:
-            # A slice beyond the end, replaced: a quarter of the time that joining the two takes.
+        if node.framing is SinkFraming.LINES:
+            # Replacing an empty slice at the end takes a quarter of the time of joining two columns.
             payload = pc.binary_replace_slice(payload, start=END, stop=END, replacement=b"\n")
         order = self._order(flow) if self.plan.edge(parent, index).is_merged else ()
-        whole = batch_of(payload, order)
+        whole = batch_of(payload, order, more)
         if node.connections == 1:
-            yield Output(index, 0, whole)
+            yield ChainOutput(index, 0, whole)
             return
         match self.plan.graph.order_at(node):
             case Order.KEY:
-                yield from shared_out(index, whole, parted(self._plain_keys(flow), node.connections))
+                yield from partition_by(index, whole, split_by_key(self._plain_keys(flow), node.connections))
             case Order.STREAM:
-                yield from shared_out(
-                    index, whole, parted_by_stream(self._others(flow).column("stream_id"), node.connections)
+                yield from partition_by(
+                    index, whole, split_by_stream(self._others(flow).column("stream_id"), node.connections)
                 )
             case _:
-                yield from dealt_out(index, whole, node.connections, self.chain.turn)
+                yield from partition_evenly(index, whole, node.connections, self.chain.turn)
 
-    def _for_exchange(self, index: int, parent: int) -> Iterator[Output]:
+    def _with_columns(self, index: int, parent: int) -> tuple[StageRows, list[tuple[str, pa.Array]]]:
+        """What goes to a sink that takes blocks, and the keys and event times that its records are written with."""
+        node = self.plan.node(index)
+        flow, rows = self._encoded_rows(parent, node.codec)
+        if node.key is None:
+            keys = self._keys(flow)
+        else:
+            assert not isinstance(node.key, RecordKey)
+            values = self._given(parent, index).only(rows)
+            keyed = self._keyed_by(index, node.key, values.numbered(np.arange(len(values))))
+            keys, left = keyed.keys, keyed.tail[-1]
+            flow = flow if len(left) == len(flow) else flow.take(left)
+        return flow, [("key", self._written_keys(keys)), ("event_time", self._written_times(flow))]
+
+    def _written_keys(self, keys: pa.Array) -> pa.Array:
+        """Encoded keys as plain bytes; no key if it is None, or empty bytes, which producers without keys send."""
+        is_none = pc.is_in(keys, value_set=pa.array([NO_KEY, self.chain.keys.encode(None)], pa.binary()))
+        return pc.if_else(is_none, pa.scalar(None, pa.binary()), self.chain.keys.shown(keys))
+
+    def _written_times(self, flow: StageRows) -> pa.Array:
+        """The event times. 0, which producers without event times send, becomes null."""
+        times = self._times(flow)
+        return pc.if_else(pc.equal(times, 0), pa.scalar(None, pa.int64()), times)
+
+    def _for_exchange(self, index: int, parent: int) -> Iterator[ChainOutput]:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self._given(parent, index))
-        if way_of(node) is Way.BY_KEY:
+        if routing_of(node) is Routing.BY_KEY:
             key = key_of(node)
             flow = (
                 replace(flow, keys=self._keys(flow)) if isinstance(key, RecordKey) else self._keyed_by(index, key, flow)
             )
-        elif node.stateful is not None:
+        elif node.operator is not None:
             flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
         if node.kind is Kind.TRANSFORM:
-            flow = self._branch(parent, index, self._encoded(parent, Codec.BYTES))
+            flow = self._branch(parent, index, self._encoded(parent, PayloadCodec.BYTES))
         if (time := node.time) is not None:
             flow, times = self._timed_by(index, time, flow)
             flow = flow.numbered(times)
@@ -220,35 +249,35 @@ class Delivery:
         if index in self.plan.carrying:
             columns = self._others(flow)
             more += [("key", self._keys(flow)), *((name, columns.column(name)) for name in columns.schema.names)]
-        elif node.stateful is not None or index in self.plan.keeping_key:
+        elif node.operator is not None or index in self.plan.keeping_key:
             more.append(("key", self._keys(flow)))
         if is_timed(node):
             more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
         if index in self.plan.inputs:
             more.append((INPUT, pa.array(self._inputs(flow))))
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
-        (behind,) = (chain for chain in self.plan.chains if chain.root == index)
+        (following,) = (chain for chain in self.plan.chains if chain.root == index)
         turn, reached = self.chain.turn, self.chain.reached[index]
-        yield from deal_out(index, node, whole, flow.keys, behind.tasks, turn=turn, reached=reached)
+        yield from partition_rows(index, node, whole, flow.keys, following.tasks, turn=turn, reached=reached)
 
-    def _inputs(self, flow: Flow) -> Ids:
-        """The inputs that these rows are of, for a stage behind that has several."""
+    def _inputs(self, flow: StageRows) -> Ids:
+        """The inputs of these rows, for a next stage that has several."""
         if self.chain.input is not None:
             return np.full(len(flow), self.chain.input, np.uint64)
         return input_ids(self.plan.graph, self._came_with(flow).column("stream_id").to_numpy())
 
-    def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: Flow) -> Flow:
-        """These rows with the keys that a user's function gives them."""
+    def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: StageRows) -> StageRows:
+        """These rows with the keys that a user's function returns."""
         results, rows = self._each(index, key, flow)
         flow = flow.only(rows)
         try:
             return replace(flow, keys=self.chain.keys.column(results))
-        except (TypeError, ValueError):  # one by one, to find which
+        except (TypeError, ValueError):  # one by one, to find the invalid one
             encoded, rows = self._each(index, self.chain.keys.encode, flow.with_values(results))
             return replace(flow.only(rows), keys=pa.array(encoded, pa.binary()))
 
-    def _timed_by(self, index: int, time: Callable[[Any], Any], flow: Flow) -> tuple[Flow, Numbers]:
-        """These rows, and the times that a user's function gives them, in nanoseconds."""
+    def _timed_by(self, index: int, time: Callable[[Any], Any], flow: StageRows) -> tuple[StageRows, Numbers]:
+        """These rows, and the times that a user's function returns, in nanoseconds."""
         unit = self.plan.node(index).unit
         results, rows = self._each(index, time, flow)
         flow = flow.only(rows)
@@ -257,16 +286,16 @@ class Delivery:
         results, rows = self._each(index, partial(nanoseconds, unit=unit), flow.with_values(results))
         return flow.only(rows), np.array(results, np.int64)
 
-    def _packed(self, stage: int, flow: Flow) -> tuple[Flow, Forms]:
+    def _packed(self, stage: int, flow: StageRows) -> tuple[StageRows, Forms]:
         try:
             payload, forms = self.chain.values.pack(flow.values)
             return flow.with_values(payload), forms
-        except (TypeError, ValueError):  # one by one, to find which
+        except (TypeError, ValueError):  # one by one, to find the invalid one
             results, rows = self._each(self._maker(stage), self.chain.values.packed_value, flow)
             payload = pa.array([data for data, _ in results], pa.binary())
             return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
 
-    def _order(self, flow: Flow) -> tuple[Numbers, ...]:
+    def _order(self, flow: StageRows) -> tuple[Numbers, ...]:
         """The whole order key of each row."""
         own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
         return (*own, *flow.tail)

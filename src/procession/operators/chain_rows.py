@@ -1,6 +1,6 @@
 """The rows that go into a chain, and those that come out of it for each sink and each exchange.
 
-The one rule: rows are in order, and carry their order key wherever somebody has to restore the order. Read from
+Invariant: rows are in order, and carry their order key if the order has to be restored later. Read from
 `storage/log` and `storage/run_store`; used by `operators/chain`. Pure.
 """
 
@@ -8,51 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from procession.operators.stage_rows import Numbers
-from procession.operators.value_codec import Forms
+from procession.operators.value_codec import Forms, ValueCodec
 from procession.record import COLUMNS, ORDER
 
 TIME = "time"
-"""The column of the times that move a watermark."""
+"""The column of the event times that advance a watermark."""
 
 INPUT = "input"
-"""The column that says which input a row is of, where the stage behind has several."""
+"""The column with the input of each row, if the next stage has several inputs."""
+
+TICK = 3
+"""The form of a row that only advances a watermark. The other forms are in `operators/value_codec`."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows in order. `order` is their order key, the sequence first. `columns` are the ingress records themselves, or
-    COLUMNS of rows that came over an exchange, if it carries them."""
+class ChainRows:
+    """Rows in order. `order` is their order key, with the sequence first. `columns` are the ingress records, or COLUMNS
+    of rows that came over an exchange, if the exchange carries them."""
 
     payload: pa.Array
     order: tuple[Numbers, ...]
     forms: Forms | None = None
-    """How values that came over an exchange are to be read; None: payloads, as they came in."""
+    """How values that came over an exchange are encoded. None: these are payloads as they were received."""
     columns: pa.RecordBatch | None = None
     keys: pa.Array | None = None
-    """The keys by which rows came over an exchange to a stage that keeps something about each."""
+    """The keys of rows that came over an exchange to a stage with state."""
     times: Numbers | None = None
-    """Their times, where a watermark moves that stage."""
+    """Their event times, if that stage has a watermark."""
     inputs: npt.NDArray[np.uint64] | None = None
-    """The inputs that they are of, where that stage has several: see `planner/inputs`."""
+    """Their inputs, if that stage has several (`planner/inputs`)."""
     are_late: npt.NDArray[np.bool_] | None = None
-    """Which of them came behind the watermark of their stream; None: none did."""
+    """Which of them are late for the watermark of their stream. None: none is."""
 
     @classmethod
     def of_ingress(
         cls, records: pa.RecordBatch, sequence: Numbers, are_late: npt.NDArray[np.bool_] | None = None
-    ) -> Rows:
+    ) -> ChainRows:
         """The records of a range of the log."""
         return cls(records.column("payload"), (sequence,), columns=records, are_late=are_late)
 
     @classmethod
-    def of_exchange(cls, batch: pa.RecordBatch) -> Rows:
-        """Rows as `batch_of` packed them, and an exchange brought them."""
+    def of_exchange(cls, batch: pa.RecordBatch) -> ChainRows:
+        """Rows that came over an exchange, as `batch_of` packed them."""
         names = batch.schema.names
         order = tuple(batch.column(name).to_numpy() for name in names if name.startswith(ORDER))
         columns = batch.select(COLUMNS) if COLUMNS[-1] in names else None
@@ -66,12 +70,28 @@ class Rows:
 
     @property
     def is_ingress(self) -> bool:
-        """Whether these are records as they came in. Their keys are plain bytes; those of other rows are encoded."""
+        """Whether these are records as they were received. Their keys are plain bytes; those of other rows are
+        encoded."""
         return self.forms is None
 
-    def slice(self, start: int, count: int) -> Rows:
+    @property
+    def are_ticks(self) -> npt.NDArray[np.bool_]:
+        """Which of them only advance a watermark."""
+        assert self.forms is not None
+        are_ticks: npt.NDArray[np.bool_] = self.forms == TICK
+        return are_ticks
+
+    def decoded(self, codec: ValueCodec) -> pa.Array | list[Any]:
+        """The values that came over an exchange. The value of a tick is None."""
+        assert self.forms is not None
+        if self.times is None:  # no watermark, so no ticks
+            return codec.unpack(self.payload, self.forms)
+        read, rows = codec.read, zip(self.forms.tolist(), self.payload.to_pylist(), strict=True)
+        return [None if form == TICK else read[form](data) for form, data in rows]
+
+    def slice(self, start: int, count: int) -> ChainRows:
         end = start + count
-        return Rows(
+        return ChainRows(
             self.payload.slice(start, count),
             tuple(column[start:end] for column in self.order),
             None if self.forms is None else self.forms[start:end],
@@ -84,9 +104,9 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Output:
-    """Rows for a sink or an exchange. A bucket of an exchange is a task behind it; dead letters that must be merged
-    have a bucket for each stage, because they are in order only among those of their stage."""
+class ChainOutput:
+    """Rows for a sink or an exchange. A bucket of an exchange is a task of the next stage. Dead letters that are merged
+    have a bucket for each stage, because they are in order only within a stage."""
 
     to: int
     bucket: int
@@ -94,6 +114,6 @@ class Output:
 
 
 def batch_of(payload: pa.Array, order: Sequence[Numbers], more: Sequence[tuple[str, pa.Array]] = ()) -> pa.RecordBatch:
-    """Rows for a run: the payload, the order key a column for each part, and whatever more there is."""
+    """Rows for a run: the payload, a column for each part of the order key, and further columns."""
     columns = {"payload": payload, **{f"{ORDER}{place}": pa.array(column) for place, column in enumerate(order)}}
     return pa.record_batch({**columns, **dict(more)})

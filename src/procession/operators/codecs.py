@@ -1,6 +1,6 @@
 """Codecs: how a payload's bytes become a value for the user's functions, and how values become bytes again at a sink.
 
-The one rule: a codec is a pair of functions, of one payload and of one value; what they raise is an error of the
+Invariant: a codec is a pair of functions, of one payload and of one value; what they raise is an error of the
 record. Nothing that a peer sends is ever executed. Used by `operators/chain`. Pure.
 """
 
@@ -17,7 +17,7 @@ from uuid import UUID
 import msgpack
 import pyarrow as pa
 
-from procession.planner.graph import Codec
+from procession.planner.graph import PayloadCodec
 
 TYPES = "str or bytes, or name the sink's codec"
 
@@ -27,17 +27,17 @@ def _as_bytes(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, str):
         return value.encode()
-    raise TypeError(f"the function gave back {type(value).__name__}: give {TYPES}")
+    raise TypeError(f"the function returned {type(value).__name__}: return {TYPES}")
 
 
 def _to_json(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray):
-        raise TypeError("the function gave back bytes, which have no form in JSON: give what they mean")
+        raise TypeError("the function returned bytes, which JSON cannot represent: return decoded values")
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_as_json).encode()
 
 
 def _as_json(value: Any) -> Any:
-    """What stands in JSON for a key, or a part of a result, that JSON has no form for."""
+    """The JSON value for a key, or a part of a result, that JSON cannot represent itself."""
     if isinstance(value, bytes | bytearray):
         return value.decode(errors="backslashreplace")
     if isinstance(value, date | time):  # a datetime is a date
@@ -46,7 +46,7 @@ def _as_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, Enum):
         return value.value
-    raise TypeError(f"a {type(value).__name__} has no form in JSON: {value!r}")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}: {value!r}")
 
 
 def _from_msgpack(payload: bytes) -> Any:
@@ -67,24 +67,24 @@ def from_arrow(payload: bytes) -> pa.Table:
 def to_arrow(value: Any) -> bytes:
     """A table or a record batch as an Arrow IPC stream."""
     if not isinstance(value, pa.Table | pa.RecordBatch):
-        raise TypeError(f"the function gave back {type(value).__name__}: give an Arrow table or record batch")
+        raise TypeError(f"the function returned {type(value).__name__}: return an Arrow table or record batch")
     buffer = pa.BufferOutputStream()
     with pa.ipc.new_stream(buffer, value.schema) as stream:
         stream.write(value)
     return bytes(buffer.getvalue())
 
 
-DECODE: dict[Codec, Callable[[bytes], Any]] = {
-    Codec.BYTES: bytes,
-    Codec.TEXT: bytes.decode,
-    Codec.JSON: json.loads,
-    Codec.MSGPACK: _from_msgpack,
-    Codec.ARROW: from_arrow,
+DECODE: dict[PayloadCodec, Callable[[bytes], Any]] = {
+    PayloadCodec.BYTES: bytes,
+    PayloadCodec.TEXT: bytes.decode,
+    PayloadCodec.JSON: json.loads,
+    PayloadCodec.MSGPACK: _from_msgpack,
+    PayloadCodec.ARROW: from_arrow,
 }
-ENCODE: dict[Codec, Callable[[Any], bytes]] = {
-    Codec.BYTES: _as_bytes,
-    Codec.TEXT: _as_bytes,
-    Codec.JSON: _to_json,
-    Codec.MSGPACK: _to_msgpack,
-    Codec.ARROW: to_arrow,
+ENCODE: dict[PayloadCodec, Callable[[Any], bytes]] = {
+    PayloadCodec.BYTES: _as_bytes,
+    PayloadCodec.TEXT: _as_bytes,
+    PayloadCodec.JSON: _to_json,
+    PayloadCodec.MSGPACK: _to_msgpack,
+    PayloadCodec.ARROW: to_arrow,
 }

@@ -1,7 +1,7 @@
 """The context: what a record has besides its value, for functions that ask for it.
 
-The one rule: a function asks by a second parameter that is annotated with `Context`; other functions cost nothing
-more. Before it `api/stage`, which inspects the function; after it `operators/chain`, which calls it. Pure.
+Invariant: a function asks by a second parameter that is annotated with `Context`; other functions cost nothing more.
+Upstream: `api/stage`, which inspects the function; downstream: `operators/chain`, which calls it. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procession.planner.keys import KeyCodec
 class Context:
     """What a record has besides its value, for functions of `map`, `filter` and `flat_map` that ask for it.
 
-    The result of a window or a join has the context of the record that caused it to come out.
+    The result of a window or a join has the context of the record that fired it.
 
     Args:
         key: The key that the record was sent with, as bytes, or that `key_by` or a keyed stage has set.
@@ -47,16 +47,21 @@ def is_asking(function: Any) -> bool:
     """Whether a function has a second parameter that is annotated with `Context`."""
     try:
         parameters = list(_signature(function).parameters.values())
-    except (TypeError, ValueError):  # some of Python's own have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
     return len(positional) == 2 and positional[1].annotation in ANNOTATIONS
 
 
 def _signature(function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
-    except (NameError, AttributeError, SyntaxError):  # a name that is imported for the type checker only
+    except (
+        NameError,
+        AttributeError,
+        SyntaxError,
+    ):  # a name that is imported for type checking only
         return inspect.signature(function)
 
 

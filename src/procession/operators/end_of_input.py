@@ -1,15 +1,15 @@
 """The end of input: where in the sequence the input of a stage has ended.
 
-The one rule: an end is a function of the sequence alone. It is at the end of the stream with which all streams of the
-stage's sources have ended. Every task learns from every task before it what the log says about streams (`Change`), and
-tracks it from epoch to epoch on its own. So all tasks find the same ends, with or without records of their own. Uses
-the log, as `Listening` reads it, and the graph; used by `operators/chain`. Pure.
+Invariant: an end depends on the sequence alone. The input of a stage ends where the last open stream of its sources
+ends. Every task learns from all tasks before it what the log says about streams (`StreamChange`), and tracks it from
+epoch to epoch. So all tasks find the same ends, whether they have records or not. `StreamChanges` reads the log; used
+by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,20 +19,21 @@ import pyarrow as pa
 from procession.errors import PlanError
 from procession.operators.stage_rows import Numbers
 from procession.planner.graph import Graph, Kind, Node
+from procession.planner.source_streams import ALL, StreamFilter, streams_of
 
 NO_STREAM = -1
 NO_TIME = -(2**63)
 
 BEYOND = 2**63 - 2**20
-"""What an end lets a stage fire stands, by this and the number of the stage, behind all else at that place."""
+"""Results of an end have this plus the number of the stage in their order key: they come after all else there."""
 
 ENDS = b"e"
-"""Under this name a stage's states have the streams that it follows."""
+"""The name of the state in which a stage stores what it knows about its streams."""
 
 
-class Change(NamedTuple):
-    """What the log tells of a stream at this place: it goes on (again), or has ended. `time` is the greatest event time
-    that was seen before, as far as the task knows."""
+class StreamChange(NamedTuple):
+    """A stream begins (again) or ends at this position of the log. `time` is the greatest event time before it, as far
+    as the task knows."""
 
     sequence: int
     stream: int
@@ -40,29 +41,29 @@ class Change(NamedTuple):
     time: int
 
 
-class Listening:
-    """What a task that reads a range of the log has to tell of its streams."""
+class StreamChanges:
+    """The stream changes in the range of the log that a task reads."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._time = NO_TIME
-        self._changes: list[Change] = []
+        self._changes: list[StreamChange] = []
         self._last = -1
 
     def add(self, rows: pa.RecordBatch, numbers: Numbers, is_end: npt.NDArray[np.bool_]) -> None:
-        """These rows of the log, with their sequence numbers, and which of them are ends of streams."""
+        """Add rows of the log, with their sequence numbers. `is_end` says which of them are ends of streams."""
         streams, times = rows.column("stream_id").to_numpy(), rows.column("event_time").to_numpy()
         start = 0
         for end in [*np.flatnonzero(is_end).tolist(), len(numbers)]:
-            self._go_on(streams[start:end], times[start:end], numbers[start:end])
+            self._add_records(streams[start:end], times[start:end], numbers[start:end])
             if end < len(numbers):
                 stream = int(streams[end])
                 self._open.discard(stream)
-                self._changes.append(Change(int(numbers[end]), stream, True, self._time))
+                self._changes.append(StreamChange(int(numbers[end]), stream, True, self._time))
             start = end + 1
         self._last = int(numbers[-1]) if len(numbers) else self._last
 
-    def _go_on(self, streams: Any, times: Any, numbers: Numbers) -> None:
+    def _add_records(self, streams: Any, times: Any, numbers: Numbers) -> None:
         if not len(streams):
             return
         is_one = bool((streams == streams[0]).all())
@@ -70,20 +71,20 @@ class Listening:
         for row in firsts:
             if (stream := int(streams[row])) not in self._open:
                 self._open.add(stream)
-                self._changes.append(Change(int(numbers[row]), stream, False, self._time))
+                self._changes.append(StreamChange(int(numbers[row]), stream, False, self._time))
         self._time = max(self._time, int(times.max()))
 
     @property
-    def changes(self) -> tuple[Change, ...]:
-        """All that is to be told, in order."""
+    def changes(self) -> tuple[StreamChange, ...]:
+        """All changes, in order. The last one only carries the greatest event time."""
         if self._time == NO_TIME:
             return tuple(self._changes)
-        return (*self._changes, Change(self._last, NO_STREAM, False, self._time))
+        return (*self._changes, StreamChange(self._last, NO_STREAM, False, self._time))
 
 
-class End(NamedTuple):
-    """The end of a stage's input: its place in the sequence, the stream that was the last to end, and the greatest
-    event time of all records before it."""
+class EndOfInput(NamedTuple):
+    """The end of a stage's input: its position in the sequence, the stream that ended last, and the greatest event time
+    of all records before it."""
 
     sequence: int
     stream: int
@@ -91,22 +92,21 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What must have ended before a stage's input has: all streams of these sources that have begun, and `awaited`
-    even if they have not."""
+class EndCondition:
+    """When the input of a stage has ended: when all streams of these sources that have begun have ended, and all
+    `awaited` streams, even if they have not begun."""
 
     sources: tuple[str, ...]
     awaited: frozenset[int] = frozenset()
-    only: frozenset[int] | None = None
-    """The streams of these sources; None: all that are not the `others`."""
-    others: frozenset[int] = field(default=frozenset())
+    streams: StreamFilter = ALL
+    """The streams of these sources."""
 
     def takes(self, stream: int) -> bool:
-        return stream in self.only if self.only is not None else stream not in self.others
+        return self.streams.takes(stream)
 
-    def follow(self, mark: dict[str, Any], changes: Iterable[Change]) -> list[End]:
-        """The ends among these changes. `mark` is what was known before them, and is brought up to date."""
-        ends: list[End] = []
+    def follow(self, mark: dict[str, Any], changes: Iterable[StreamChange]) -> list[EndOfInput]:
+        """The ends among these changes. `mark` is what was known before, and is updated."""
+        ends: list[EndOfInput] = []
         for change in changes:
             mark["time"] = max(mark["time"], change.time)
             if change.stream == NO_STREAM or not self.takes(change.stream):
@@ -121,31 +121,31 @@ class Ending:
                 mark["ended"][change.stream] = True
             if not mark["is_over"] and not mark["open"] and self.awaited <= mark["ended"].keys():
                 mark["is_over"] = True
-                ends.append(End(change.sequence, change.stream, max(0, mark["time"])))
+                ends.append(EndOfInput(change.sequence, change.stream, max(0, mark["time"])))
         return ends
 
 
 def new_mark() -> dict[str, Any]:
-    """Of no stream anything is known."""
+    """The mark before the first change."""
     return {"open": {}, "ended": {}, "is_over": False, "time": NO_TIME}
 
 
-def find_endings(graph: Graph) -> Mapping[int, Ending]:
-    """The stages that an end makes fire, and what must have ended for each. Raises PlanError for a stage that waits for
-    the end of a source that has none."""
+def find_endings(graph: Graph) -> Mapping[int, EndCondition]:
+    """The stages that fire at an end, and the condition of each. Raises PlanError if a stage needs the end of a source
+    that never ends."""
     endings = {}
     for index, node in enumerate(graph.nodes):
-        if node.stateful is None or not node.stateful.heeds_ends:
+        if node.operator is None or not node.operator.state.fires_at_end:
             continue
         sources = sources_before(graph, index)
         endless = [source.name for source in sources if not source.ends]
         if not endless:
             endings[index] = ending_of(graph, sources)
-        elif node.stateful.needs_ends:
+        elif node.operator.state.needs_end:
             raise PlanError(
-                f"stage {node.name!r} gives its result when its input has ended, and source {endless[0]!r} never ends",
-                next_step=f"if it does, say source({endless[0]!r}, ends=True), or run it with --input FILE; otherwise"
-                " put records together in windows, as window(…), which fire as time goes on",
+                f"stage {node.name!r} emits its result when its input has ended, and source {endless[0]!r} never ends",
+                next_step=f"if it does end, write source({endless[0]!r}, ends=True), or run with --input FILE;"
+                " otherwise use windows, as window(…), which fire while the input goes on",
                 stage=node.name,
             )
     return endings
@@ -154,17 +154,14 @@ def find_endings(graph: Graph) -> Mapping[int, Ending]:
 def sources_before(graph: Graph, index: int) -> list[Node]:
     """The sources whose records come to a stage."""
     found = {index}
-    for one in range(index, -1, -1):
-        if one in found:
-            found |= set(graph.nodes[one].parents)
-    return [graph.nodes[one] for one in found if graph.nodes[one].kind is Kind.SOURCE]
+    for number in range(index, -1, -1):
+        if number in found:
+            found |= set(graph.nodes[number].parents)
+    return [graph.nodes[number] for number in found if graph.nodes[number].kind is Kind.SOURCE]
 
 
-def ending_of(graph: Graph, sources: list[Node]) -> Ending:
-    """What must have ended before these sources have."""
+def ending_of(graph: Graph, sources: list[Node]) -> EndCondition:
+    """The condition under which these sources have ended."""
     names = tuple(source.name for source in sources)
     awaited: frozenset[int] = frozenset().union(*(source.awaited for source in sources))
-    if all(source.streams is not None for source in sources):
-        return Ending(names, awaited, frozenset().union(*(source.streams or () for source in sources)))
-    others = [source.streams or frozenset() for source in graph.sources if source not in sources]
-    return Ending(names, awaited, None, frozenset().union(*others))
+    return EndCondition(names, awaited, streams_of(graph, sources))

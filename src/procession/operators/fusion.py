@@ -1,6 +1,6 @@
 """Fusion: consecutive functions of one record, called in one `for` loop.
 
-The one rule: each function is called once for a record, and not for a record that an earlier function dropped or raised
+Invariant: each function is called once for a record, and not for a record that an earlier function dropped or raised
 on. The loop is generated code with a line for each stage, because nothing in Python calls functions as quickly. The
 user's functions are its arguments, or are inlined (`operators/inlining`). Nothing is counted while nothing fails: when
 a function raises, the line number gives the stage, and what was produced and dropped so far gives the row. Used by
@@ -28,9 +28,9 @@ LINES = {
     Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
     Kind.PEEK: "{call}",
 }
-"""The kinds of stages that a loop can be made of: they give at most one value for one."""
+"""The line of the loop for each kind of stage that can be fused: those with at most one result per record."""
 OWNED = "our_value = our_own({call})"
-"""A map whose function may still hold what it gave."""
+"""A map whose function may still hold a reference to its result."""
 
 VALUE = f"{OURS}value"
 
@@ -41,7 +41,7 @@ _HEAD = (
 _END = "our_results.append(our_value)"
 
 Failed = Callable[[int, int, Exception], None]
-"""Hears which function raised, on which row, and what."""
+"""Called with the number of the function that raised, the row, and the error."""
 
 
 def fused(
@@ -52,14 +52,14 @@ def fused(
     lines_of: LinesOf | None = None,
     are_owned: tuple[bool, ...] = (),
 ) -> tuple[list[Any], Numbers | None]:
-    """What the functions make of these values, one after the other, and of which rows (None: of all of them). With
-    `lines_of`, functions that are one expression are not called, but done in the loop itself. `are_owned` says which
-    maps give what must be copied before the next stage has it."""
+    """Apply the functions to these values. Returns the results, and the row of each (None: one for every row). With
+    `lines_of`, functions that are a single expression are inlined into the loop. `are_owned` says of which maps the
+    result is copied before the next stage gets it."""
     bodies, names = _bodies(functions, lines_of)
     loop = FunctionType(_loop(kinds, bodies, are_owned or (False,) * len(kinds)), names)
     results: list[Any] = []
     dropped: list[int] = []
-    """Of each row that gave nothing, how many results there were before it."""
+    """For each row without a result, the number of results before it."""
     left = iter(values)
     while True:
         try:
@@ -77,7 +77,8 @@ def fused(
 
 
 def _note(error: Exception, code: CodeType) -> None:
-    """Say where the function stands: the trace does not show it. An exception may refuse that, or know it already."""
+    """Add the location of the function to the error, since the traceback does not show it. The class of the error may
+    not allow that, or the note may be there already."""
     note = f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}'
     with suppress(Exception):
         if note not in getattr(error, "__notes__", ()):
@@ -87,9 +88,9 @@ def _note(error: Exception, code: CodeType) -> None:
 def _bodies(
     functions: Sequence[Callable[[Any], Any]], lines_of: LinesOf | None
 ) -> tuple[tuple[str | None, ...], dict[str, Any]]:
-    """The expressions to put into the loop, None for a function to be called; and the module's names that they use,
-    those themselves and not what they mean now: they may come to mean something else."""
-    # Whoever debugs, measures or profiles wants to see the functions called.
+    """The expression of each function that is inlined, and None for each that is called. Also the globals that the
+    expressions use: the dictionary itself, since its values may change."""
+    # Debuggers, profilers and coverage must see the functions called.
     if lines_of is None or sys.gettrace() is not None or sys.getprofile() is not None:
         return (None,) * len(functions), {}
     found = [body_of(function, VALUE, lines_of) for function in functions]
@@ -102,7 +103,7 @@ def _bodies(
 
 
 def _kept(count: int, dropped: Sequence[int]) -> Numbers:
-    """The rows of so many results: each stands behind those before it, and behind what was dropped until then."""
+    """The row of each of this many results: its number plus the number of rows dropped before it."""
     drops = np.bincount(np.fromiter(dropped, np.int64, len(dropped)), minlength=count)[:count]
     rows: Numbers = np.arange(count, dtype=np.int64) + np.cumsum(drops)
     return rows
@@ -110,7 +111,7 @@ def _kept(count: int, dropped: Sequence[int]) -> Numbers:
 
 @cache
 def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tuple[bool, ...]) -> CodeType:
-    """The loop through stages of these kinds: a line for each, behind those of the head."""
+    """The code of the loop over stages of these kinds: the head, then a line for each stage."""
     names = [f"our_function{place}" for place in range(len(kinds))]
     head = (line.format(functions=", ".join(names)) for line in _HEAD)
     calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
@@ -119,7 +120,7 @@ def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tu
     )
     stages = (line.format(call=call) for line, call in zip(lines, calls, strict=True))
     whole = compile("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), "loop", "exec")
-    return next(one for one in whole.co_consts if isinstance(one, CodeType))
+    return next(constant for constant in whole.co_consts if isinstance(constant, CodeType))
 
 
 def _line(error: Exception) -> int:

@@ -1,6 +1,6 @@
 """Inlining: puts the expression of a one-expression function where the function would be called.
 
-The one rule: the inlined expression compiles to exactly the function's own code. If it does not, or if there is no
+Invariant: the inlined expression compiles to exactly the function's own code. If it does not, or if there is no
 source to compare, the function is called. A call costs some 40 ns before the function has done anything, often more
 than a filter or a map itself. Takes the user's functions and the lines of their files, which the task reads; used by
 `operators/fusion`. Pure.
@@ -18,52 +18,53 @@ from types import CodeType, FunctionType
 from typing import Any
 
 LinesOf = Callable[[str], Sequence[str]]
-"""The lines of the file of this name; none if there is no such file."""
+"""Returns the lines of a file by its name, or no lines if there is no such file."""
 
 OURS = "our_"
-"""So the names begin that the loop has for itself: an expression that has such a name, too, is called."""
+"""Prefix of the loop's own names. A function that uses such a name is not inlined."""
 
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-"""They keep the variables of their surroundings, which in a loop are others a moment later."""
+"""Expressions that capture variables, which would change with the next record of the loop."""
 
 REFUSED = (*SCOPES, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 
 CALLED = frozenset(
-    one.__name__ for one in (abs, bool, bytes, chr, divmod, float, hash, int, len, max, min, ord, pow, repr, round, str)
+    function.__name__
+    for function in (abs, bool, bytes, chr, divmod, float, hash, int, len, max, min, ord, pow, repr, round, str)
 )
-"""What may be called, beside methods of the argument and of literals: these do not look at their caller. Anything else
-might, and would see the loop instead of the function: who logs, who warns, `locals`, a query."""
+"""Functions that an inlined expression may call, beside methods of its argument and of literals: they do not inspect
+their caller. Others may, such as loggers, `warnings.warn` or `locals`, and would see the loop, not the function."""
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
 @dataclass(frozen=True)
-class Body:
-    """What a function returns: an expression on one line, of a variable that is named as it was asked for."""
+class FunctionBody:
+    """The expression that a function returns, on one line, with its argument renamed."""
 
     text: str
     is_closed: bool
-    """It names nothing but its argument: wherever it stands, it means the same."""
+    """Whether it uses no name but its argument, so that it means the same in every module."""
 
 
-def body_of(function: Callable[[Any], Any], variable: str, lines_of: LinesOf) -> Body | None:
-    """The function's expression; None if it has to be called."""
+def body_of(function: Callable[[Any], Any], variable: str, lines_of: LinesOf) -> FunctionBody | None:
+    """The expression of the function. None if the function has to be called."""
     return _body(function.__code__, variable, lines_of) if type(function) is FunctionType else None
 
 
 @cache
-def _body(code: CodeType, variable: str, lines_of: LinesOf) -> Body | None:
+def _body(code: CodeType, variable: str, lines_of: LinesOf) -> FunctionBody | None:
     is_plain = (code.co_argcount, code.co_kwonlyargcount, code.co_nlocals) == (1, 0, 1)
     is_plain &= not code.co_freevars and not code.co_cellvars
     if not is_plain or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
     try:
         return _found(code, variable, lines_of(code.co_filename))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the compiler does not take it, or not again
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the source does not compile
         return None
 
 
-def _found(code: CodeType, variable: str, lines: Sequence[str]) -> Body | None:
+def _found(code: CodeType, variable: str, lines: Sequence[str]) -> FunctionBody | None:
     (argument,) = code.co_varnames
     for returned, head in _candidates(code, lines):
         parts = list(ast.walk(returned))
@@ -78,12 +79,12 @@ def _found(code: CodeType, variable: str, lines: Sequence[str]) -> Body | None:
             if isinstance(part, ast.Name) and part.id == argument:
                 part.id = variable
         text = ast.unparse(returned)
-        return None if "\n" in text else Body(text, names <= {argument})
+        return None if "\n" in text else FunctionBody(text, names <= {argument})
     return None
 
 
 def _is_known(part: ast.AST, argument: str) -> bool:
-    """Whether this is no call, or one of something that does not look at its caller."""
+    """Whether this is no call, or a call of something that does not inspect its caller."""
     if not isinstance(part, ast.Call):
         return True
     if isinstance(part.func, ast.Name):
@@ -95,7 +96,7 @@ def _is_known(part: ast.AST, argument: str) -> bool:
 
 
 def _candidates(code: CodeType, lines: Sequence[str]) -> Iterator[tuple[ast.expr, str]]:
-    """What functions that begin on this code's line return, and the text that stands before it."""
+    """The expressions that functions on this line of the file return, and the text before the expression."""
     tree = ast.parse("".join(lines))
     (argument,) = code.co_varnames
     for node in ast.walk(tree):
@@ -104,13 +105,13 @@ def _candidates(code: CodeType, lines: Sequence[str]) -> Iterator[tuple[ast.expr
         if isinstance(node, ast.Lambda):
             yield node.body, f"lambda {argument}: "
         elif isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Return) and node.body[-1].value:
-            told = ast.get_docstring(node, clean=False)
-            if len(node.body) == (1 if told is None else 2):
-                yield node.body[-1].value, f"def function({argument}): {'' if told is None else f'{told!r}; '}return "
+            text = ast.get_docstring(node, clean=False)
+            if len(node.body) == (1 if text is None else 2):
+                yield node.body[-1].value, f"def function({argument}): {'' if text is None else f'{text!r}; '}return "
 
 
 def is_same_code(text: str, code: CodeType) -> bool:
-    """Whether the one function in this text compiles to that code."""
+    """Whether the only function in this text compiles to that code."""
     try:
         return _is_same(_compiled(text, code), code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -118,13 +119,13 @@ def is_same_code(text: str, code: CodeType) -> bool:
 
 
 def _compiled(text: str, code: CodeType) -> CodeType | None:
-    """The code of the one function in this text, under what the file of that code asks of the compiler."""
+    """The code of the only function in this text, compiled with the `__future__` features of that code's file."""
     whole = compile(text, "", "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
-    return next((one for one in whole.co_consts if isinstance(one, CodeType)), None)
+    return next((constant for constant in whole.co_consts if isinstance(constant, CodeType)), None)
 
 
 def _is_same(one: CodeType | None, other: CodeType) -> bool:
-    """Whether two codes do the same, whatever they are called and wherever they stand."""
+    """Whether two code objects are equal, except for their names and positions."""
     return one is not None and _bare(one) == _bare(other)
 
 

@@ -1,111 +1,115 @@
 """Keyed stages: a step takes a key's state and a record, and returns the next state and the output.
 
-The one rule: a key's records come in order, and a step depends only on its state and its record; so neither the epoch
-cuts nor the number of tasks show in the output. A state belongs to its stage: the output of a step never shares objects
-with the state, which later steps may change. Before it `operators/chain`, which brings records by key; next to it the
-store of the states (`storage/state_store`). Pure.
+Invariant: a key's records come in order, and a step depends only on its state and its record. The output of a step
+never shares objects with the state, which later steps may change. Implements `operators/operator`; the states are in
+`storage/state_store`. States that expire are in `operators/expiry`. Pure.
+
+State: under the key itself, what the step returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Any
 
-import pyarrow as pa
+import numpy as np
 
+from procession.operators.aggregates import Aggregate
+from procession.operators.operator import OperatorRows, Refuse, Result, StateAccess, StateSpec, UntimedOperator
+from procession.operators.stage_rows import StageRows, ordinals
 from procession.operators.value_codec import PLAIN, ValueCodec
-from procession.planner.keyed_spec import Gives, Stateful, Step
 from procession.planner.ownership import SCALARS, own, separate
 
 ABSENT = object()
 
-Refuse = Callable[[int, Exception], None]
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""Takes the state of a key and a record. Returns the next state and a result."""
 
 
-class States(Protocol):
-    """The store of the states of a task's keys."""
+class StepResult(Enum):
+    """What the result of a step is."""
 
-    serial: int
-    """Another number in each epoch."""
-    keys_max: int
-    """Maximum number of keys in memory."""
-
-    def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
-        """A dictionary that has the states of these keys, and perhaps of others."""
-
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """These states have changed."""
-
-    def spill(self) -> None:
-        """Writes changed states, and keeps nothing in memory."""
-
-    def all_keys(self) -> Iterator[list[bytes]]:
-        """The keys that have a state, in chunks and in no order. Nothing may change before the last chunk."""
+    ONE = "a record"
+    KEEP = "whether the record is kept"
+    MANY = "records"
+    FIRST = "nothing: the first record of each key is kept"
 
 
-class _NoStates:
-    """For chains without a keyed stage."""
+@dataclass(frozen=True)
+class KeyedOperator(UntimedOperator):
+    """A keyed stage. `initial()` is the state of a new key. A step that returns None as the state removes the key."""
 
-    serial = 0
-    keys_max = 0
+    returns: StepResult
+    step: Step | None
+    initial: Callable[[], Any]
 
-    def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
-        raise AssertionError("a keyed stage was given nobody who keeps its states")
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(function=self.step, outputs=output_functions(self.step), is_made_by_user=True)
 
-    def touch(self, keys: Iterable[bytes]) -> None:
-        raise AssertionError("a keyed stage was given nobody who keeps its states")
+    def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
+        """Run the step on each record. If it raises, the state of the key is what the step has left of it, and a new
+        key gets no state."""
+        records = rows.records
+        assert records.keys is not None
+        values = records.as_list()
+        encoded = records.keys.dictionary_encode()
+        names, slots = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
+        known = states.take(names)
+        if self.returns is StepResult.FIRST:
+            kept = _firsts(known, names, slots)
+            states.touch([names[slots[row]] for row in kept])
+            return records.pick(kept, [values[row] for row in kept])
+        # A list instead of the dictionary: a record then costs no hash. None: the key has no state.
+        held = list(map(known.get, names))
+        run = _ones if self.returns is StepResult.ONE else _some
+        results, picked = run(self, held, slots, values, refuse)
+        for name, state in zip(names, held, strict=True):
+            if state is None:
+                known.pop(name, None)
+            else:
+                known[name] = state
+        states.touch(names)
+        return flattened(records, results, picked) if self.returns is StepResult.MANY else records.pick(picked, results)
 
-    def spill(self) -> None:
-        raise AssertionError("a keyed stage was given nobody who keeps its states")
-
-    def all_keys(self) -> Iterator[list[bytes]]:
-        raise AssertionError("a keyed stage was given nobody who keeps its states")
+    def end(self, states: StateAccess) -> Iterator[list[Result]]:
+        return iter(())
 
 
-NO_STATES: States = _NoStates()
+def flattened(before: StageRows, results: Sequence[Sequence[Any]], rows: Sequence[int] | None) -> StageRows:
+    """Several results for each of these rows (None: all rows), numbered within their row."""
+    counts = np.fromiter(map(len, results), np.int64, len(results))
+    parents = np.arange(len(results), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
+    return before.pick(np.repeat(parents, counts), list(chain.from_iterable(results))).numbered(ordinals(counts))
 
 
-def run_keyed(
-    stateful: Stateful, states: States, keys: pa.Array, values: Sequence[Any], refuse: Refuse
-) -> tuple[list[Any], list[int] | None]:
-    """What comes out, and of which row (None: one of each). `refuse(row, error)` is told where a step raised: its key's
-    state is then what the step has left of it, and a key that had none has none."""
-    encoded = keys.dictionary_encode()
-    names, slots = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
-    known = states.take(names)
-    if stateful.gives is Gives.FIRST:
-        rows = _firsts(known, names, slots)
-        states.touch([names[slots[row]] for row in rows])
-        return [values[row] for row in rows], rows
-    # A list instead of the dictionary: a record then costs no hash. None: the key has no state.
-    held = list(map(known.get, names))
-    run = _ones if stateful.gives is Gives.ONE else _some
-    results, kept = run(stateful, held, slots, values, refuse)
-    for name, state in zip(names, held, strict=True):
-        if state is None:
-            known.pop(name, None)
-        else:
-            known[name] = state
-    states.touch(names)
-    return results, kept
+def output_functions(step: Step | None) -> tuple[Callable[..., Any], ...]:
+    """The user's functions whose results a step returns."""
+    aggregate = getattr(step, "__self__", None)
+    if isinstance(aggregate, Aggregate):
+        return aggregate.create, aggregate.add, aggregate.finish
+    return () if step is None else (step,)
 
 
 def _ones(
-    stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
+    operator: KeyedOperator, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Steps that return one record for each: the most frequent ones, so with the least overhead."""
+    """Steps that return one record for each. They are the most frequent, so this loop has the least overhead."""
     results: list[Any] = []
     failed: list[int] = []
-    step, initial = stateful.step, stateful.initial
+    step, initial = operator.step, operator.initial
     assert step is not None
     pairs = zip(slots, values, strict=True)
     while len(results) + len(failed) < len(slots):
         try:
-            # It goes on where it was; how many results there are tells on which row a step raised.
+            # After an error it continues with the next record. The number of results gives the row that raised.
             for slot, value in pairs:
                 state = held[slot]
                 state, result = step(initial() if state is None else state, value)
-                # The first of the two is the quicker one, and nearly always enough.
+                # The first test is the fastest, and nearly always decides.
                 if type(result) is not bytes and type(result) not in SCALARS and is_open(state):
                     result = own(result)
                 held[slot] = state
@@ -120,12 +124,12 @@ def _ones(
 
 
 def _some(
-    stateful: Stateful, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
+    operator: KeyedOperator, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
     """Steps that return any number of records, or whether to keep the record."""
     results: list[Any] = []
     rows: list[int] = []
-    step, initial, is_many = stateful.step, stateful.initial, stateful.gives is Gives.MANY
+    step, initial, is_many = operator.step, operator.initial, operator.returns is StepResult.MANY
     assert step is not None
     for row, (slot, value) in enumerate(zip(slots, values, strict=True)):
         state = held[slot]
@@ -164,9 +168,9 @@ def is_open(state: Any) -> bool:
 
 
 def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]:
-    """Makes the first state of a key: calls a function, or copies a value, so that keys never share an object."""
+    """Returns a function that makes the initial state of a key: a new object for each key."""
     if callable(initial):
-        return lambda: own(initial())  # it may give one object again and again
+        return lambda: own(initial())  # it may return the same object every time
     if type(initial) in SCALARS:
         return lambda: initial
     frozen = values.packed(initial)

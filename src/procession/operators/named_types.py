@@ -1,8 +1,8 @@
 """Named types: the dataclasses, named tuples and enums whose values may be stored.
 
-The one rule: a stored value names its type, and the name is looked up in what the app has listed, never imported. So
-a file cannot choose which code runs. Before it `Pipeline(types=[…])`; after it `operators/value_codec`, which stores
-values, and `planner/keys`, which stores keys. Pure.
+Invariant: a stored value names its type, and the name is looked up in the list of the app, never imported. So a file
+cannot choose which code runs. `Pipeline(types=[…])` makes the list; `operators/value_codec` and `planner/keys` use it
+to store values and keys. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procession.errors import PlanError
 
 @dataclass(frozen=True)
 class NamedTypes:
-    """The types that an app has listed. A type is known by its `__name__`."""
+    """The types that an app lists. A type is identified by its `__name__`."""
 
     classes: tuple[type[Any], ...] = ()
 
@@ -25,16 +25,16 @@ class NamedTypes:
     def of(cls, classes: Iterable[type[Any]]) -> NamedTypes:
         """These types. Raises PlanError if one cannot be stored, or two have one name."""
         listed: dict[str, type[Any]] = {}
-        for one in classes:
-            if not is_storable(one):
+        for kind in classes:
+            if not is_storable(kind):
                 raise PlanError(
-                    f"types= has {one!r}, which is not a dataclass, a named tuple or an enum",
+                    f"types= has {kind!r}, which is not a dataclass, a named tuple or an enum",
                     next_step="list classes of these three kinds only; plain values need not be listed",
                 )
-            if listed.setdefault(one.__name__, one) is not one:
+            if listed.setdefault(kind.__name__, kind) is not kind:
                 raise PlanError(
-                    f"types= has two classes with the name {one.__name__!r}",
-                    next_step="rename one of them: stored values know their type by this name",
+                    f"types= has two classes with the name {kind.__name__!r}",
+                    next_step="rename one of them: stored values refer to their type by this name",
                 )
         return cls(tuple(listed.values()))
 
@@ -45,14 +45,14 @@ class NamedTypes:
         return kind.__name__
 
     def named(self, name: str) -> type[Any]:
-        """The type that stored values call so. Raises PlanError if the app does not list it."""
+        """The type with this name in stored values. Raises PlanError if the app does not list it."""
         for kind in self.classes:
             if kind.__name__ == name:
                 return kind
         raise PlanError(
             f"a stored value is of type {name!r}, which the pipeline does not list",
-            next_step=f"write Pipeline(…, types=[{name}]), or give the class its old name back; nothing of this epoch"
-            " was committed",
+            next_step=f"write Pipeline(…, types=[{name}]), or rename the class back; nothing of this epoch is"
+            " committed",
         )
 
 

@@ -1,55 +1,68 @@
 """Sorting: all records by a rank, emitted when the input has ended.
 
-The one rule: records of equal rank keep their order, so the result depends on the sequence alone. Only one block of
-each run is in memory, however many records there are. `operators/chain` brings the records to one task, in order;
-`operators/end_firing` emits them. Pure.
+Invariant: records of equal rank keep their order, so the result depends on the sequence alone. Only one block of
+each run is in memory, however many records there are. Implements `operators/operator`; all records come to one task, in
+order. Pure.
 
-State: sorted runs of records, in blocks, each under `r`, the run's number and the block's; under `s` which runs there
-are, in the order of their records. When there are several of one size at the end, they are merged into one, so there
-are few.
+State: sorted runs of records, in blocks, each under `r`, the number of the run and that of the block. Under `s` is the
+list of runs, in the order of their records, each as [number, blocks, records]. Runs of one size at the end of the list
+are merged into one, so there are few.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import astuple, dataclass, fields, is_dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from procession.errors import PlanError
-from procession.operators.keyed import Refuse, States
+from procession.operators.operator import OperatorRows, Refuse, Result, StateAccess, StateSpec, UntimedOperator
+from procession.operators.stage_rows import StageRows
 from procession.operators.value_codec import PLAIN, ValueCodec
 from procession.planner.keys import NO_KEY
-from procession.planner.order_key import Result
+from procession.planner.order_key import rows_of_results
 
 BLOCK_RECORDS, BLOCK_BYTES = 1024, 256 * 1024
-"""A block has at most so many records, and is full when it has so many bytes."""
+"""Maximum number of records in a block, and the size in bytes from which a block is full."""
 
 SPILL_BLOCKS = 64
-"""So many blocks are written before memory is let go of."""
+"""Number of blocks that are written before memory is released."""
 
 FAN_IN = 32
-"""So many runs of one size are merged: two sizes differ by this factor."""
+"""Number of runs of one size that are merged. Two sizes differ by this factor."""
 
 RUNS = b"s"
 
 Ranked = tuple[Any, bytes]
-"""A rank, and it and the record as bytes."""
+"""A rank, and the rank and the record as bytes."""
+
+_rank = itemgetter(0)
 
 
 @dataclass(frozen=True)
-class Sorting:
-    """What a sort stage does."""
+class SortOperator(UntimedOperator):
+    """A sort of all records."""
 
     by: Callable[[Any], Any]
     is_reversed: bool = False
     values: ValueCodec = PLAIN
 
-    def add(self, states: States, values: Sequence[Any], refuse: Refuse) -> None:
-        """Take these records in. `refuse(row, error)` is told where their rank could not be had."""
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(
+            layout=" in reverse" if self.is_reversed else "",
+            rank=self.by,
+            fires_at_end=True,
+            needs_end=True,
+            held="the records of the sort",
+        )
+
+    def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
         ranked: list[Ranked] = []
-        for row, value in enumerate(values):
+        for row, value in enumerate(rows.records.as_list()):
             try:
                 rank = self.by(value)
                 check_rank(rank)
@@ -57,105 +70,122 @@ class Sorting:
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
         if ranked:
-            with_errors_told(lambda: ranked.sort(key=_rank, reverse=self.is_reversed))
+            comparing_ranks(lambda: ranked.sort(key=_rank, reverse=self.is_reversed))
             _Runs(self, states).add(ranked)
+        return rows_of_results([])
 
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """The records in their order, a block at a time; nothing is held then."""
+    def end(self, states: StateAccess) -> Iterator[list[Result]]:
+        """The records in their order, a block at a time."""
         number = 0
         records = _Runs(self, states).take_all()
-        while some := with_errors_told(lambda: list(islice(records, BLOCK_RECORDS))):
-            yield [(0, (number + at, b"", 0), NO_KEY, self.values.thawed(data)[1]) for at, (_, data) in enumerate(some)]
-            number += len(some)
+        while block := comparing_ranks(lambda: list(islice(records, BLOCK_RECORDS))):
+            values = [self.values.thawed(data)[1] for _, data in block]
+            yield [(0, (place, b"", 0), NO_KEY, value) for place, value in enumerate(values, number)]
+            number += len(block)
+
+
+@dataclass(frozen=True)
+class SortedRun:
+    """A sorted run: its number, how many blocks it has, and how many records."""
+
+    number: int
+    blocks: int
+    records: int
+
+    @property
+    def size(self) -> int:
+        """The size class: the logarithm of the number of records to the base FAN_IN."""
+        size, records = 0, self.records
+        while records >= FAN_IN:
+            size, records = size + 1, records // FAN_IN
+        return size
 
 
 class _Runs:
     """The sorted runs of a stage."""
 
-    def __init__(self, stage: Sorting, states: States) -> None:
+    def __init__(self, stage: SortOperator, states: StateAccess) -> None:
         self.stage = stage
         self.states = states
 
     def add(self, ranked: Sequence[Ranked]) -> None:
-        """One more run, of records that came behind all others."""
-        runs = [*self._runs(), self._written(ranked)]
+        """Add a run of records that came after all others."""
+        runs = self._runs()
+        runs.append(self._written(ranked, self._next(runs)))
         self._keep(runs)
-        while len(runs) >= FAN_IN and max(map(_size, runs[-FAN_IN:])) <= _size(runs[-1]):
+        while len(runs) >= FAN_IN and max(run.size for run in runs[-FAN_IN:]) <= runs[-1].size:
             runs[-FAN_IN:] = [self._written(self._merged(runs[-FAN_IN:]), self._next(runs))]
             self._keep(runs)
 
     def take_all(self) -> Iterator[Ranked]:
-        """The records of all runs, in order."""
+        """The records of all runs, in order. The runs are removed."""
         yield from self._merged(self._runs())
         self._keep([])
 
-    def _runs(self) -> list[list[int]]:
-        """The runs there are: number, blocks, records."""
-        return [list(run) for run in self.states.take([RUNS]).get(RUNS, [])]
+    def _runs(self) -> list[SortedRun]:
+        return [SortedRun(*stored) for stored in self.states.take([RUNS]).get(RUNS, [])]
 
-    def _keep(self, runs: list[list[int]]) -> None:
-        self.states.take([RUNS])[RUNS] = runs
+    def _keep(self, runs: Sequence[SortedRun]) -> None:
+        self.states.take([RUNS])[RUNS] = [list(astuple(run)) for run in runs]
         self.states.touch([RUNS])
         self.states.spill()
 
-    def _next(self, runs: Sequence[Sequence[int]]) -> int:
-        return 1 + max((run[0] for run in runs), default=0)
+    def _next(self, runs: Sequence[SortedRun]) -> int:
+        return 1 + max((run.number for run in runs), default=0)
 
-    def _merged(self, runs: Sequence[Sequence[int]]) -> Iterator[Ranked]:
+    def _merged(self, runs: Sequence[SortedRun]) -> Iterator[Ranked]:
         # Stable: of equal ranks, those of the earlier run come first.
         return heapq.merge(*map(self._read, runs), key=_rank, reverse=self.stage.is_reversed)
 
-    def _read(self, run: Sequence[int]) -> Iterator[Ranked]:
-        """The records of a run, which is gone then."""
-        number, blocks, _ = run
-        for block in range(blocks):
-            name = _block_name(number, block)
+    def _read(self, run: SortedRun) -> Iterator[Ranked]:
+        """The records of a run. Its blocks are removed as they are read."""
+        for block in range(run.blocks):
+            name = _block_name(run.number, block)
             held = self.states.take([name]).pop(name)
             self.states.touch([name])
             yield from ((self.stage.values.thawed(data)[0], data) for data in held)
 
-    def _written(self, ranked: Iterable[Ranked], number: int | None = None) -> list[int]:
-        number = self._next(self._runs()) if number is None else number
+    def _written(self, ranked: Iterable[Ranked], number: int) -> SortedRun:
         records, blocks, source = 0, 0, iter(ranked)
-        while some := with_errors_told(lambda: _block(source)):
+        while block := comparing_ranks(lambda: _block(source)):
             name = _block_name(number, blocks)
-            self.states.take([name])[name] = some
+            self.states.take([name])[name] = block
             self.states.touch([name])
-            records, blocks = records + len(some), blocks + 1
+            records, blocks = records + len(block), blocks + 1
             if blocks % SPILL_BLOCKS == 0:
                 self.states.spill()
-        return [number, blocks, records]
+        return SortedRun(number, blocks, records)
 
 
 def check_rank(rank: Any) -> None:
-    """Raise if this rank, or a part of it, has no place among others: NaN is neither less than another number nor
-    greater, and of two sets neither need be. The output would depend on which records meet."""
+    """Raise if this rank, or a part of it, cannot be ordered: NaN, which is neither less nor greater than a number, and
+    sets. The output would otherwise depend on which records are compared."""
     if isinstance(rank, tuple | list):
         for part in rank:
             check_rank(part)
     elif isinstance(rank, set | frozenset):
-        raise TypeError(f"the rank has {rank!r}, a set, which has no place among others: give a sorted tuple of it")
+        raise TypeError(f"the rank contains {rank!r}, a set, which cannot be ordered: return a sorted tuple of it")
     elif is_dataclass(rank):
         for field in fields(rank):
             check_rank(getattr(rank, field.name))
     elif rank != rank:
-        raise ValueError(f"the rank has {rank!r}, which is not a number and has no place among others")
+        raise ValueError(f"the rank contains {rank!r}, which is not a number and cannot be ordered")
 
 
-def with_errors_told(work: Callable[[], Any]) -> Any:
-    """Do what compares ranks."""
+def comparing_ranks(work: Callable[[], Any]) -> Any:
+    """Do something that compares ranks."""
     try:
         return work()
     except TypeError as error:
         raise PlanError(
             f"the ranks by which records are sorted cannot be compared: {error}",
-            next_step="let the function give ranks of one type; nothing of this epoch was committed, and it is run"
-            " again when you start again",
+            next_step="let the function return ranks of one type, and start again: nothing of this epoch is committed,"
+            " and it runs again",
         ) from error
 
 
 def _block(source: Iterator[Ranked]) -> list[bytes]:
-    """As many records as make a block."""
+    """The records of the next block."""
     block: list[bytes] = []
     size = 0
     for _, data in islice(source, BLOCK_RECORDS):
@@ -164,18 +194,6 @@ def _block(source: Iterator[Ranked]) -> list[bytes]:
         if size >= BLOCK_BYTES:
             break
     return block
-
-
-def _size(run: Sequence[int]) -> int:
-    """The size of a run, in powers of the number that are merged."""
-    size, records = 0, run[2]
-    while records >= FAN_IN:
-        size, records = size + 1, records // FAN_IN
-    return size
-
-
-def _rank(ranked: Ranked) -> Any:
-    return ranked[0]
 
 
 def _block_name(run: int, block: int) -> bytes:

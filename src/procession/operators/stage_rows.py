@@ -1,8 +1,8 @@
 """Rows between two stages of a chain, each with its place in the order.
 
-The one rule: the rows are in order. Whatever a stage does, each row that comes out names the task's input row that it
-came from; where branches meet or a merge follows, it also has the numbers that distinguish it from other rows of that
-input row. Used by `operators/chain`. Pure.
+Invariant: the rows are in order, and each row knows the input row of the task that it came from. If branches meet or
+a merge follows, it also has numbers that order it among the rows of the same input row. Used by `operators/chain`.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Flow:
-    """`values` are what the user's functions are handed. `origins` are the input rows (None: row i is row i), `tail`
-    the numbers behind the input row's own key, `keys` the routing keys and `times` the event times (None: those that
-    the input rows came with)."""
+class StageRows:
+    """Rows between two stages. `values` are what the user's functions get. `origins` are the input rows (None: row i
+    came from input row i), `tail` the numbers after the input row's order key, `keys` the routing keys and `times` the
+    event times (None: those of the input rows)."""
 
     values: pa.Array | list[Any]
     origins: Numbers | None = None
@@ -42,16 +42,16 @@ class Flow:
     def all_origins(self) -> Numbers:
         return np.arange(len(self), dtype=np.int64) if self.origins is None else self.origins
 
-    def with_values(self, values: pa.Array | list[Any]) -> Flow:
-        """The same rows, with other values."""
+    def with_values(self, values: pa.Array | list[Any]) -> StageRows:
+        """The same rows with other values."""
         return replace(self, values=values)
 
-    def pick(self, rows: Sequence[int] | Numbers | None, values: pa.Array | list[Any]) -> Flow:
-        """These rows (None: all of them), with other values; a row may be picked several times."""
+    def pick(self, rows: Sequence[int] | Numbers | None, values: pa.Array | list[Any]) -> StageRows:
+        """These rows (None: all of them) with other values. A row may be picked several times."""
         if rows is None:
             return self.with_values(values)
         picked = np.asarray(rows, dtype=np.int64)
-        return Flow(
+        return StageRows(
             values,
             picked if self.origins is None else self.origins[picked],
             tuple(column[picked] for column in self.tail),
@@ -59,10 +59,10 @@ class Flow:
             None if self.times is None else self.times.take(pa.array(picked)),
         )
 
-    def slice(self, start: int, count: int) -> Flow:
-        """So many rows from this one on."""
+    def slice(self, start: int, count: int) -> StageRows:
+        """A number of rows from this one on."""
         end = start + count
-        return Flow(
+        return StageRows(
             self.values[start:end],
             np.arange(start, min(end, len(self)), dtype=np.int64) if self.origins is None else self.origins[start:end],
             tuple(column[start:end] for column in self.tail),
@@ -70,36 +70,36 @@ class Flow:
             None if self.times is None else self.times[start:end],
         )
 
-    def only(self, rows: list[int] | None) -> Flow:
+    def only(self, rows: list[int] | None) -> StageRows:
         """These rows (None: all of them)."""
         return self if rows is None else self.take(np.asarray(rows, dtype=np.int64))
 
-    def numbered(self, numbers: Numbers | int) -> Flow:
-        """With one more number behind each row's key."""
+    def numbered(self, numbers: Numbers | int) -> StageRows:
+        """The same rows with one more number at the end of each order key."""
         column = np.full(len(self), numbers, np.int64) if isinstance(numbers, int) else numbers
         return replace(self, tail=(*self.tail, column))
 
-    def padded(self, length: int) -> Flow:
-        """With noughts behind each row's key, up to this many numbers."""
+    def padded(self, length: int) -> StageRows:
+        """The same rows with zeros at the end of each order key, up to this many numbers."""
         flow = self
         while len(flow.tail) < length:
             flow = flow.numbered(0)
         return flow
 
-    def take(self, rows: Numbers) -> Flow:
-        """These rows, values and all."""
+    def take(self, rows: Numbers) -> StageRows:
+        """These rows, with their values."""
         if isinstance(self.values, list):
             return self.pick(rows, [self.values[row] for row in rows.tolist()])
         return self.pick(rows, self.values.take(pa.array(rows)))
 
 
-def put_together(pieces: Sequence[Flow]) -> Flow:
-    """The rows of these flows, one after the other: pieces of one flow that went the same way."""
+def concatenated(pieces: Sequence[StageRows]) -> StageRows:
+    """The rows of these pieces, one after the other. All pieces went through the same stages."""
     if len(pieces) == 1:
         return pieces[0]
     keys = [piece.keys for piece in pieces if piece.keys is not None]
     times = [piece.times for piece in pieces if piece.times is not None]
-    return Flow(
+    return StageRows(
         _concatenated([piece.values for piece in pieces]),
         np.concatenate([piece.all_origins() for piece in pieces]),
         tuple(map(np.concatenate, zip(*(piece.tail for piece in pieces), strict=True))),
@@ -109,10 +109,13 @@ def put_together(pieces: Sequence[Flow]) -> Flow:
 
 
 def joined(
-    flows: Sequence[Flow], of: tuple[Callable[[Flow], pa.Array], Callable[[Flow], pa.Array]] | None, *, is_kept: bool
-) -> Flow:
-    """The rows of several flows as one, in order if that is asked for. `of` gives a flow's routing keys and its event
-    times, if anybody wants them."""
+    flows: Sequence[StageRows],
+    of: tuple[Callable[[StageRows], pa.Array], Callable[[StageRows], pa.Array]] | None,
+    *,
+    is_kept: bool,
+) -> StageRows:
+    """The rows of several branches as one, in order if `is_kept`. `of` has the functions for the routing keys and the
+    event times of a branch, if a later stage needs them."""
     if len(flows) == 1:
         return flows[0]
     origins = np.concatenate([flow.all_origins() for flow in flows])
@@ -124,7 +127,7 @@ def joined(
         keys = pa.concat_arrays([of[0](flow) for flow in flows])
     if of is not None and any(flow.times is not None for flow in flows):
         times = pa.concat_arrays([of[1](flow) for flow in flows])
-    whole = Flow(_concatenated([flow.values for flow in flows]), origins, tail, keys, times)
+    whole = StageRows(_concatenated([flow.values for flow in flows]), origins, tail, keys, times)
     if not is_kept:
         return whole
     return whole.take(np.lexsort((*reversed(tail), origins)))

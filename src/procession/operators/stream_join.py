@@ -1,49 +1,47 @@
 """The stream join: pairs of records from two streams with equal keys and times within a bound.
 
-The one rule: a record is paired with the records of the other side that came before it and are still held, in the order
-of their arrival. How long a record is held depends on its time and on the watermark, which is a function of the
-sequence. So neither the epoch cuts nor the number of tasks show in the output. A pair has the place of the record that
-completed it, then that of its partner. A record without a partner has the place of the record that advanced the
-watermark. Used by `operators/chain`; uses `operators/watermark_timers`. Pure.
+Invariant: a record is paired with the records of the other side that came before it and are still held, in the order
+of their arrival. How long a record is held depends on its time and on the watermark. A pair has the position of the
+record that completed it, then that of its partner. A record without a partner has the position of the record that
+advanced the watermark. A timed operator (`operators/timed`). Pure.
 
 State: under `k` and the key, the records held of the left and of the right side, each as [time, record, whether it has
-found a partner], in the order of their arrival.
+been paired], in the order of their arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from itertools import starmap
+from typing import Any, ClassVar
 
 import numpy as np
 
 from procession.errors import PlanError
-from procession.operators.keyed import Refuse, States
+from procession.operators.operator import Place, StateSpec
 from procession.operators.stage_rows import Numbers
-from procession.operators.timed import Timed
-from procession.operators.watermark_timers import Alarms
+from procession.operators.timed import KeyState, Progress, TimedOperator
 from procession.operators.windows import late_record
 from procession.planner.keys import PLAIN_KEYS, KeyCodec
-from procession.planner.order_key import AFTER, Result, rank_of
 from procession.planner.ownership import own
 from procession.times import in_unit
 
 LEFT, RIGHT = 0, 1
 
 STEPS = 8
-"""The watermark of a join moves in steps of its bound divided by this: so much longer a record may be held."""
+"""The watermark of a join moves in steps of its bound divided by this. A record may be held one step longer."""
 
 HELD_MAX = 100_000
-"""So many records of one key a join holds, unless it is said."""
+"""Default of the maximum number of records that a join holds per key."""
 
 
-class LatePair(Enum):
-    """What becomes of a record that comes when those which it could meet may have been let go."""
+class LatePairRule(Enum):
+    """What happens to a record that arrives when possible partners may have been removed already."""
 
     MEET = "meet"
-    """It meets those that are still held, and is not held itself."""
+    """It is paired with those that are still held, and is not held itself."""
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
 
@@ -58,7 +56,7 @@ def as_right(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Sided:
-    """A function of a record that knows which side it is of."""
+    """A function of a record of either side."""
 
     left: Callable[[Any], Any]
     right: Callable[[Any], Any]
@@ -68,140 +66,131 @@ class Sided:
         return self.right(value) if side else self.left(value)
 
 
+@dataclass(slots=True)
+class HeldRecord:
+    """A record that waits for partners."""
+
+    time: int
+    value: Any
+    is_paired: bool
+
+    def as_list(self) -> list[Any]:
+        """The form in which it is stored."""
+        return [self.time, self.value, self.is_paired]
+
+
+@dataclass(slots=True)
+class HeldRecords(KeyState):
+    """The records of one key that are held, by side."""
+
+    left: list[HeldRecord]
+    right: list[HeldRecord]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.left or self.right)
+
+    def stored(self) -> list[Any]:
+        return [[record.as_list() for record in side] for side in (self.left, self.right)]
+
+
 @dataclass(frozen=True)
-class Pairing(Timed):
-    """What a join of two streams does. Its rows are those of both sides."""
+class StreamJoin(TimedOperator[HeldRecords]):
+    """A join of two streams. Its rows are those of both sides."""
 
     within: int
     join: Callable[[Any, Any], Any]
     is_outer: bool = False
-    """Whether a left record that finds nobody comes out with None."""
+    """Whether a left record without a partner is emitted with None."""
     lateness: int = 0
     held_max: int = HELD_MAX
-    late: LatePair = LatePair.MEET
+    late: LatePairRule = LatePairRule.MEET
     keys: KeyCodec = PLAIN_KEYS
 
-    @property
-    def sets_late_aside(self) -> bool:
-        return self.late is LatePair.DEAD_LETTER
+    stops_on: ClassVar[tuple[type[Exception], ...]] = (PlanError,)
 
     @property
-    def shape(self) -> str:
-        """What its states are cut by: they are of no use to another bound."""
-        return f"pairs within {in_unit(self.within)} s"
+    def state(self) -> StateSpec:
+        return StateSpec(
+            layout=f" of pairs within {in_unit(self.within)} s",
+            function=self.join,
+            outputs=(self.join,),
+            steps=self.steps,
+            fires_at_end=True,
+            late_to_dead_letters=self.late is LatePairRule.DEAD_LETTER,
+        )
 
     @property
-    def step(self) -> int:
+    def step_ns(self) -> int:
         return max(1, self.within // STEPS)
 
     def steps(self, times: Numbers) -> Numbers:
-        """The step of the watermark that each time alone would lead to."""
-        return np.floor_divide(times - self.lateness, self.step)
+        return np.floor_divide(times - self.lateness, self.step_ns)
 
-    def due(self, time: int) -> int:
-        """The step at which a record of this time is let go: the first that is further than the bound behind it."""
-        return (time + self.within) // self.step + 1
+    def _due(self, time: int) -> int:
+        """The step at which a record of this time is removed: the first that is further than the bound behind it."""
+        return (time + self.within) // self.step_ns + 1
 
-    def begin(self, states: States) -> _Run:
-        return _Run(self, states)
+    def load(self, stored: list[Any] | None) -> HeldRecords:
+        left, right = ([], []) if stored is None else stored
+        return HeldRecords(list(starmap(HeldRecord, left)), list(starmap(HeldRecord, right)))
 
-
-class _Run:
-    """Rows on their way through a join."""
-
-    def __init__(self, stage: Pairing, states: States) -> None:
-        self.stage = stage
-        self.states = states
-        self.alarms = Alarms(states)
-        self.results: list[Result] = []
-        self.is_set: set[tuple[int, bytes]] = set()
-
-    def add(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        step: int,
-        refuse: Refuse,
-    ) -> None:
-        names = {row: b"k" + keys[row] for row in rows}
-        known = self.states.take(list(names.values()))
-        for row, name in names.items():
-            held = known.get(name) or [[], []]
-            side, value = values[row]
-            try:
-                is_late = self._meet(row, keys[row], side, value, int(times[row]), step, held)
-            except PlanError:
-                raise
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
-                refuse(row, error)
-                is_late = False
-            if is_late:
-                refuse(row, late_record(int(times[row]), step * self.stage.step))
-            if held[LEFT] or held[RIGHT]:
-                known[name] = held
-        self.states.touch(names.values())
-        self.alarms.keep()
-
-    def _meet(self, row: int, key: bytes, side: int, value: Any, time: int, step: int, held: list[Any]) -> bool:
-        """Put a record together with all that are held of the other side and near it; then hold it, unless it is
-        late. If `join` raises, it has not been here. Says whether it is late."""
-        stage = self.stage
-        due = stage.due(time)
-        is_late = step >= due
-        if is_late and stage.late is not LatePair.MEET:
-            return True
-        near = [(number, other) for number, other in enumerate(held[1 - side]) if abs(other[0] - time) <= stage.within]
+    def add_record(self, progress: Progress, value: Any, time: int, held: HeldRecords) -> None:
+        """Pair a record with all that are held of the other side within the bound, then hold it unless it is late. If
+        `join` raises, nothing changes."""
+        side, record = value
+        due = self._due(time)
+        is_late = progress.step >= due
+        if is_late and self.late is not LatePairRule.MEET:
+            raise late_record(time, progress.watermark)
+        same, others = (held.right, held.left) if side == RIGHT else (held.left, held.right)
+        partners = [(number, other) for number, other in enumerate(others) if abs(other.time - time) <= self.within]
         found = [
-            (number, self._joined(other[1], value) if side else self._joined(value, other[1])) for number, other in near
+            (number, self._joined(other.value, record) if side == RIGHT else self._joined(record, other.value))
+            for number, other in partners
         ]
-        if is_late and stage.is_outer and side == LEFT and not found:
-            found = [(0, stage.join(value, None))]
+        if is_late and self.is_outer and side == LEFT and not found:
+            found = [(0, self.join(record, None))]
         elif not is_late:
-            held[side].append([time, value, bool(found)])
-            if len(held[LEFT]) + len(held[RIGHT]) > stage.held_max:
-                raise PlanError(
-                    f"a join holds more than {stage.held_max:,} records of key {stage.keys.decode(key)!r}: they wait"
-                    " for the input that is furthest behind in event time",
-                    next_step='let its inputs be read side by side, as with order_by="event_time"; or give it a'
-                    " smaller within_s or lateness_s, or a larger held_max; nothing of this epoch was committed",
-                )
-            if (due, key) not in self.is_set:
-                self.is_set.add((due, key))
-                self.alarms.set(due, key)
-        for _, other in near:
-            other[2] = True
-        self.results += [(row, (AFTER, b"", number), key, result) for number, result in found]
-        return is_late
+            same.append(HeldRecord(time, record, bool(found)))
+            self._check_limit(progress.key, held)
+            progress.timers.set_once(due, progress.key)
+        for _, other in partners:
+            other.is_paired = True
+        for number, result in found:
+            progress.emit(result, number)
+        if is_late:
+            raise late_record(time, progress.watermark)
 
-    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
-        """The watermark has come to this step, at this row: of these keys, what has waited long enough goes."""
-        if not keys:
-            return
-        known = self.states.take([b"k" + key for key in keys])
-        alone = []
-        for key in keys:
-            held = known.pop(b"k" + key, [[], []])
-            if self.stage.is_outer:
-                gone = [one for one in held[LEFT] if self.stage.due(one[0]) <= step and not one[2]]
-                alone += [((one[0] + self.stage.within, key, at), one[1]) for at, one in enumerate(gone)]
-            kept = [[one for one in side if self.stage.due(one[0]) > step] for side in held]
-            if kept[LEFT] or kept[RIGHT]:
-                known[b"k" + key] = kept
-        self.states.touch([b"k" + key for key in keys])
-        for place, value in sorted(alone, key=lambda one: (one[0][0], rank_of(one[0][1]), one[0][2])):
-            key = place[1]
-            try:
-                self.results.append((row, place, key, self.stage.join(value, None)))
-            except Exception as error:
-                raise PlanError(
-                    f"the `join` of a record of key {self.stage.keys.decode(key)!r} that found nobody raised"
-                    f" {type(error).__name__}: {error}",
-                    next_step="mend it: it is called with None for the right record; nothing of this epoch was"
-                    " committed, and it is run again when you start again",
-                ) from error
+    def _check_limit(self, key: bytes, held: HeldRecords) -> None:
+        if len(held.left) + len(held.right) > self.held_max:
+            raise PlanError(
+                f"a join holds more than {self.held_max:,} records of key {self.keys.decode(key)!r}, which wait for the"
+                " input that is furthest behind in event time",
+                next_step='read its inputs in step, as with order_by="event_time"; or give the join a smaller within_s'
+                " or lateness_s, or a larger held_max; nothing of this epoch is committed",
+            )
+
+    def take_due(self, progress: Progress, held: HeldRecords) -> Iterable[tuple[Place, Any]]:
+        step = progress.step
+        unpaired = [left for left in held.left if self._due(left.time) <= step and not left.is_paired]
+        held.left = [left for left in held.left if self._due(left.time) > step]
+        held.right = [right for right in held.right if self._due(right.time) > step]
+        if not self.is_outer:
+            return []
+        return [((left.time + self.within, progress.key, place), left.value) for place, left in enumerate(unpaired)]
+
+    def result_of(self, key: bytes, due: Any) -> Any:
+        try:
+            return self.join(due, None)
+        except Exception as error:
+            raise PlanError(
+                f"the `join` of a record of key {self.keys.decode(key)!r} without a partner raised"
+                f" {type(error).__name__}: {error}",
+                next_step="let the function accept None as the right record, and start again: nothing of this epoch is"
+                " committed, and it runs again",
+            ) from error
 
     def _joined(self, left: Any, right: Any) -> Any:
-        """What the user makes of a pair: of copies, since both may be held and meet others."""
-        return self.stage.join(own(left), own(right))
+        """The result of a pair. `join` gets copies, since both records may be held and paired again."""
+        return self.join(own(left), own(right))

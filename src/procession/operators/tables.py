@@ -1,6 +1,6 @@
 """Tables: the small tables that a stream is joined with.
 
-The one rule: a table is the same for every task of an epoch. Each worker reads it once, when it needs it. A file that
+Invariant: a table is the same for every task of an epoch. Each worker reads it once, when it needs it. A file that
 changes while the pipeline runs is an error, unless the user asked for it to be refreshed; then the round record says
 which copy an epoch reads. `api/joins` declares the look-up of records in a table.
 
@@ -60,7 +60,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideTable:
     """A table: its rows if it was given by value, else its file and how to read it."""
 
     by: By
@@ -90,19 +90,19 @@ class Side:
         if stamp != self.stamp and not self.is_refreshed:
             raise PlanError(
                 f"{self.path} has changed since the pipeline was started",
-                next_step="start it again, or say refresh=True and let it be read again whenever it changes",
+                next_step="start it again, or pass refresh=True to read it again whenever it changes",
             )
         return self._cached(stamp, self.path)
 
     def _cached(self, version: Any, path: Path) -> Table:
         """A version of a file. Only the version that was used last stays in memory."""
         assert self.path is not None
-        place = self.path, _told(self.by)
+        place = self.path, _identity(self.by)
         if place not in _read or _read[place][0] != version:
             _read[place] = version, _indexed(_rows_of(path, self.is_parquet), self.by)
         return _read[place][1]
 
-    def at(self, copy: Path) -> Side:
+    def at(self, copy: Path) -> SideTable:
         """The same table, as it was when this copy was made."""
         return replace(self, copy=copy)
 
@@ -111,13 +111,13 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Joining:
+class TableJoin:
     """What a record becomes: `join(record, row, …)` for each matching row, or pair of rows if there are two tables.
 
     If no row matches, None stands for the row; in an inner join nothing comes out.
     """
 
-    pairs: tuple[tuple[Side, Callable[[Any], Any]], ...]
+    pairs: tuple[tuple[SideTable, Callable[[Any], Any]], ...]
     join: Callable[..., Any]
     is_inner: bool
     is_copying: bool = True
@@ -129,46 +129,44 @@ class Joining:
             found = [rows or [None] for rows in found]
         if not self.is_copying:
             return [self.join(record, *rows) for rows in product(*found)]
-        # The table keeps its rows, and every call but one the record's copy.
+        # The table keeps its rows, and every call but the first gets a copy of the record.
         matches = [[own(row) for row in rows] for rows in product(*found)]
         records = [record, *(own(record) for _ in matches[1:])] if matches else []
-        return [self.join(one, *rows) for one, rows in zip(records, matches, strict=True)]
+        return [self.join(copied, *rows) for copied, rows in zip(records, matches, strict=True)]
 
-    def at(self, copies: Mapping[str, Path]) -> Joining:
+    def at(self, copies: Mapping[str, Path]) -> TableJoin:
         """The same, with the tables that may change replaced by these copies. `copies` is by the files' paths."""
         pairs = ((side.at(copy) if (copy := copies.get(str(side.path))) else side, key) for side, key in self.pairs)
         return replace(self, pairs=tuple(pairs))
 
 
-def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dict[int, Joining]:
+def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dict[int, TableJoin]:
     """The joins among the functions of stages, with these copies of their tables."""
-    return {index: one.at(copies) for index, one in functions.items() if isinstance(one, Joining)}
+    return {index: join.at(copies) for index, join in functions.items() if isinstance(join, TableJoin)}
 
 
-def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[Side, ...]]:
+def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[SideTable, ...]]:
     """The tables of joins that are read again when their file changes, by file."""
-    found: dict[Path, tuple[Side, ...]] = {}
-    for joining in functions:
-        for side, _ in joining.pairs if isinstance(joining, Joining) else ():
+    found: dict[Path, tuple[SideTable, ...]] = {}
+    for function in functions:
+        for side, _ in function.pairs if isinstance(function, TableJoin) else ():
             if side.is_refreshed and side.path is not None:
                 found[side.path] = (*found.get(side.path, ()), side)
     return found
 
 
-# A worker lives for many tasks, and reads a file once.
-
-
-def _told(by: Any) -> Hashable:
+def _identity(by: Any) -> Hashable:
     """What identifies a function after it was sent to another process. Its address in memory does not."""
     code = getattr(by, "__code__", None)
     cells = tuple(repr(cell.cell_contents) for cell in getattr(by, "__closure__", None) or ())
     return repr(by) if code is None else (code, repr(by.__defaults__), cells)
 
 
+# A worker process runs many tasks, and reads a file once.
 _read: dict[tuple[Path, Hashable], tuple[Any, Table]] = {}
 
 
-def of_rows(rows: Iterable[Row], *, by: By) -> Side:
+def of_rows(rows: Iterable[Row], *, by: By) -> SideTable:
     """A table given by value, for up to 100,000 rows.
 
     Args:
@@ -187,12 +185,12 @@ def of_rows(rows: Iterable[Row], *, by: By) -> Side:
             f"a table of {len(given):,} rows was given by value; at most {SHIPPED_MAX:,} are allowed",
             next_step="write it to a Parquet file, and use tables.of_parquet",
         )
-    side = Side(by, given)
-    side.table()  # a mistake is told where it was made
+    side = SideTable(by, given)
+    side.table()  # report a mistake where it was made
     return side
 
 
-def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> Side:
+def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> SideTable:
     """A table from a file with one JSON object per line.
 
     Args:
@@ -208,14 +206,14 @@ def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> Side:
     return _of_file(Path(path), by, is_parquet=False, is_refreshed=refresh)
 
 
-def of_parquet(path: str | Path, *, by: By, refresh: bool = False) -> Side:
+def of_parquet(path: str | Path, *, by: By, refresh: bool = False) -> SideTable:
     """A table from a Parquet file. The arguments are those of `of_json_lines`."""
     return _of_file(Path(path), by, is_parquet=True, is_refreshed=refresh)
 
 
-def _of_file(path: Path, by: By, *, is_parquet: bool, is_refreshed: bool) -> Side:
+def _of_file(path: Path, by: By, *, is_parquet: bool, is_refreshed: bool) -> SideTable:
     path = path.absolute()
-    side = Side(by, path=path, is_parquet=is_parquet, is_refreshed=is_refreshed, stamp=stamp_of(path))
+    side = SideTable(by, path=path, is_parquet=is_parquet, is_refreshed=is_refreshed, stamp=stamp_of(path))
     side.table()
     return side
 
@@ -249,13 +247,13 @@ def _indexed(rows: Iterable[dict[str, Any]], by: By) -> Table:
         if number >= ROWS_MAX:
             raise PlanError(f"a table has more than {ROWS_MAX:,} rows", next_step="join the streams by key instead")
         try:
-            known_by = row[by] if isinstance(by, str) else by(row)
-            key = _KEYS.encode(known_by)
+            value = row[by] if isinstance(by, str) else by(row)
+            key = _KEYS.encode(value)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
                 f"row {number} of a table has no key {by!r}: {type(error).__name__}: {error}",
                 next_step="name a column that every row has, of values that can be keys",
             ) from error
         table.setdefault(key, []).append(row)
-        kinds.add(type(known_by))
+        kinds.add(type(value))
     return Table(table, frozenset(kinds))

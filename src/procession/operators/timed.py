@@ -1,95 +1,184 @@
-"""Timed operators: stages whose results depend on a watermark. Windows, stream joins and states that expire.
+"""Timed operators: operators that a watermark moves. Time windows, stream joins and states that expire.
 
-Rows are cut into stretches over which the watermark stands still. At the start of each stretch what is due fires, then
-the rows of the stretch are added. So neither the epoch cuts nor the number of tasks show in the output. Used by
-`operators/chain`; uses `operators/watermark_timers`. Pure.
+Invariant: rows are cut into stretches in which the watermark does not move. At the start of a stretch what is due
+fires, then the rows of the stretch are added. So neither the epoch cuts nor the number of tasks show in the output. A
+kind of timed operator says how a record changes what is held for its key, and when a part of that is due; this module
+does the rest. Implements `operators/operator`; uses `operators/watermark_timers`. Pure.
+
+State: under `k` and the key, what is held for it; the rest is in `operators/watermark_timers`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
-from procession.operators.keyed import Refuse, States
-from procession.operators.stage_rows import Numbers
-from procession.operators.watermark_timers import Alarms, Reach, greatest
-from procession.planner.order_key import Result
+from procession.operators.operator import (
+    OperatorRows,
+    Place,
+    Refuse,
+    Result,
+    StateAccess,
+    StateObject,
+    StateSpec,
+)
+from procession.operators.stage_rows import StageRows
+from procession.operators.watermark_timers import WatermarkTimers, greatest
+from procession.planner.order_key import AFTER, rank_of, rows_of_results
+
+Held = TypeVar("Held", bound="KeyState")
+
+NOTHING = object()
+"""The value of a result that is not emitted."""
 
 
-class TimedRun(Protocol):
-    """Rows on their way through a timed operator, in one task."""
+class KeyState(StateObject):
+    """What a timed operator holds for one key."""
 
-    alarms: Alarms
-    results: list[Result]
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether nothing is held, so that the key needs no state."""
 
-    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
-        """The watermark has come to this step, at this row, and these keys may have something that is due."""
 
-    def add(
+class Progress:
+    """How far one call of a timed operator has come: its timers, the current record, and the results so far."""
+
+    def __init__(self, states: StateAccess) -> None:
+        self.timers = WatermarkTimers(states)
+        self.results: list[Result] = []
+        self.step = 0
+        """The step of the watermark."""
+        self.watermark = 0
+        """The watermark in nanoseconds of event time."""
+        self.row = 0
+        self.key = b""
+
+    def emit(self, value: Any, number: int) -> None:
+        """Emit a result of the current record: after all that its time has fired."""
+        self.results.append((self.row, (AFTER, b"", number), self.key, value))
+
+
+class TimedOperator(ABC, Generic[Held]):
+    """What all timed operators have in common. `Held` is what is held for one key."""
+
+    stops_on: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors of `add_record` that stop the pipeline, instead of being an error of the record."""
+
+    @property
+    @abstractmethod
+    def state(self) -> StateSpec: ...
+
+    @property
+    @abstractmethod
+    def step_ns(self) -> int:
+        """The watermark moves in steps of this length, in nanoseconds."""
+
+    @abstractmethod
+    def load(self, stored: list[Any] | None) -> Held:
+        """What is held for a key, from what `stored` returned once. None: the key has no state."""
+
+    @abstractmethod
+    def add_record(self, progress: Progress, value: Any, time: int, held: Held) -> None:
+        """Add a record to what is held for its key. Raises LateRecord for a late one, after all else is done."""
+
+    @abstractmethod
+    def take_due(self, progress: Progress, held: Held) -> Iterable[tuple[Place, Any]]:
+        """Remove what is due at this step from what is held for a key, with the place where it is emitted."""
+
+    @abstractmethod
+    def result_of(self, key: bytes, due: Any) -> Any:
+        """The result of something that was due, or NOTHING."""
+
+    def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
+        progress = Progress(states)
+        steps, step_ns, records = self.state.steps, self.step_ns, rows.records
+        assert steps is not None
+        assert rows.times is not None
+        assert rows.are_ticks is not None
+        assert records.keys is not None
+        keys, values, times = records.keys.to_pylist(), records.as_list(), rows.times.tolist()
+        are_ticks = rows.are_ticks.tolist()
+        for start, end, step, due in progress.timers.stretches(steps(rows.times), rows.reach or greatest):
+            progress.step, progress.watermark = step, step * step_ns
+            self._fire(states, progress, start, due)
+            added = [row for row in range(start, end) if not are_ticks[row]]
+            self._add(states, progress, added, keys, values, times, refuse)
+        return rows_of_results(progress.results)
+
+    def _add(
         self,
+        states: StateAccess,
+        progress: Progress,
         rows: Sequence[int],
         keys: Sequence[bytes],
         values: Sequence[Any],
-        times: Numbers,
-        step: int,
+        times: Sequence[int],
         refuse: Refuse,
     ) -> None:
-        """Add these rows, while the watermark stands at this step. A late record is refused with `LateRecord`."""
+        """Add the rows of a stretch."""
+        names = [b"k" + keys[row] for row in rows]
+        known = states.take(names)
+        add_record = self.add_record
+        for row, name in zip(rows, names, strict=True):
+            held = known.get(name)
+            if held is None or type(held) is list:  # it is not in memory as an object
+                held = known[name] = self.load(held)
+            progress.row, progress.key = row, keys[row]
+            try:
+                add_record(progress, values[row], times[row], held)
+            except self.stops_on:
+                raise
+            except Exception as error:  # the user's code may raise anything; the record decides who acts
+                refuse(row, error)
+            if held.is_empty:
+                del known[name]
+        states.touch(names)
+        progress.timers.keep()
+
+    def _fire(self, states: StateAccess, progress: Progress, row: int, keys: Sequence[bytes]) -> None:
+        """Fire what is due for these keys at this row, now that the watermark has advanced."""
+        if not keys:
+            return
+        names = [b"k" + key for key in keys]
+        known = states.take(names)
+        due: list[tuple[Place, bytes, Any]] = []
+        for key, name in zip(keys, names, strict=True):
+            held = known.get(name)
+            if held is None:
+                continue  # it was removed before
+            if type(held) is list:
+                held = known[name] = self.load(held)
+            progress.key = key
+            due += [(place, key, what) for place, what in self.take_due(progress, held)]
+            if held.is_empty:
+                del known[name]
+        states.touch(names)
+        progress.timers.keep()
+        for place, key, what in sorted(due, key=_by_place):
+            if (value := self.result_of(key, what)) is not NOTHING:
+                progress.results.append((row, place, key, value))
+
+    def fire(self, states: StateAccess, step: int) -> Iterator[list[Result]]:
+        progress = Progress(states)
+        return self._fired(states, progress, progress.timers.advance_to(step))
+
+    def end(self, states: StateAccess) -> Iterator[list[Result]]:
+        progress = Progress(states)
+        return self._fired(states, progress, progress.timers.drain())
+
+    def _fired(
+        self, states: StateAccess, progress: Progress, due: Iterator[tuple[int, list[bytes]]]
+    ) -> Iterator[list[Result]]:
+        """What fires without a record, step by step."""
+        for step, keys in due:
+            progress.step, progress.watermark = step, step * self.step_ns
+            self._fire(states, progress, 0, keys)
+            results, progress.results = progress.results, []
+            yield results
 
 
-class Timed(ABC):
-    """What a stage does that a watermark moves."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> str:
-        """What its states are cut by: they are of no use to a stage of another shape."""
-
-    @property
-    @abstractmethod
-    def sets_late_aside(self) -> bool:
-        """Whether late records are dead letters."""
-
-    @abstractmethod
-    def steps(self, times: Numbers) -> Numbers:
-        """The step of the watermark that each time alone would lead to."""
-
-    @abstractmethod
-    def begin(self, states: States) -> TimedRun:
-        """The operator with the states of one task."""
-
-    def run(
-        self,
-        states: States,
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach = greatest,
-    ) -> list[Result]:
-        """What comes out of these rows, in order. `is_tick` says which of them bring nothing but their time."""
-        run = self.begin(states)
-        for start, end, step, due in run.alarms.stretches(self.steps(times), reach):
-            run.fire(start, step, due)
-            run.add([row for row in range(start, end) if not is_tick[row]], keys, values, times, step, refuse)
-        return run.results
-
-    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        """What comes out because the watermark goes on to this step, with no record."""
-        run = self.begin(states)
-        return _fired(run, run.alarms.run_to(step))
-
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """What is held fires, because nothing will come any more; in order, and a bounded number at a time."""
-        run = self.begin(states)
-        return _fired(run, run.alarms.run_out())
-
-
-def _fired(run: TimedRun, due: Iterator[tuple[int, list[bytes]]]) -> Iterator[list[Result]]:
-    """What fires with no record, of (step, the keys that are due there)."""
-    for step, keys in due:
-        run.fire(0, step, keys)
-        results, run.results = run.results, []
-        yield results
+def _by_place(due: tuple[Place, bytes, Any]) -> tuple[int, tuple[bytes, int], int]:
+    (time, key, number), _, _ = due
+    return time, rank_of(key), number

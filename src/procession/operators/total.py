@@ -1,67 +1,70 @@
 """Totals: an aggregate of all records, or of all records of each key, emitted when the input has ended.
 
-The one rule: records are added in order, so an aggregate may depend on it. The aggregate of a key is a state like any
-other, and nothing is emitted before the end. `operators/chain` brings the records; `operators/end_firing` emits the
-totals, by key. Pure.
+Invariant: records are added in order, so an aggregate may depend on it, and nothing is emitted before the end.
+Implements `operators/operator`. Pure.
+
+State: under `k` and the key, the number of its records and the accumulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from procession.errors import PlanError
 from procession.operators.aggregates import Aggregate
-from procession.operators.keyed import Refuse, States
+from procession.operators.operator import OperatorRows, Refuse, Result, StateAccess, StateSpec, UntimedOperator
+from procession.operators.stage_rows import StageRows
 from procession.planner.keys import NO_KEY, PLAIN_KEYS, KeyCodec
-from procession.planner.order_key import Result, taken_in_order
+from procession.planner.order_key import rows_of_results, take_in_order
 from procession.planner.ownership import own
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What an aggregate stage does."""
+class TotalOperator(UntimedOperator):
+    """An aggregate of all records, or of all records of each key."""
 
     aggregate: Aggregate
     is_keyed: bool
     keys: KeyCodec = PLAIN_KEYS
 
-    def add(self, states: States, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> None:
-        """Take these records in. `refuse(row, error)` is told where the aggregate raised."""
-        names = [b"k" + key for key in keys]
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(function=self.aggregate, fires_at_end=True, needs_end=True, held="the totals of")
+
+    def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
+        records = rows.records
+        assert records.keys is not None
+        names = [b"k" + key for key in records.keys.to_pylist()]
         known = states.take(names)
         create, add = self.aggregate.create, self.aggregate.add
-        for row, (name, value) in enumerate(zip(names, values, strict=True)):
-            held = known.get(name)
+        for row, (name, value) in enumerate(zip(names, records.as_list(), strict=True)):
+            stored = known.get(name)
             try:
-                if held is None:
-                    held = [0, create()]
-                held[1] = add(held[1], value)
+                count, accumulator = (0, create()) if stored is None else stored
+                known[name] = [count + 1, add(accumulator, value)]
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
-                continue
-            held[0] += 1
-            known[name] = held
         states.touch(names)
+        return rows_of_results([])
 
-    def end(self, states: States) -> Iterator[list[Result]]:
-        """The totals, in the order of their keys and some at a time; nothing is held then. Without keys there is always
-        one, be it of no records."""
+    def end(self, states: StateAccess) -> Iterator[list[Result]]:
+        """The totals, in the order of their keys. Without keys there is always one, even of no records."""
         is_empty = True
-        for some in taken_in_order(states):
+        for taken in take_in_order(states):
             is_empty = False
-            yield [(0, (0, key, 0), key, self._told(key, *held)) for key, held in some]
+            yield [(0, (0, key, 0), key, self._total(key, *stored)) for key, stored in taken]
         if is_empty and not self.is_keyed:
-            yield [(0, (0, NO_KEY, 0), NO_KEY, self._told(NO_KEY, 0, self.aggregate.create()))]
+            yield [(0, (0, NO_KEY, 0), NO_KEY, self._total(NO_KEY, 0, self.aggregate.create()))]
 
-    def _told(self, key: bytes, count: int, held: Any) -> dict[str, Any]:
+    def _total(self, key: bytes, count: int, accumulator: Any) -> dict[str, Any]:
         try:
-            value = own(self.aggregate.finish(held))
+            value = own(self.aggregate.finish(accumulator))
         except Exception as error:
             raise PlanError(
                 f"the `finish` of an aggregate raised {type(error).__name__}: {error}",
-                next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
+                next_step="correct it and start again: nothing of this epoch is committed, and it runs again",
             ) from error
         named = {"key": self.keys.decode(key)} if self.is_keyed else {}
         return named | {"count": count, "value": value}

@@ -1,9 +1,9 @@
 """The value codec: Python values as a column of bytes, for exchanges and states, and back again.
 
-The one rule: what is decoded is equal to what was encoded, and of the same type. A value for which that cannot be
-promised is refused, as an error of the stage that made it. No pickle: reading a store that others can write to must not
-run code. Dataclasses, named tuples and enums are those that the app lists (`operators/named_types`). Pure. Used by
-`operators/chain`, for `storage/run_store` and `storage/state_store`.
+Invariant: what is decoded is equal to what was encoded, and of the same type. Any other value is refused, as an
+error of the stage that made it. There is no pickle, because reading a store that others can write to must not run code.
+Dataclasses, named tuples and enums are those that the app lists (`operators/named_types`). Used by `operators/chain`,
+for `storage/run_store` and `storage/state_store`. Pure.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from procession.errors import PlanError
 from procession.operators.codecs import from_arrow, to_arrow
 from procession.operators.named_types import NO_TYPES, NamedTypes, is_named_tuple, is_storable
 
-# How a value's bytes are to be read.
+# How the bytes of a value are decoded.
 BYTES, TEXT, VALUE = 0, 1, 2
 Forms = npt.NDArray[np.uint8]
 
-# What msgpack does not know, or would give back as something else. The numbers are in stored files: never reuse one.
+# Types that msgpack lacks, or would decode as another type. The numbers are in stored files: never reuse one.
 _TUPLE, _LARGE_INT, _TABLE, _BATCH = 1, 2, 3, 4
 _SET, _FROZENSET, _ORDERED_DICT, _BYTEARRAY = 5, 6, 7, 8
 _DATE, _TIME, _DATETIME, _TIMEDELTA, _DECIMAL, _UUID = 9, 10, 11, 12, 13, 14
@@ -47,33 +47,33 @@ SHOWN_MAX = 80
 
 _CONTAINERS, _BUFFERS = frozenset({list, dict}), frozenset({bytearray, memoryview})
 _MICROSECOND = timedelta(microseconds=1)
-_FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (it is the one without a zone that is meant)
+_FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (without a time zone on purpose)
 
 
 def as_column(values: list[Any]) -> pa.Array | list[Any]:
-    """Values that are all bytes, and nothing but bytes, as a column; others as they are."""
+    """Values as a column if all of them are bytes, otherwise as they are."""
     is_plain = values and countOf(map(type, values), bytes) == len(values)
     return pa.array(values, pa.binary()) if is_plain else values
 
 
 def as_payloads(values: list[Any]) -> pa.Array | list[Any]:
-    """Values as a column of what a sink would write of them, if all are bytes or text; others as they are."""
+    """Values as a column of bytes, as a sink writes them, if all are bytes or text. Otherwise as they are."""
     try:
         column = pa.array(values, pa.binary())
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
         return values
-    return values if column.null_count else column  # Arrow takes None for a value; we do not
+    return values if column.null_count else column  # Arrow accepts None as a value; we do not
 
 
 @dataclass(frozen=True)
 class ValueCodec:
-    """Values as bytes, and back. Values of dataclasses, named tuples and enums are stored only if `types` lists their
-    class."""
+    """Encodes values as bytes, and decodes them. Values of dataclasses, named tuples and enums are accepted only if
+    `types` lists their class."""
 
     types: NamedTypes = NO_TYPES
 
     def pack(self, values: pa.Array | list[Any]) -> tuple[pa.Array, Forms]:
-        """The values as a column of bytes, and how each is to be read. Raises what `packed_value` raises."""
+        """The values as a column of bytes, and the form of each. Raises what `packed_value` raises."""
         if not isinstance(values, list):
             form = TEXT if pa.types.is_string(values.type) else BYTES
             return values.cast(pa.binary()), np.full(len(values), form, np.uint8)
@@ -86,7 +86,8 @@ class ValueCodec:
         return pa.array([data for data, _ in pairs], pa.binary()), np.array([form for _, form in pairs], np.uint8)
 
     def packed_value(self, value: Any) -> tuple[bytes, int]:
-        """One value. Raises TypeError or ValueError if it could not be given back as it is."""
+        """One value as bytes, and its form. Raises TypeError or ValueError if it could not be decoded to an equal
+        value."""
         if type(value) is bytes:
             return value, BYTES
         if type(value) is str:
@@ -94,7 +95,7 @@ class ValueCodec:
         return self.packed(value), VALUE
 
     def unpack(self, payload: pa.Array, forms: Forms) -> pa.Array | list[Any]:
-        """The values again: as Arrow where all are bytes or all are text, else as a list."""
+        """Decode values: as Arrow if all are bytes or all are text, otherwise as a list."""
         if not len(forms) or (forms[0] != VALUE and (forms == forms[0]).all()):
             return payload.cast(pa.string()) if len(forms) and forms[0] == TEXT else payload
         read = self.read
@@ -102,20 +103,20 @@ class ValueCodec:
 
     @cached_property
     def read(self) -> Mapping[int, Callable[[bytes], Any]]:
-        """How to read the bytes of a value, by its form."""
+        """The decoders, by form."""
         return {BYTES: bytes, TEXT: bytes.decode, VALUE: self.thawed}
 
     def packed(self, value: Any) -> bytes:
-        """One value, whatever it is, as `thawed` reads it. Raises TypeError or ValueError if it could not be given back
-        as it is."""
+        """One value of any type, for `thawed`. Raises TypeError or ValueError if it could not be decoded to an equal
+        value."""
         data: bytes = msgpack.packb(value, default=self._extended, strict_types=True)
-        # msgpack takes a bytearray for bytes. Few values have either: the marks of binary data show that cheaply.
+        # msgpack encodes a bytearray as bytes. Few values contain either, and this is a cheap test for both.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and _has_buffer(value):
             data = msgpack.packb(_marked(value), default=self._extended, strict_types=True)
         return data
 
     def thawed(self, data: bytes) -> Any:
-        """The value that `packed` made these bytes of."""
+        """Decode what `packed` encoded."""
         return msgpack.unpackb(data, ext_hook=self._from_extended, strict_map_key=False)
 
     def _extended(self, value: Any) -> msgpack.ExtType:
@@ -130,19 +131,19 @@ class ValueCodec:
             except TypeError as error:
                 raise TypeError(f"{_shown(value)} cannot be stored: {error}") from None
             if isinstance(value, Enum):
-                # A member has a name; what flags make together may have none.
-                told = [name, value.name, None] if value.name in kind.__members__ else [name, None, value.value]
-                return msgpack.ExtType(_ENUM, self.packed(told))
+                # A member has a name; a combination of flags may have none.
+                parts = [name, value.name, None] if value.name in kind.__members__ else [name, None, value.value]
+                return msgpack.ExtType(_ENUM, self.packed(parts))
             names = value._fields if is_named_tuple(kind) else [field.name for field in fields(value)]
             code = _NAMED_TUPLE if is_named_tuple(kind) else _DATACLASS
-            return msgpack.ExtType(code, self.packed([name, {one: getattr(value, one) for one in names}]))
+            return msgpack.ExtType(code, self.packed([name, {field: getattr(value, field) for field in names}]))
         if isinstance(value, pa.Table):
             return msgpack.ExtType(_TABLE, to_arrow(value))
         if isinstance(value, pa.RecordBatch):
             return msgpack.ExtType(_BATCH, to_arrow(value))
         raise TypeError(
-            f"{_shown(value)} is a {kind.__module__}.{kind.__qualname__}, which cannot go over an exchange, nor into a"
-            f" state: give {ALLOWED}"
+            f"{_shown(value)} is a {kind.__module__}.{kind.__qualname__}, which can be neither exchanged nor stored:"
+            f" use {ALLOWED}"
         )
 
     def _from_extended(self, code: int, data: bytes) -> Any:
@@ -159,11 +160,11 @@ class ValueCodec:
                 name, values = parts
                 return _made(self.types.named(name), values)
             case _:
-                raise ValueError(f"a stored value is of kind {code}, which no version writes")
+                raise ValueError(f"a stored value has the type code {code}, which no version writes")
 
 
 def _has_buffer(value: Any) -> bool:
-    """Whether msgpack would meet a bytearray or a memoryview here: it looks into lists and dicts by itself."""
+    """Whether there is a bytearray or a memoryview in this value, or in lists and dicts in it."""
     parts = value.values() if type(value) is dict else value if type(value) is list else (value,)
     kinds = set(map(type, parts))
     if not kinds.isdisjoint(_BUFFERS):
@@ -172,19 +173,19 @@ def _has_buffer(value: Any) -> bool:
 
 
 def _marked(value: Any) -> Any:
-    """The same, with each bytearray marked as one."""
+    """The same value with each bytearray wrapped, so that it is decoded as one."""
     if type(value) is bytearray:
         return msgpack.ExtType(_BYTEARRAY, bytes(value))
     if type(value) is memoryview:
-        raise TypeError(f"a memoryview cannot go over an exchange, nor into a state: give {ALLOWED}")
+        raise TypeError(f"a memoryview can be neither exchanged nor stored: use {ALLOWED}")
     if type(value) is list:
         return [_marked(part) for part in value]
     return {key: _marked(part) for key, part in value.items()} if type(value) is dict else value
 
 
 def _shown(value: Any) -> str:
-    told = repr(value)
-    return told if len(told) <= SHOWN_MAX else f"{told[: SHOWN_MAX - 1]}…"
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 1]}…"
 
 
 def _member(kind: type[Any], member: str | None, value: Any) -> Any:
@@ -195,7 +196,7 @@ def _member(kind: type[Any], member: str | None, value: Any) -> Any:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A named tuple or a dataclass with these fields. As when it is copied, its `__init__` is not called."""
+    """A named tuple or a dataclass with these fields. `__init__` is not called, as in a copy."""
     if is_named_tuple(kind):
         whole = {**kind._field_defaults, **values}
         if set(whole) != set(kind._fields):
@@ -222,9 +223,9 @@ def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 def _changed(kind: type[Any], what: str) -> PlanError:
     return PlanError(
-        f"class {kind.__name__} has {what}: stored values are of an earlier form of it",
-        next_step="give the class its old fields and members back, or give new fields defaults; nothing of this epoch"
-        " was committed",
+        f"class {kind.__name__} has {what}: stored values are of an earlier version of it",
+        next_step="restore the old fields and members of the class, or give new fields defaults; nothing of this epoch"
+        " is committed",
     )
 
 
@@ -236,7 +237,7 @@ def _zone_parts(zone: tzinfo | None) -> Any:
         return [offset // _MICROSECOND, *name]
     if type(zone) is ZoneInfo and zone.key is not None:
         return zone.key
-    raise TypeError(f"the time zone {zone!r} cannot be stored: give datetime.timezone or a ZoneInfo with a key")
+    raise TypeError(f"the time zone {zone!r} cannot be stored: use datetime.timezone or a ZoneInfo with a key")
 
 
 def _zone(parts: Any) -> tzinfo | None:
@@ -247,8 +248,8 @@ def _zone(parts: Any) -> tzinfo | None:
             return ZoneInfo(parts)
         except (ZoneInfoNotFoundError, ValueError):
             raise PlanError(
-                f"a stored value is in the time zone {parts!r}, which this machine does not know",
-                next_step="install the tzdata package on every machine; nothing of this epoch was committed",
+                f"a stored value has the time zone {parts!r}, which this machine does not know",
+                next_step="install the tzdata package on every machine; nothing of this epoch is committed",
             ) from None
     offset, *name = parts
     return timezone(timedelta(microseconds=offset), *name)
@@ -282,7 +283,7 @@ def _batch(data: bytes) -> pa.RecordBatch:
     return next(iter(table.to_batches()), pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
-# Of each type what is stored: bytes as they are, or a list of values.
+# How each type is stored: as bytes, or as a list of values.
 _PLAIN: dict[type[Any], tuple[int, Callable[[Any], Any]]] = {
     tuple: (_TUPLE, list),
     int: (_LARGE_INT, lambda value: str(value).encode()),
@@ -316,4 +317,4 @@ _READ_PARTS: dict[int, Callable[[Any], Any]] = {
 }
 
 PLAIN = ValueCodec()
-"""For values of no class of an app's own."""
+"""For values of built-in types only."""

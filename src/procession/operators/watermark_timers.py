@@ -1,16 +1,15 @@
 """Watermark timers: how far a watermark has come, and which keys are due when it advances.
 
-The one rule: an epoch costs what it touches. A list of keys is written in one epoch and not touched again until the
-watermark reaches its step. Used by `operators/window_operator` and `operators/stream_join`, which set timers for what
-they hold. Pure.
+Invariant: the cost of an epoch depends on the keys that it touches, not on all keys. A list of keys is written in
+one epoch and not touched again until the watermark reaches its step. Used by `operators/timed`. Pure.
 
-State: under `w` the watermark, in steps, and which lists there are; under `t`, a step and a serial number, the keys of
-one list. Stages that set timers keep what they hold of a key under `k` and the key.
+State: under `w` the watermark, in steps, and the list of lists; under `t`, a step and a serial number, the keys of one
+list. What is held for a key is under `k` and the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,19 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from procession.operators.keyed import States
+from procession.operators.operator import Reach, StateAccess
 from procession.operators.stage_rows import Numbers
 
 LOWEST = -(2**62)
-"""Below all watermarks."""
+"""Less than every watermark."""
 
 WATERMARK = b"w"
 LISTS_MAX = 64
-"""So many lists of keys there are for one step before they are put together."""
-
-
-Reach = Callable[[int, Numbers], Numbers]
-"""Where a watermark stands before rows and behind each: of where it stood, and the step that each row would lead to."""
+"""Maximum number of lists of keys for one step. More are merged into one."""
 
 
 def greatest(before: int, steps: Numbers) -> Numbers:
@@ -40,7 +35,7 @@ def greatest(before: int, steps: Numbers) -> Numbers:
 
 
 def by_input(ids: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Numbers]]:
-    """The rows of each input, in order."""
+    """The rows of each input: (input, rows in order)."""
     if not len(ids):
         return
     if (ids == ids[0]).all():
@@ -52,14 +47,14 @@ def by_input(ids: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Numbers]]:
 
 
 @dataclass
-class Reached:
-    """How far each input of a stage has come; the number of the only one does not matter."""
+class InputSteps:
+    """The step that each input of a stage has reached. If there is only one, its number does not matter."""
 
     steps: dict[int, int] = field(default_factory=dict)
 
     def moved_at(self, steps: Numbers, ids: npt.NDArray[np.uint64] | None = None) -> Numbers:
-        """The rows at which an input moves, as far as can be seen from here, if these are the steps that each row alone
-        would lead to; and it is moved."""
+        """Advance the inputs by rows with these steps. Returns the rows at which an input advances, as far as this task
+        can tell."""
         found = []
         for number, rows in [(0, None)] if ids is None else by_input(ids):
             reached = greatest(self.steps.get(number, LOWEST), steps if rows is None else steps[rows])
@@ -69,16 +64,17 @@ class Reached:
         return found[0] if len(found) == 1 else np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
 
 
-class Alarms:
-    """The watermark and the alarms of one task's keys."""
+class WatermarkTimers:
+    """The watermark of one task, and the timers of its keys."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: StateAccess) -> None:
         self.states = states
         self.pending: dict[int, list[bytes]] = {}
+        self._set: set[tuple[int, bytes]] = set()
 
     def stretches(self, steps: Numbers, reach: Reach = greatest) -> Iterator[tuple[int, int, int, list[bytes]]]:
-        """Cut rows, each of which would lead to such a step, into stretches over which the watermark stands still:
-        (first row, end, step, the keys whose alarms have rung there)."""
+        """Cut rows with these steps into stretches in which the watermark does not move: (first row, end, step, keys
+        that are due at the start)."""
         mark = self._mark()
         before = LOWEST if mark["at"] is None else mark["at"]
         reached = reach(before, steps)
@@ -88,27 +84,33 @@ class Alarms:
         for start, end in pairwise(edges):
             step = int(reached[start + 1])
             mark = self._mark()
-            rung = self._rung(step) if mark["at"] is None or step > mark["at"] else []
-            yield start, end, step, rung
+            due = self._take_due(step) if mark["at"] is None or step > mark["at"] else []
+            yield start, end, step, due
 
     def set(self, step: int, key: bytes) -> None:
-        """Let this key be looked at when the watermark has come to this step; counts when `keep` is called."""
+        """Set a timer: this key is due when the watermark reaches this step. Takes effect with `keep`."""
         self.pending.setdefault(step, []).append(key)
 
+    def set_once(self, step: int, key: bytes) -> None:
+        """As `set`, unless this timer was set before through this object."""
+        if (step, key) not in self._set:
+            self._set.add((step, key))
+            self.set(step, key)
+
     def keep(self) -> None:
-        """Remember what was set."""
+        """Store the timers that were set."""
         if not self.pending:
             return
         serial = self.states.serial
         lists: dict[int, list[int]] = self._mark()["lists"]
         names = {step: _list_name(step, serial) for step in self.pending}
-        # Many lists of one step become one, so that the list of lists stays short.
+        # Many lists of one step are merged into one, so that the list of lists stays short.
         full = {step: serials for step in self.pending if len(serials := lists.get(step, [])) >= LISTS_MAX}
-        old = [_list_name(step, one) for step, serials in full.items() for one in serials]
+        old = [_list_name(step, number) for step, serials in full.items() for number in serials]
         known = self.states.take([WATERMARK, *names.values(), *old])
         lists = known.setdefault(WATERMARK, _new_mark())["lists"]
         for step, serials in full.items():
-            whole = [key for one in serials for key in known.pop(_list_name(step, one), [])]
+            whole = [key for number in serials for key in known.pop(_list_name(step, number), [])]
             known[names[step]] = list(dict.fromkeys(whole))
             lists[step] = [serial]
         for step, name in names.items():
@@ -118,32 +120,32 @@ class Alarms:
         self.states.touch([WATERMARK, *names.values(), *old])
         self.pending = {}
 
-    def run_to(self, step: int) -> Iterator[tuple[int, list[bytes]]]:
-        """The watermark goes on to this step, with no record: (step, the keys whose alarms ring there), in order."""
+    def advance_to(self, step: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Advance the watermark to this step without a record: (step, keys that are due there), in order."""
         reached = self._mark()["at"]
         if step == LOWEST or (reached is not None and step <= reached):
             return
-        while due := [one for one in self._mark()["lists"] if one <= step]:
-            yield min(due), self._rung(min(due))
+        while due := [listed for listed in self._mark()["lists"] if listed <= step]:
+            yield min(due), self._take_due(min(due))
         self._mark()["at"] = step
         self.states.touch([WATERMARK])
 
-    def run_out(self) -> Iterator[tuple[int, list[bytes]]]:
-        """As if the watermark went through all that is due: (step, the keys whose alarms ring there). Then it stands
-        again where it stood, for whoever begins anew."""
+    def drain(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Fire all timers, as if the watermark passed them: (step, keys that are due there). Then the watermark is
+        where it was, for records that come after the end."""
         reached = self._mark()["at"]
         while due := self._mark()["lists"]:
             step = min(due)
-            yield step, self._rung(step)
+            yield step, self._take_due(step)
         self._mark()["at"] = reached
         self.states.touch([WATERMARK])
 
-    def _rung(self, step: int) -> list[bytes]:
-        """The watermark has come to this step: the keys whose alarms that rings, in their order."""
+    def _take_due(self, step: int) -> list[bytes]:
+        """Advance the watermark to this step. Removes and returns the keys that are due, sorted."""
         mark = self._mark()
         mark["at"] = step
-        due = [one for one in mark["lists"] if one <= step]
-        names = [_list_name(one, serial) for one in due for serial in mark["lists"].pop(one)]
+        due = [listed for listed in mark["lists"] if listed <= step]
+        names = [_list_name(listed, serial) for listed in due for serial in mark["lists"].pop(listed)]
         self.states.touch([WATERMARK])
         if not names:
             return []

@@ -1,328 +1,273 @@
-"""The window operator: windows by key over a sequence of records, fired by a watermark.
+"""The window operators: windows per key over a sequence of records, fired by a watermark or by their count.
 
-The one rule: the watermark is the greatest event time among all records that have come to the stage, of any key, less
-the lateness, in whole steps. With several inputs it is the minimum over these (`operators/watermark`). It advances
-before the record that advances it is added. Every task learns of every step (`with_ticks`), so windows of quiet keys
-fire too. A result has the place of the record that advanced the watermark, then its window's end, then its key. So
-neither the epoch cuts nor the number of tasks show in the output. Used by `operators/chain`. Pure.
+Invariant: the watermark is the greatest event time among all records that reached the stage, of any key, minus the
+lateness, in whole steps. With several inputs it is the minimum over these (`operators/watermark`). It advances before
+the record that advances it is added. Every task learns of every step (`operators/partitioning`), so windows of quiet
+keys fire too. A result has the position of the record that advanced the watermark, then the end of its window, then its
+key. `TimeWindowOperator` is a timed operator (`operators/timed`); both implement `operators/operator`. Pure.
 
-State: under `k` and the key its open windows; the rest is in `operators/watermark_timers`.
+State: under `k` and the key, its open windows, each as [start, end, count, accumulator]. Of count windows there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from itertools import starmap
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from procession.errors import PlanError
 from procession.operators.aggregates import Aggregate
-from procession.operators.chain_rows import Rows
-from procession.operators.keyed import Refuse, States
-from procession.operators.stage_rows import Flow, Numbers
-from procession.operators.timed import Timed
-from procession.operators.value_codec import ValueCodec
-from procession.operators.watermark import Watermark
-from procession.operators.watermark_timers import LOWEST, Alarms, Reach, greatest
-from procession.operators.windows import Late, Windows, late_record
+from procession.operators.operator import (
+    OperatorRows,
+    Place,
+    Refuse,
+    Result,
+    StateAccess,
+    StateSpec,
+    Steps,
+    UntimedOperator,
+)
+from procession.operators.stage_rows import Numbers, StageRows
+from procession.operators.timed import KeyState, Progress, TimedOperator
+from procession.operators.watermark_timers import LOWEST
+from procession.operators.windows import LateWindowRule, Windows, late_record
 from procession.planner.keys import PLAIN_KEYS, KeyCodec
-from procession.planner.order_key import AFTER, Result, flow_of, rank_of, taken_in_order
+from procession.planner.order_key import rows_of_results, take_in_order
 from procession.planner.ownership import own
 from procession.times import Unit, in_unit
 
-TICK = 3
-"""The form of a row that brings nothing but its time: beside those of `operators/value_codec`."""
 
-START, END, COUNT, HELD = range(4)
-"""The places in the state of a window: a list, because that is how states are kept on disk."""
+@dataclass(slots=True, eq=False)
+class OpenWindow:
+    """A window that has not fired. Times are in nanoseconds."""
+
+    start: int
+    end: int
+    count: int
+    accumulator: Any
+
+    def as_list(self) -> list[Any]:
+        """The form in which it is stored."""
+        return [self.start, self.end, self.count, self.accumulator]
+
+
+@dataclass(slots=True)
+class KeyWindows(KeyState):
+    """The open windows of one key, the earliest end first."""
+
+    windows: list[OpenWindow]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.windows
+
+    def stored(self) -> list[Any]:
+        return [window.as_list() for window in self.windows]
 
 
 @dataclass(frozen=True)
-class Windowing(Timed):
-    """What a window stage does."""
+class WindowAggregate:
+    """What windows of time and windows of a count have in common: how they are filled, and what they emit."""
 
     windows: Windows
     aggregate: Aggregate
     is_keyed: bool
     lateness: int = 0
-    late: Late = Late.DROP
+    late: LateWindowRule = LateWindowRule.DROP
     early_records: int = 0
     keys: KeyCodec = PLAIN_KEYS
     unit: Unit = "s"
-    """What the starts and ends of windows are told in."""
+    """The unit of the starts and ends in results."""
 
-    @property
-    def shape(self) -> str:
-        """What its states are cut by: they are of no use to windows of another shape."""
-        return self.windows.shape
+    def spec(self, steps: Steps) -> StateSpec:
+        return StateSpec(
+            layout=f" of {self.windows.shape}",
+            function=self.aggregate,
+            steps=steps,
+            fires_at_end=True,
+            late_to_dead_letters=self.late is LateWindowRule.DEAD_LETTER,
+            held="the open windows of",
+        )
 
-    @property
-    def sets_late_aside(self) -> bool:
-        return self.late is Late.DEAD_LETTER
+    def new_window(self, start: int, end: int) -> OpenWindow:
+        return OpenWindow(start, end, 0, self.aggregate.create())
 
-    def steps(self, times: Numbers) -> Numbers:
-        """The step of the watermark that each time alone would lead to."""
-        if self.windows.count:
-            return np.full(len(times), LOWEST, np.int64)  # no time moves it
-        return np.floor_divide(times - self.lateness, self.windows.step)
+    def fill(self, window: OpenWindow, value: Any, number: int = 0) -> None:
+        """Add a record to a window, which is the one with this number among the windows of the record. If the aggregate
+        holds records, every window but the first gets its own copy."""
+        if number and self.aggregate.is_holding:
+            value = own(value)
+        window.accumulator = self.aggregate.add(window.accumulator, value)
+        window.count += 1
 
-    def begin(self, states: States) -> _Run:
-        return _Run(self, states)
+    def emit_early(self, progress: Progress, window: OpenWindow, number: int = 0) -> None:
+        """Emit the result so far, if it is time for that."""
+        if self.early_records and window.count % self.early_records == 0:
+            progress.emit(self.result(progress.key, window, "early"), number)
 
-    def run(
-        self,
-        states: States,
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        is_tick: Any,
-        refuse: Refuse,
-        reach: Reach = greatest,
-    ) -> list[Result]:
-        if self.windows.count:
-            return _Counting(self, states).run(keys, values, refuse)
-        return super().run(states, keys, values, times, is_tick, refuse, reach)
-
-    def go_on(self, states: States, step: int) -> Iterator[list[Result]]:
-        return iter(()) if self.windows.count else super().go_on(states, step)
-
-    def end(self, states: States) -> Iterator[list[Result]]:
-        return _Counting(self, states).end() if self.windows.count else super().end(states)
-
-
-class _Results:
-    """What both ways of filling windows have in common."""
-
-    def __init__(self, stage: Windowing, states: States) -> None:
-        self.stage = stage
-        self.windows = stage.windows
-        self.states = states
-        self.alarms = Alarms(states)
-        self.results: list[Result] = []
-
-    def _add(self, window: list[Any], value: Any) -> None:
-        window[HELD] = self.stage.aggregate.add(window[HELD], value)
-        window[COUNT] += 1
-
-    def _own(self, value: Any, number: int) -> Any:
-        """The record for this window: every window but the first that holds records has a copy of its own."""
-        return own(value) if number and self.stage.aggregate.is_holding else value
-
-    def _early(self, row: int, key: bytes, window: list[Any], number: int) -> None:
-        if self.stage.early_records and window[COUNT] % self.stage.early_records == 0:
-            self._let_out(row, key, window, "early", number)
-
-    def _let_out(self, row: int, key: bytes, window: list[Any], why: str, number: int) -> None:
-        self.results.append((row, (AFTER, b"", number), key, self._result(key, window, why)))
-
-    def _result(self, key: bytes, window: list[Any], why: str) -> dict[str, Any]:
-        start, end, count, held = window
+    def result(self, key: bytes, window: OpenWindow, why: str) -> dict[str, Any]:
         try:
-            value = own(self.stage.aggregate.finish(held))
+            value = own(self.aggregate.finish(window.accumulator))
         except Exception as error:
             raise PlanError(
                 f"the `finish` of the aggregate of a window raised {type(error).__name__}: {error}",
-                next_step="mend it; nothing of this epoch was committed, and it is run again when you start again",
+                next_step="correct it and start again: nothing of this epoch is committed, and it runs again",
             ) from error
-        unit = self.stage.unit
-        told = {"key": self.stage.keys.decode(key)} if self.stage.is_keyed else {}
-        return told | {
-            "start": in_unit(start, unit),
-            "end": in_unit(end, unit),
-            "count": count,
+        named = {"key": self.keys.decode(key)} if self.is_keyed else {}
+        return named | {
+            "start": in_unit(window.start, self.unit),
+            "end": in_unit(window.end, self.unit),
+            "count": window.count,
             "value": value,
             "fired": why,
         }
 
 
-class _Counting(_Results):
-    """Windows of so many records."""
+class CountWindowOperator(UntimedOperator, WindowAggregate):
+    """Windows of a number of records. Their times do not matter."""
 
-    def run(self, keys: Sequence[bytes], values: Sequence[Any], refuse: Refuse) -> list[Result]:
+    @property
+    def state(self) -> StateSpec:
+        return self.spec(lambda times: np.full(len(times), LOWEST, np.int64))  # no time moves the watermark
+
+    def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
+        progress, records = Progress(states), rows.records
+        assert records.keys is not None
+        keys = records.keys.to_pylist()
         names = [b"k" + key for key in keys]
-        known = self.states.take(names)
-        for row, (key, name, value) in enumerate(zip(keys, names, values, strict=True)):
-            window = known.get(name) or [0, 0, 0, self.stage.aggregate.create()]
+        known = states.take(names)
+        windows = {name: OpenWindow(*stored) for name in set(names) if (stored := known.get(name)) is not None}
+        for row, (key, name, value) in enumerate(zip(keys, names, records.as_list(), strict=True)):
+            progress.row, progress.key = row, key
+            window = windows.get(name) or self.new_window(0, 0)
             try:
-                self._add(window, value)
+                self.fill(window, value)
             except Exception as error:  # the user's code may raise anything; the record decides who acts
                 refuse(row, error)
                 continue
-            if window[COUNT] == self.windows.count:
-                known.pop(name, None)
-                self._let_out(row, key, window, "end", 0)
+            if window.count == self.windows.count:
+                windows.pop(name, None)
+                progress.emit(self.result(key, window, "end"), 0)
             else:
-                known[name] = window
-                self._early(row, key, window, 0)
-        self.states.touch(names)
-        return self.results
+                windows[name] = window
+                self.emit_early(progress, window)
+        for name in names:
+            known.pop(name, None)
+        known |= {name: window.as_list() for name, window in windows.items()}
+        states.touch(names)
+        return rows_of_results(progress.results)
 
-    def end(self) -> Iterator[list[Result]]:
-        for held in taken_in_order(self.states):
-            yield [(0, (int(window[END]), key, 0), key, self._result(key, window, "end")) for key, window in held]
+    def end(self, states: StateAccess) -> Iterator[list[Result]]:
+        for taken in take_in_order(states):
+            windows = [(key, OpenWindow(*stored)) for key, stored in taken]
+            yield [(0, (int(window.end), key, 0), key, self.result(key, window, "end")) for key, window in windows]
 
 
-class _Run(_Results):
-    """Windows of time."""
+class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
+    """Windows of time: tumbling, sliding and session windows."""
 
-    def add(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[bytes],
-        values: Sequence[Any],
-        times: Numbers,
-        step: int,
-        refuse: Refuse,
+    @property
+    def state(self) -> StateSpec:
+        return self.spec(self.steps)
+
+    @property
+    def step_ns(self) -> int:
+        return self.windows.step
+
+    def steps(self, times: Numbers) -> Numbers:
+        return np.floor_divide(times - self.lateness, self.step_ns)
+
+    def load(self, stored: list[Any] | None) -> KeyWindows:
+        return KeyWindows([] if stored is None else list(starmap(OpenWindow, stored)))
+
+    def add_record(self, progress: Progress, value: Any, time: int, held: KeyWindows) -> None:
+        """Add a record to its windows, the earliest end first."""
+        windows, opened = self.windows, held.windows
+        watermark = progress.watermark
+        ends = windows.ends(time)
+        is_late = ends[-1] <= watermark and not (windows.is_session and self._near(time, opened))
+        if not is_late:
+            self._add_at(progress, value, time, ends, watermark, opened)
+            return
+        if self.late is LateWindowRule.OLDEST:
+            self._add_at(progress, value, watermark, windows.ends(watermark), watermark, opened)
+        elif self.late is LateWindowRule.FIRE:
+            for number, end in enumerate(ends):
+                window = self.new_window(end - windows.size, end)
+                self.fill(window, value, number)
+                progress.emit(self.result(progress.key, window, "late"), number)
+        raise late_record(time, watermark)
+
+    def _add_at(
+        self, progress: Progress, value: Any, time: int, ends: Iterable[int], watermark: int, opened: list[OpenWindow]
     ) -> None:
-        watermark = step * self.windows.step
-        names = {row: b"k" + keys[row] for row in rows}
-        known = self.states.take(list(names.values()))
-        for row in rows:
-            opened = known.get(names[row]) or []
-            try:
-                is_late = self._put(row, keys[row], values[row], int(times[row]), watermark, opened)
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
-                refuse(row, error)
-                is_late = False
-            if is_late:
-                refuse(row, late_record(int(times[row]), watermark))
-            if opened:
-                known[names[row]] = opened
-        self.states.touch(names.values())
-        self.alarms.keep()
-
-    def _put(self, row: int, key: bytes, value: Any, time: int, watermark: int, opened: list[Any]) -> bool:
-        """Put a record into its windows: the earliest end first. Says
-        whether it is late."""
-        ends = [end for end in self.windows.ends(time) if end > watermark]
-        if not ends and self.windows.is_session:
-            ends = [window[END] for window in self._near(time, opened)]
-        is_late = not ends
-        if is_late and self.stage.late is Late.FIRE:
-            for number, end in enumerate(self.windows.ends(time)):
-                window = [end - self.windows.size, end, 0, self.stage.aggregate.create()]
-                self._add(window, self._own(value, number))
-                self._let_out(row, key, window, "late", number)
-        if is_late and self.stage.late is not Late.OLDEST:
-            return True
-        if is_late:
-            time = watermark
+        """Add a record to its windows that have not fired, as if it had this time."""
         if self.windows.is_session:
-            self._put_in_session(row, key, value, time, opened)
-            return is_late
-        by_end = {window[END]: window for window in opened}
-        for number, end in enumerate(end for end in self.windows.ends(time) if end > watermark):
-            window = by_end.get(end) or [end - self.windows.size, end, 0, self.stage.aggregate.create()]
-            self._add(window, self._own(value, number))
+            self._add_to_session(progress, value, time, opened)
+            return
+        by_end = {window.end: window for window in opened}
+        for number, end in enumerate([end for end in ends if end > watermark]):
+            window = by_end.get(end) or self.new_window(end - self.windows.size, end)
+            self.fill(window, value, number)
             if end not in by_end:
                 opened.append(window)
-                self.alarms.set(self._due(end), key)
-            self._early(row, key, window, number)
-        opened.sort(key=lambda window: window[END])
-        return is_late
+                progress.timers.set(self._due(end), progress.key)
+            self.emit_early(progress, window, number)
+        if len(opened) > 1:
+            opened.sort(key=_end)
 
-    def _near(self, time: int, opened: list[Any]) -> list[Any]:
+    def _near(self, time: int, opened: list[OpenWindow]) -> list[OpenWindow]:
         """The sessions that a record of this time belongs to."""
-        return [window for window in opened if time < window[END] and time + self.windows.size > window[START]]
+        return [window for window in opened if time < window.end and time + self.windows.size > window.start]
 
-    def _put_in_session(self, row: int, key: bytes, value: Any, time: int, opened: list[Any]) -> None:
+    def _add_to_session(self, progress: Progress, value: Any, time: int, opened: list[OpenWindow]) -> None:
+        """Add a record to its session. A record that closes the gap between sessions makes them one."""
         gap = self.windows.size
         near = self._near(time, opened)
         if not near:
-            window = [time, time + gap, 0, self.stage.aggregate.create()]
-            self._add(window, value)
-            self.alarms.set(self._due(window[END]), key)
+            window = self.new_window(time, time + gap)
+            self.fill(window, value)
+            progress.timers.set(self._due(window.end), progress.key)
+            opened.append(window)
+            opened.sort(key=_end)
         else:
             window = near[0]
-            combine = self.stage.aggregate.combine
+            combine = self.aggregate.combine
             for other in near[1:]:
                 assert combine is not None
-                window[HELD] = combine(window[HELD], other[HELD])
-                window[END], window[COUNT] = other[END], window[COUNT] + other[COUNT]
-            window[START], window[END] = min(window[START], time), max(window[END], time + gap)
-            self._add(window, value)
-        ends = {other[END] for other in near}
-        opened[:] = sorted([*(one for one in opened if one[END] not in ends), window], key=lambda one: int(one[END]))
-        self._early(row, key, window, 0)
+                window.accumulator = combine(window.accumulator, other.accumulator)
+                window.end, window.count = other.end, window.count + other.count
+            window.start, window.end = min(window.start, time), max(window.end, time + gap)
+            self.fill(window, value)
+            for other in near[1:]:
+                opened.remove(other)
+        self.emit_early(progress, window)
 
     def _due(self, end: int) -> int:
+        """The first step at which a window with this end has to fire."""
         return -(-end // self.windows.step)
 
-    def fire(self, row: int, step: int, keys: Sequence[bytes]) -> None:
-        """The watermark has come to this step, at this row, and these keys may have windows to fire."""
-        if not keys:
-            return
-        known = self.states.take([b"k" + key for key in keys])
-        watermark = step * self.windows.step
-        fired = []
-        for key in keys:
-            opened = known.get(b"k" + key, [])
-            fired += [(key, window) for window in opened if window[END] <= watermark]
-            kept = [window for window in opened if window[END] > watermark]
-            if kept:
-                known[b"k" + key] = kept
-                if self.windows.is_session:
-                    # It has grown since it was armed.
-                    for window in kept:
-                        self.alarms.set(self._due(window[END]), key)
-            else:
-                known.pop(b"k" + key, None)
-        self.states.touch([b"k" + key for key in keys])
-        for key, window in sorted(fired, key=lambda due: (due[1][END], rank_of(due[0]))):
-            self.results.append((row, (int(window[END]), key, 0), key, self._result(key, window, "end")))
-        self.alarms.keep()
+    def take_due(self, progress: Progress, held: KeyWindows) -> Iterable[tuple[Place, Any]]:
+        watermark = progress.watermark
+        due = [window for window in held.windows if window.end <= watermark]
+        held.windows = [window for window in held.windows if window.end > watermark]
+        if self.windows.is_session:
+            for window in held.windows:  # it has grown since its timer was set
+                progress.timers.set(self._due(window.end), progress.key)
+        return [((window.end, progress.key, 0), window) for window in due]
+
+    def result_of(self, key: bytes, due: Any) -> Any:
+        return self.result(key, due, "end")
 
 
-def timed_flow(
-    rows: Rows,
-    windowing: Timed,
-    states: States,
-    refuse: Callable[[Flow, int, Exception], None],
-    watermark: Watermark | None,
-    codec: ValueCodec,
-) -> Flow:
-    """What comes out of a stage that a watermark moves, of rows that came over its exchange. `watermark` is that of a
-    stage with several inputs."""
-    reach = greatest
-    if watermark is not None:
-        assert rows.inputs is not None
-        reach = partial(watermark.reached, rows.inputs, rows.order[0])
-    assert rows.forms is not None
-    assert rows.keys is not None
-    assert rows.times is not None
-    forms = rows.forms.tolist()
-    payload = rows.payload.to_pylist()
-    read = codec.read
-    values = [None if form == TICK else read[form](data) for form, data in zip(forms, payload, strict=True)]
-    before = Flow(values, keys=rows.keys)
-    keys = rows.keys.to_pylist()
-    results = windowing.run(states, keys, values, rows.times, rows.forms == TICK, partial(refuse, before), reach)
-    return flow_of(results)
+_end = attrgetter("end")
 
 
-def with_ticks(
-    rows: pa.RecordBatch, parts: Iterator[tuple[int, Numbers]], ticks: Numbers, buckets: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each bucket, and among them, in order, those of other buckets that move the watermark, as ticks."""
-    own_rows = dict(parts)
-    for bucket in range(buckets):
-        mine = own_rows.get(bucket, np.empty(0, np.int64))
-        others = np.setdiff1d(ticks, mine, assume_unique=True)
-        if not len(others):
-            if len(mine):
-                yield bucket, rows.take(pa.array(mine))
-            continue
-        both = np.sort(np.concatenate((mine, others)))
-        is_tick = pa.array(np.isin(both, others))
-        taken = rows.take(pa.array(both))
-        blank = {"payload": pa.scalar(b"", pa.binary()), "form": pa.scalar(TICK, pa.uint8())}
-        columns = [
-            pc.if_else(is_tick, blank[name], column) if name in blank else column
-            for name, column in zip(taken.schema.names, taken.columns, strict=True)
-        ]
-        yield bucket, pa.record_batch(columns, names=taken.schema.names)
+def window_operator(windows: Windows, *options: Any, **named: Any) -> CountWindowOperator | TimeWindowOperator:
+    """The operator for windows of this type. The further arguments are the fields of `WindowAggregate`."""
+    kind = CountWindowOperator if windows.count else TimeWindowOperator
+    return kind(windows, *options, **named)

@@ -1,6 +1,6 @@
 """Window types: tumbling, sliding, session and counting.
 
-The one rule: a window type is a value that says where a window starts and ends, in nanoseconds of event time; it does
+Invariant: a window type is a value that says where a window starts and ends, in nanoseconds of event time; it does
 not know what is put into it. `operators/window_operator` fills windows and fires them. Pure.
 
     >>> from procession import windows
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 
 from procession.errors import PlanError
 from procession.planner.event_order import LateRecord
@@ -32,7 +33,7 @@ OVERLAPS_MAX = 1_000
 """Maximum number of sliding windows that contain one record."""
 
 
-class Late(Enum):
+class LateWindowRule(Enum):
     """What happens to a record all of whose windows have fired."""
 
     DROP = "drop"
@@ -54,7 +55,7 @@ class Windows:
     is_session: bool = False
     count: int = 0
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The watermark moves in steps of this: no window can fire in between."""
         return max(1, self.size // SESSION_STEPS) if self.is_session else self.every
@@ -103,7 +104,7 @@ def sliding(size_s: Length, *, every_s: Length) -> Windows:
     if size % every or size // every > OVERLAPS_MAX:
         raise PlanError(
             f"windows of {size_s} s cannot slide by {every_s} s",
-            next_step=f"let the size be the step times a number from 1 to {OVERLAPS_MAX}",
+            next_step=f"choose a size that is every_s times a number from 1 to {OVERLAPS_MAX}",
         )
     return Windows(size, every)
 
@@ -124,7 +125,7 @@ def counting(records: int) -> Windows:
         records: Records per window.
     """
     if not isinstance(records, int) or isinstance(records, bool) or records < 1:
-        raise PlanError(f"windows of {records!r} records cannot be", next_step="give a number above 0")
+        raise PlanError(f"windows of {records!r} records are not possible", next_step="pass a number above 0")
     return Windows(count=records)
 
 
@@ -133,7 +134,8 @@ def span(time: Length, what: str, least: int = 1) -> int:
     ns = length(time)
     if ns is None or not least <= ns <= SPAN_MAX:
         raise PlanError(
-            f"{what}={time!r} is no time", next_step=f"give seconds{', 0 or more' * (not least)}{' above 0' * least}"
+            f"{what}={time!r} is not a duration",
+            next_step=f"pass seconds{', 0 or more' * (not least)}{' above 0' * least}",
         )
     return ns
 

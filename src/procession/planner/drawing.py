@@ -1,6 +1,6 @@
 """Draws a plan as SVG, without any other program.
 
-The one rule: boxes and lines have computed positions, so the same plan gives the same drawing. For a finer drawing use
+Invariant: boxes and lines have computed positions, so the same plan gives the same drawing. For a finer drawing use
 Graphviz (`explain --dot`). Takes a `planner/plan`.
 """
 
@@ -30,7 +30,7 @@ SINK_COLOUR = "#e5e7eb"
 
 
 @dataclass(frozen=True)
-class Place:
+class BoxPosition:
     x: int
     y: int
 
@@ -43,8 +43,8 @@ class Place:
 class Layout:
     """Where everything stands. An edge that passes columns has a place in each of them, so that it crosses no box."""
 
-    stages: dict[int, Place]
-    passed: dict[tuple[int, int], tuple[Place, ...]]
+    stages: dict[int, BoxPosition]
+    passed: dict[tuple[int, int], tuple[BoxPosition, ...]]
     width: int
     height: int
 
@@ -78,14 +78,14 @@ def _layout(plan: Plan) -> Layout:
     taken: list[int] = []
     """How many places of each column are taken."""
     column_of: list[int] = []
-    stages: dict[int, Place] = {}
-    passed: dict[tuple[int, int], tuple[Place, ...]] = {}
+    stages: dict[int, BoxPosition] = {}
+    passed: dict[tuple[int, int], tuple[BoxPosition, ...]] = {}
 
-    def take(column: int) -> Place:
+    def take(column: int) -> BoxPosition:
         taken.extend([0] * (column + 1 - len(taken)))
         taken[column] += 1
         x, y = MARGIN + column * (BOX_WIDTH + GAP_X), 3 * MARGIN + (taken[column] - 1) * (BOX_HEIGHT + GAP_Y)
-        return Place(x + MARGIN // 2, y)
+        return BoxPosition(x + MARGIN // 2, y)
 
     for index, node in enumerate(plan.graph.nodes):
         column = 1 + max(column_of[parent] for parent in node.parents) if node.parents else 0
@@ -103,7 +103,7 @@ def _dead_letters(plan: Plan, layout: Layout) -> list[str]:
     """A frame around all stages, from which dead letters come, and their sink below it."""
     if plan.graph.dead_letter is None:
         return []
-    place = Place(MARGIN + MARGIN // 2, layout.height + GAP_Y)
+    place = BoxPosition(MARGIN + MARGIN // 2, layout.height + GAP_Y)
     middle = place.x + BOX_WIDTH // 2
     dashed = 'fill="none" stroke="#9ca3af" stroke-dasharray="5 4"'
     bottom = layout.height - MARGIN // 2
@@ -116,7 +116,7 @@ def _dead_letters(plan: Plan, layout: Layout) -> list[str]:
     ]
 
 
-def _box(plan: Plan, index: int, place: Place) -> str:
+def _box(plan: Plan, index: int, place: BoxPosition) -> str:
     node = plan.node(index)
     numbers = sorted(plan.chains_of[index])
     is_sink = node.kind is Kind.SINK

@@ -1,9 +1,9 @@
-"""Effects: what can be said of a user's function by reading its code, without calling it.
+"""Effects: what is known about a user's function from its code, without calling it.
 
-The one rule: both answers are "yes" only if nothing in the code speaks against it; whatever is not understood counts
-against it. So a wrong guess costs a copy and never a wrong result. Methods are judged by name: a method of a user's own
-class that is named like one of the plain types and changes its object is not seen. Before it the functions of a graph;
-after it `planner/sharing`, which leaves out copies that nobody can need. Pure.
+Invariant: both answers are "yes" only if the code proves it; code that is not understood counts as "no". So a wrong
+guess costs a copy and never a wrong result. Methods are judged by name: a method of a user's class that has the name of
+a method of a built-in type, but changes its object, is not detected. Upstream: the functions of a graph; downstream:
+`planner/sharing`, which leaves out unnecessary copies. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 from procession.planner.ownership import IMMUTABLE
 
 UNKNOWN = object()
-"""A name whose value cannot be found before the function runs."""
+"""The value of a name that is not known before the function runs."""
 
 HARMLESS_CODES = re.compile(
     "LOAD_|STORE_FAST|STORE_DEREF|BINARY_OP|BINARY_SUBSCR|BINARY_SLICE|COMPARE_OP|IS_OP|CONTAINS_OP|UNARY_|BUILD_|POP_"
@@ -41,8 +41,8 @@ HARMLESS_CODES = re.compile(
     "|FOR_ITER|END_FOR|LIST_|SET_ADD|SET_UPDATE|SET_FUNCTION_ATTRIBUTE|MAP_ADD|DICT_|MAKE_|YIELD_VALUE|TO_BOOL"
     "|EXTENDED_ARG|MATCH_|NOT_TAKEN|RERAISE|CHECK_EXC_MATCH|PUSH_EXC_INFO"
 )
-"""The operations that change nothing that existed before the function was called. The ones that fill a list, set or
-dict fill the literal that is being built."""
+"""Operations that change no object that existed before the call. Those that fill a list, set or dict fill a literal
+that is being built."""
 
 CHANGING_METHODS = frozenset().union(
     *(
@@ -54,7 +54,7 @@ FIXED = (str, bytes, int, float, tuple, frozenset, date, datetime, timedelta, De
 HARMLESS_METHODS = {"copy", "get", "items", "keys", "values"}.union(
     name for kind in FIXED for name in dir(kind) if not name.startswith("_") and name not in CHANGING_METHODS
 )
-"""Methods of the plain types, by name, that leave their object as it is."""
+"""Names of methods of the built-in types that do not change their object."""
 
 HARMLESS_BUILTINS: frozenset[Any] = frozenset(
     {abs, all, any, ascii, bin, bool, bytearray, bytes, callable, chr, complex, dict, divmod, enumerate, filter, float}
@@ -66,17 +66,17 @@ HARMLESS_MODULES = frozenset(
     | {"math", "re", "statistics", "string", "textwrap", "time", "unicodedata", "urllib.parse", "uuid", "zlib"}
     | {"_decimal", "_hashlib", "_json", "json.decoder", "json.encoder"}
 )
-"""Modules of the standard library whose functions leave their arguments as they are."""
+"""Modules of the standard library whose functions do not change their arguments."""
 
 SEEING_ALL = frozenset(
     {builtins.eval, builtins.exec, builtins.globals, builtins.vars, builtins.locals, builtins.getattr}
 )
-"""They may give what their caller does not name."""
+"""Functions that may return objects which the caller does not name."""
 
 
 @dataclass(frozen=True)
-class Use:
-    """One operation of a function, and what it loads by a name from outside, if it does."""
+class NameUse:
+    """One operation of a function, and the outside value that it loads by name, if any."""
 
     name: str
     argument: Any
@@ -86,17 +86,17 @@ class Use:
 
 
 def changes_nothing(function: Any) -> bool:
-    """Whether a call leaves everything that it is given, or can reach, as it was."""
+    """Whether a call changes neither its arguments nor anything that it can reach."""
     return _is_harmless(function, set())
 
 
 def gives_its_own(function: Any) -> bool:
-    """Whether what a call gives can only hold, of what can be changed, what the call was given or has made."""
+    """Whether the mutable objects in the result of a call are only its arguments and objects that it created."""
     return _is_closed(function, set())
 
 
 def loaded_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function uses of its module and of what it closes over, each with the name that it has there."""
+    """The globals and closure variables that a function uses, with their names."""
     return ((use.name, use.loaded) for use in _uses(function) if use.is_loading)
 
 
@@ -126,7 +126,7 @@ def _is_harmless(value: Any, seen: set[int]) -> bool:
     return False
 
 
-def _is_harmless_use(use: Use, seen: set[int]) -> bool:
+def _is_harmless_use(use: NameUse, seen: set[int]) -> bool:
     if use.is_loading:
         return _is_harmless(use.loaded, seen)
     if use.name in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -156,12 +156,12 @@ def _is_closed(value: Any, seen: set[int]) -> bool:
             holder is None or isinstance(holder, ModuleType | type) or _is_fixed(holder)
         )
     is_plain = isinstance(value, MethodDescriptorType | WrapperDescriptorType)
-    # What stands in a dataclass for a field that is made anew is of its module.
+    # The marker for a default factory in a dataclass belongs to the module `dataclasses`.
     is_plain |= type(value).__module__ == "dataclasses"
     return is_plain or type(value) in (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 
 
-def _is_closed_use(use: Use, seen: set[int]) -> bool:
+def _is_closed_use(use: NameUse, seen: set[int]) -> bool:
     if use.is_loading:
         return _is_closed(use.loaded, seen)
     if use.name == "IMPORT_NAME":
@@ -170,7 +170,7 @@ def _is_closed_use(use: Use, seen: set[int]) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether nothing in this value can be changed."""
+    """Whether this value is immutable, with all its parts."""
     if type(value) in (tuple, frozenset):
         return all(map(_is_fixed, value))
     return type(value) in IMMUTABLE or isinstance(value, Enum)
@@ -180,13 +180,13 @@ def _is_of_library(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
-def _uses(function: FunctionType) -> Iterator[Use]:
-    """The operations of a function and of those that are written in it."""
+def _uses(function: FunctionType) -> Iterator[NameUse]:
+    """The operations of a function and of the functions defined in it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return _uses_of(function.__code__, function.__globals__, {name: _content(cell) for name, cell in cells})
 
 
-def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Iterator[Use]:
+def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Iterator[NameUse]:
     loaded: Any = None
     is_loading, name = False, ""
     for one in dis.get_instructions(code):
@@ -194,18 +194,18 @@ def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Ite
             loaded, name = getattr(loaded, one.argval, UNKNOWN), f"{name}.{one.argval}"
             continue
         if is_loading:
-            yield Use(name, None, "", loaded, is_loading=True)
+            yield NameUse(name, None, "", loaded, is_loading=True)
         name = str(one.argval)
         loaded, is_loading = _loaded(one, names, free)
         if not is_loading:
-            yield Use(one.opname, one.argval, one.argrepr)
+            yield NameUse(one.opname, one.argval, one.argrepr)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _uses_of(constant, names, free)
 
 
 def _loaded(one: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -> tuple[Any, bool]:
-    """What an operation loads from outside of the function, and whether it does."""
+    """The outside value that an operation loads, and whether it loads one."""
     if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return names.get(one.argval, getattr(builtins, one.argval, UNKNOWN)), True
     if one.opname == "LOAD_DEREF" and one.argval in free:
@@ -216,5 +216,5 @@ def _loaded(one: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # the cell is still empty
         return UNKNOWN

@@ -1,6 +1,6 @@
 """Event-time order: what a pipeline declares about the order of its streams and about late records.
 
-The one rule: the order follows from the declared streams and never from timing; an option that gives this up must be
+Invariant: the order follows from the declared streams and never from timing; an option that gives this up must be
 chosen explicitly. Built by `api/pipeline`; used by the gateway, which orders the records, and by
 `operators/dead_letters`, which handles late ones.
 """
@@ -21,8 +21,8 @@ class OrderBy(StrEnum):
     EVENT_TIME = "event_time"
 
 
-class Late(StrEnum):
-    """What becomes of a record that comes behind the watermark of its own stream."""
+class LateRule(StrEnum):
+    """What happens to a record that is behind the watermark of its own stream."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -34,37 +34,38 @@ class EventTime:
     """Streams are merged by (event time, stream id, message id)."""
 
     lateness_s: float = 0.0
-    """How far a record may be behind the latest of its stream."""
-    late: Late = Late.FAIL
+    """How far a record may be behind the latest record of its stream, in seconds."""
+    late: LateRule = LateRule.FAIL
     idle_timeout_s: float | None = None
-    """So long a silent stream holds the others up; None: for ever, and two runs give the same bytes."""
+    """How long a silent stream holds the others back, in seconds. None: without limit, so that two runs write the same
+    bytes."""
 
 
 class LateRecord(Exception):
-    """Said of a record in its dead letter."""
+    """The reason in the dead letter of a late record."""
 
 
 def event_time(
     order_by: str, lateness_s: float | None, late: str | None, idle_timeout_s: float | None, owner: str
 ) -> EventTime | None:
-    """What was asked for, checked; None: the order of arrival."""
+    """The checked settings. None: records are in the order of arrival."""
     if checked_choice(OrderBy, order_by, "order_by") is OrderBy.ARRIVAL:
         asked = {"lateness_s": lateness_s, "late": late, "idle_timeout_s": idle_timeout_s}
         for word, value in asked.items():
             if value is not None:
                 raise PlanError(
-                    f"{owner} says {word}={value!r}, but its records are in the order of their arrival",
+                    f"{owner} has {word}={value!r}, but its records are in the order of arrival",
                     next_step=f'leave {word} away, or say order_by="event_time"',
                 )
         return None
     if idle_timeout_s is not None and not checked_seconds(idle_timeout_s, "idle_timeout_s", owner):
         raise PlanError(
-            f"idle_timeout_s={idle_timeout_s!r} of {owner} lets no stream be heard",
+            f"idle_timeout_s={idle_timeout_s!r} of {owner} is not a positive number of seconds",
             next_step="give it the seconds for which a stream may be silent, or leave it away",
         )
     return EventTime(
         checked_seconds(lateness_s or 0.0, "lateness_s", owner),
-        checked_choice(Late, late or Late.FAIL, "late"),
+        checked_choice(LateRule, late or LateRule.FAIL, "late"),
         idle_timeout_s,
     )
 
@@ -73,11 +74,11 @@ def check_declared(name: str, undeclared: list[str], asked: EventTime, *, has_le
     """Raise PlanError unless all streams are known, and late records have somewhere to go."""
     if undeclared:
         raise PlanError(
-            f"pipeline {name!r} is ordered by event time, but source {undeclared[0]!r} does not say which streams it"
-            " has: nobody could tell whom to wait for",
+            f"pipeline {name!r} is ordered by event time, but source {undeclared[0]!r} does not name its"
+            " streams, so it is not known which streams to wait for",
             next_step="name them by their ids: source(…, streams=[…])",
         )
-    if asked.late is Late.DEAD_LETTER and not has_letters:
+    if asked.late is LateRule.DEAD_LETTER and not has_letters:
         raise PlanError(
             f"pipeline {name!r} makes dead letters of late records, but has nowhere to put them",
             next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',

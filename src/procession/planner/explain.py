@@ -1,7 +1,7 @@
 """Explain: a plan as a text, as JSON and as a Graphviz file.
 
-The one rule: it shows what was decided and decides nothing; the same plan gives the same text, to the byte. Before it
-`planner/plan`; after it whoever reads it: `Pipeline.explain()`, `procession explain`, `planner/drawing`.
+Invariant: it shows decisions and makes none; the same plan gives the same text, byte for byte. Upstream:
+`planner/plan`; downstream: `Pipeline.explain()`, `procession explain` and `planner/drawing`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from procession.planner.graph import Exchange, Kind
-from procession.planner.inputs import Inputs, number_of
+from procession.planner.inputs import StageInputs, number_of
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.strategies import TABLE
 
@@ -22,6 +22,9 @@ def explain(plan: Plan) -> str:
     graph = plan.graph
     lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
     lines += _event_time(plan) if graph.event_time is not None else []
+    if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
+        shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
+        lines += ["", "connectors (`run` starts them)", *shown]
     lines += ["", "chains (each is one function)"]
     lines += [f"  {_chain(plan, chain)}" for chain in plan.chains]
     lines += ["", "edges"]
@@ -48,7 +51,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _held_back_by(plan: Plan, inputs: Inputs) -> list[str]:
+def _held_back_by(plan: Plan, inputs: StageInputs) -> list[str]:
     return [
         *(f"each stream of {_name(plan, number_of(one))}" for one in inputs.sources),
         *(_name(plan, number_of(one)) for one in inputs.wholes),
@@ -125,8 +128,8 @@ def _shuffled(plan: Plan) -> str:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan, for programs. Stages and sinks are called by their names, which are unique among either; where both may
-    stand, the kind stands beside."""
+    """The plan as JSON values. Stages and sinks are identified by name, unique among stages and among sinks. Where
+    either is possible, the kind is given, too."""
     graph = plan.graph
     return {
         "pipeline": graph.name,
@@ -141,6 +144,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "chains": sorted(plan.chains_of[index]),
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
+                **({"url": node.target} if node.target else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),
                 "is_traced": index in plan.traced,

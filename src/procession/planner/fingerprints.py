@@ -1,10 +1,10 @@
-"""Fingerprints: a short text for what a function does, to know the same one again in a later run.
+"""Fingerprints: a short text that identifies a function by what it does, to recognise it in a later run.
 
-The one rule: how a function is written does not count, what it computes does: comments, names of arguments, types,
-docstrings and its own name may change; its expressions, the constants and functions that it uses by name, and what it
-closes over may not. There are two forms, of the source and of the code, because the source may be missing and the code
-differs between versions of Python; two fingerprints are the same if they agree in one form that both have. Before it
-the functions of a graph; after it `planner/compatibility`. Pure: whoever asks hands in the lines of files.
+Invariant: a fingerprint depends on what a function computes, not on how it is written. Comments, argument names, types,
+docstrings and the function's own name may change. Its expressions, the constants and functions that it uses by name,
+and its closure may not. There are two forms, of the source and of the bytecode, because the source may be missing and
+the bytecode differs between Python versions. Two fingerprints are equal if they agree in one form that both have.
+Upstream: the functions of a graph; downstream: `planner/compatibility`. Pure: the caller passes the lines of files.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from procession.planner.effects import loaded_by
 from procession.planner.ownership import IMMUTABLE
 
 PARTS_MAX = 1000
-"""A larger table is known by its size."""
+"""A larger table is identified by its size."""
 
 GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 DIGEST_LETTERS = 12
 SOURCE = "source"
 CODE = f"code-{sys.version_info.major}.{sys.version_info.minor}"
 
-Told = Callable[[FunctionType], str]
-"""One form of what stands in a function itself. Raises `Missing` if it cannot be had."""
+DescribeBody = Callable[[FunctionType], str]
+"""Describes the body of a function: by its source or by its code. Raises `SourceMissing` if there is none."""
 
 
-class Missing(Exception):
-    """There is no source of a function."""
+class SourceMissing(Exception):
+    """The source of a function is not available."""
 
 
 def no_lines(name: str) -> Sequence[str]:
@@ -46,26 +46,26 @@ def no_lines(name: str) -> Sequence[str]:
 
 
 def fingerprint(function: Any, lines_of: LinesOf = no_lines) -> str:
-    """What this function does, in each form that can be had."""
+    """The fingerprint of this function: a digest of its source, if available, and of its code."""
     forms = {}
-    for name, told in ((SOURCE, functools.partial(_source, lines_of=lines_of)), (CODE, _code)):
+    for name, describe in ((SOURCE, functools.partial(_source, lines_of=lines_of)), (CODE, _code)):
         try:
-            text = repr(_described(function, told, set()))
-        except Missing:
+            text = repr(_described(function, describe, set()))
+        except SourceMissing:
             continue
         forms[name] = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:DIGEST_LETTERS]
     return " ".join(f"{name}:{digest}" for name, digest in forms.items())
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether these fingerprints may be of one function: nothing that both tell differs in every form."""
+    """Whether both may be fingerprints of one function: a form that both have is equal, or they share no form."""
     forms, others = _forms(one), _forms(other)
     both = forms.keys() & others.keys()
     return not both or any(forms[form] == others[form] for form in both)
 
 
 def is_known_same(one: str, other: str) -> bool:
-    """Whether these fingerprints are of one function, and tell it."""
+    """Whether these fingerprints are of the same function: a form that both have is equal."""
     return bool(_forms(one).items() & _forms(other).items())
 
 
@@ -73,8 +73,8 @@ def _forms(text: str) -> Mapping[str, str]:
     return dict(part.partition(":")[::2] for part in text.split())
 
 
-def _described(value: Any, told: Told, seen: set[int]) -> Any:
-    """This value as one whose `repr` is the same in every process."""
+def _described(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
+    """A description of this value whose `repr` is the same in every process."""
     if isinstance(value, Enum):
         return type(value).__qualname__, value.name
     if isinstance(value, re.Pattern):
@@ -87,41 +87,41 @@ def _described(value: Any, told: Told, seen: set[int]) -> Any:
         return "again"
     seen = seen | {id(value)}
     if isinstance(value, FunctionType):
-        return _described_function(value, told, seen)
+        return _described_function(value, describe, seen)
     if isinstance(value, MethodType):
-        return "method", _described(value.__self__, told, seen), _described(value.__func__, told, seen)
+        return "method", _described(value.__self__, describe, seen), _described(value.__func__, describe, seen)
     if isinstance(value, functools.partial):
         given = (value.func, *value.args, *sorted(value.keywords.items()))
-        return "partial", [_described(part, told, seen) for part in given]
+        return "partial", [_described(part, describe, seen) for part in given]
     if type(value) in GETTERS:
-        return type(value).__qualname__, _described(value.__reduce__()[1], told, seen)
+        return type(value).__qualname__, _described(value.__reduce__()[1], describe, seen)
     if isinstance(value, BuiltinFunctionType | MethodDescriptorType | type):
         return getattr(value, "__module__", "") if _is_library(value) else "", value.__qualname__
     if isinstance(value, dict | list | tuple | set | frozenset):
-        return _described_parts(value, told, seen)
+        return _described_parts(value, describe, seen)
     if is_dataclass(value):
         named = (getattr(value, one.name) for one in fields(value))
-        return type(value).__qualname__, [_described(part, told, seen) for part in named]
-    # Of an object, what it calls and its plain attributes; others, such as a logger's, change by themselves.
+        return type(value).__qualname__, [_described(part, describe, seen) for part in named]
+    # For an object: the functions that it calls, and its plain attributes. Others may change during a run.
     functions = [getattr(value, "__wrapped__", None), getattr(type(value), "__call__", None)]  # noqa: B004
     plain = sorted((name, one) for name, one in getattr(value, "__dict__", {}).items() if type(one) in IMMUTABLE)
     parts = [*(one for one in functions if isinstance(one, FunctionType)), *([] if _is_library(type(value)) else plain)]
-    return type(value).__qualname__, [_described(part, told, seen) for part in parts]
+    return type(value).__qualname__, [_described(part, describe, seen) for part in parts]
 
 
-def _described_parts(value: Any, told: Told, seen: set[int]) -> Any:
+def _described_parts(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
     if len(value) > PARTS_MAX:
         return type(value).__qualname__, len(value)
-    parts = [_described(part, told, seen) for part in (value.items() if isinstance(value, dict) else value)]
+    parts = [_described(part, describe, seen) for part in (value.items() if isinstance(value, dict) else value)]
     return type(value).__qualname__, sorted(map(repr, parts)) if isinstance(value, set | frozenset) else parts
 
 
-def _described_function(function: FunctionType, told: Told, seen: set[int]) -> Any:
+def _described_function(function: FunctionType, describe: DescribeBody, seen: set[int]) -> Any:
     if _is_library(function):
         return function.__module__, function.__qualname__
-    used = {name: repr(_described(value, told, seen)) for name, value in loaded_by(function)}
-    defaults = [_described(one, told, seen) for one in function.__defaults__ or ()]
-    return told(function), sorted(used.items()), defaults
+    used = {name: repr(_described(value, describe, seen)) for name, value in loaded_by(function)}
+    defaults = [_described(default, describe, seen) for default in function.__defaults__ or ()]
+    return describe(function), sorted(used.items()), defaults
 
 
 def _is_library(value: Any) -> bool:
@@ -135,12 +135,12 @@ def _is_library(value: Any) -> bool:
 def _source(function: FunctionType, lines_of: LinesOf) -> str:
     found = {_normal(node) for node in _found(function.__code__, lines_of)}
     if len(found) != 1:
-        raise Missing
+        raise SourceMissing
     return found.pop()
 
 
 def _found(code: CodeType, lines_of: LinesOf) -> list[ast.Lambda | ast.FunctionDef]:
-    """What stands in the file where this code was made; of several lambdas on one line, those with this very code."""
+    """The functions in the file where this code begins. Of several lambdas on one line, those with the same code."""
     try:
         tree = ast.parse("".join(lines_of(code.co_filename)))
     except (SyntaxError, ValueError):
@@ -163,7 +163,7 @@ def _first_line(node: ast.Lambda | ast.FunctionDef) -> int:
 def _normal(node: ast.Lambda | ast.FunctionDef) -> str:
     """The body alone, with numbered arguments."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    numbers = {one.arg: f"argument{number}" for number, one in enumerate(arguments)}
+    numbers = {argument.arg: f"argument{number}" for number, argument in enumerate(arguments)}
     if isinstance(node, ast.Lambda):
         body: list[ast.stmt] = [ast.Return(node.body)]
     else:
@@ -188,5 +188,5 @@ def _plain(code: CodeType) -> Any:
 
 
 def _constant(value: Any) -> str:
-    # The order of a set is another one in every process.
+    # The order of a set differs from process to process.
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

@@ -1,7 +1,7 @@
 """The graph: a pipeline as the user wrote it, immutable.
 
-The one rule: nothing here runs anything. `api/pipeline` builds a graph, `planner/rules` decides how its order is kept,
-`operators/chain` runs it over batches, and the driver compares its fingerprint with that of the checkpoint.
+Invariant: a graph is a value and runs nothing. `api/pipeline` builds it, `planner/rules` decides how its order is
+kept, `operators/chain` runs it over batches, and the driver compares its fingerprint with that of the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
 from procession.operators.named_types import NO_TYPES, NamedTypes
+from procession.operators.operator import Operator
+from procession.planner.connector import Connector, SinkTraits, SourceTraits
+from procession.planner.connector_registry import sink_of, source_of
+from procession.planner.connector_url import ConnectorUrl
 from procession.planner.event_order import EventTime
 from procession.planner.guarantee import POLICIES, Guarantee, Policy
-from procession.planner.keyed_spec import RecordKey, Stateful
-from procession.planner.sink_schemes import SinkScheme, sink_scheme
+from procession.planner.keys import RecordKey
+from procession.planner.source_streams import streams_of
 from procession.times import Unit
 
 
@@ -53,7 +57,7 @@ class Kind(Enum):
 
 
 class Order(StrEnum):
-    """What is promised about the order of an output."""
+    """The order that an output has."""
 
     TOTAL = "total"
     KEY = "key"
@@ -61,8 +65,8 @@ class Order(StrEnum):
     NONE = "none"
 
 
-class Codec(Enum):
-    """What a payload's bytes are to the functions, and what becomes bytes again at a sink."""
+class PayloadCodec(Enum):
+    """How the bytes of a payload become a value for the functions, and a value becomes bytes at a sink."""
 
     BYTES = "bytes"
     TEXT = "text"
@@ -72,22 +76,22 @@ class Codec(Enum):
 
 
 class Exchange(StrEnum):
-    """How records come from the tasks before an exchange to those behind it."""
+    """How records get from the tasks before an exchange to those after it."""
 
     RUNS = "runs"
     """In files of the run store; Spark moves their names."""
     SPARK = "spark"
-    """Inside Spark's rows, as cells: for clusters whose machines share no directory."""
+    """Inside the rows of Spark: for clusters whose machines share no directory."""
 
 
-class Framing(Enum):
-    """How records become the bytes of an output: each with a newline after it, or as they are."""
+class SinkFraming(Enum):
+    """How records become the bytes of an output: each followed by a newline, or unchanged."""
 
     LINES = "lines"
     RAW = "raw"
 
 
-FRAMED = {Framing.LINES: "lines", Framing.RAW: "raw bytes"}
+FRAMED = {SinkFraming.LINES: "lines", SinkFraming.RAW: "raw bytes"}
 
 
 class OnError(Enum):
@@ -107,78 +111,104 @@ class Node:
     parents: tuple[int, ...] = ()
     function: Callable[..., Any] | None = None
     parallelism: int | None = None
-    """How many tasks the user asked for, if any."""
-    codec: Codec = Codec.BYTES
+    """The number of tasks that the user asked for, if any."""
+    codec: PayloadCodec = PayloadCodec.BYTES
     is_codec_inherited: bool = False
-    """A sink that does not say its codec, and has that of its source."""
-    framing: Framing = Framing.LINES
+    """Whether a sink has the codec of its source, because the user gave none."""
+    framing: SinkFraming = SinkFraming.LINES
     target: str = ""
+    """The URL of a sink, or of a source that reads one."""
+    is_in_blocks: bool = False
+    """A sink that gets blocks of records with key and event time."""
     is_idempotent: bool = False
-    """A sink that takes the same positions again, with the same bytes: it needs no two-phase commit."""
+    """Whether a sink accepts the same positions again with the same bytes, so that it needs no two-phase commit."""
     knows_workers_left: bool = False
-    """A sink that is told which gateways have left."""
+    """Whether a sink is notified of gateways that have left."""
     order: Order | None = None
-    """What is promised at a sink."""
+    """The order at a sink. None: that of the pipeline."""
     connections: int = 1
-    """How many connections a sink has; each takes the records of its share of the keys or streams."""
+    """The number of connections of a sink. Each gets the records of a share of the keys or streams."""
     streams: frozenset[int] | None = None
-    """The streams that a source takes; None: all that no other source takes."""
+    """The streams of a source. None: all that no other source has, or those of its share."""
+    share: int | None = None
+    """The share of the stream ids that a source has which reads a URL, `target`: see `planner/source_streams`."""
     ends: bool | None = None
-    """Whether a source ends when its streams have; None: if it is run with inputs."""
+    """Whether a source ends with its streams. None: only if it runs with `--input`."""
     awaited: frozenset[int] = frozenset()
-    """The streams that a source waits for before it ends, even if they have not begun."""
+    """The streams that must end before a source ends, even if they have not begun."""
     concurrency: int = 0
-    """How many calls of an asynchronous function may be under way at a time in one task."""
+    """Maximum number of concurrent calls of an asynchronous function in one task."""
     timeout_s: float = 0.0
     key: Callable[[Any], Any] | RecordKey | None = None
-    """What a keyed stage tells records apart by."""
+    """The key of a keyed stage. For a sink in blocks, the key that a record is written with, if it is not its own."""
     time: Callable[[Any], Any] | None = None
-    """What a stage with windows takes for a record's event time; None: the one that it came with."""
+    """The event time of a record for a stage with a watermark. None: the time that the record was sent with."""
     unit: Unit = "s"
-    """What the numbers are that a function gives as times."""
-    stateful: Stateful | None = None
-    """What a keyed stage does."""
+    """The unit of times that a function returns."""
+    operator: Operator | None = None
+    """What a stage with state does."""
     is_named: bool = True
-    """Whether the user gave the name; else it says the stage's kind and place."""
+    """Whether the user gave the name. Otherwise it is made of the kind and position of the stage."""
     is_asking: bool = False
-    """Whether the function has a second parameter, for what the record has beside its value."""
+    """Whether the function has a second parameter, a `Context`."""
 
     @property
     def id(self) -> str:
-        """What it is called where stages and sinks stand beside each other, as in the runs of a task. It does not
-        depend on what else the pipeline has: a sink's is its name, a stage's has a dot, which is in no name."""
+        """The name that is unique among stages and sinks, as in the runs of a task. It does not depend on other nodes:
+        that of a sink is its name, that of a stage has a dot, which no name contains."""
         return self.name if self.kind is Kind.SINK else f"{self.name}.stage"
 
     @property
-    def scheme(self) -> SinkScheme:
-        """What follows from the form of a sink's target."""
-        scheme = sink_scheme(self.target)
-        assert scheme, f"the target {self.target!r} was not checked"
-        return scheme
+    def connector(self) -> Connector:
+        """The connector of a sink, or of a source that reads a URL."""
+        return self._target[0]
+
+    @property
+    def url(self) -> ConnectorUrl:
+        """Where a sink writes to, or a source reads from."""
+        return self._target[1]
+
+    @property
+    def _target(self) -> tuple[Connector, ConnectorUrl]:
+        return (sink_of if self.kind is Kind.SINK else source_of)(self.target, f"{self.kind.value} {self.name!r}")
+
+    @property
+    def sink_traits(self) -> SinkTraits:
+        """What the pipeline may rely on in a sink."""
+        traits = self.connector.sink
+        assert traits, f"the target {self.target!r} was not checked"
+        return traits
+
+    @property
+    def source_traits(self) -> SourceTraits:
+        """How the connector of a source that reads a URL starts, and whether it ends."""
+        traits = self.connector.source
+        assert traits, f"the target {self.target!r} was not checked"
+        return traits
 
 
 class SinkCodec(NamedTuple):
-    """What a sink writes, and whether it has that from its source."""
+    """The codec of a sink, and whether it is that of its source."""
 
     name: str
     is_inherited: bool = False
 
 
 @dataclass(frozen=True)
-class Participant:
-    """One connection to a sink: it has an output of its own and votes on its own in every round. `name` is what the
-    round calls it, `bucket` its share of the sink's records (None: all of them)."""
+class SinkConnection:
+    """One connection to a sink, with its own output and its own vote in every round. `name` is its name in the round,
+    `bucket` its share of the sink's records (None: all of them)."""
 
     name: str
     sink: Node
     instance: str
-    """What the sink calls our output, for the pipeline's life: it names its files by it."""
+    """The name of our output at the sink, which names its files by it. It never changes."""
     bucket: int | None = None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole pipeline. Nodes stand in declaration order, parents before children."""
+    """A whole pipeline. Nodes are in declaration order, parents before children."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -187,12 +217,14 @@ class Graph:
     guarantee: Guarantee = Guarantee.EFFECTIVELY_ONCE
     order: Order = Order.TOTAL
     is_strict: bool = False
-    """Whether an exchange that must be merged afterwards is refused."""
+    """Whether an exchange that needs a merge is refused."""
+    is_fused: bool = True
+    """Whether consecutive functions of one record run as one loop, with expressions inlined."""
     exchange: Exchange = Exchange.RUNS
     event_time: EventTime | None = None
-    """How streams are merged, if not in the order of arrival."""
+    """How streams are merged. None: in the order of arrival."""
     types: NamedTypes = NO_TYPES
-    """The classes whose values may go over exchanges and into states."""
+    """The classes whose values may be exchanged and stored."""
 
     @property
     def streams(self) -> frozenset[int]:
@@ -205,15 +237,15 @@ class Graph:
 
     @property
     def idempotent(self) -> tuple[str, ...]:
-        """The sinks that take the same positions again."""
+        """The sinks that accept the same positions again."""
         return tuple(sink.name for sink in self.sinks if sink.is_idempotent)
 
     @property
-    def participants(self) -> tuple[Participant, ...]:
-        """Who takes part in each round: every connection of every sink."""
+    def participants(self) -> tuple[SinkConnection, ...]:
+        """The participants of each round: every connection of every sink."""
         return tuple(
-            Participant(
-                # A dot is in no sink's name; one connection alone is called as the sink.
+            SinkConnection(
+                # No name of a sink contains a dot. A single connection has the name of the sink.
                 sink.name if sink.connections == 1 else f"{sink.name}.{number}",
                 sink,
                 f"{self.name}-{sink.name}-{number}",
@@ -224,12 +256,12 @@ class Graph:
         )
 
     def shown_name(self, node: Node) -> str:
-        """What people are shown: its name, with its kind if a stage and a sink have the same one."""
+        """The name for people: with the kind, if a stage and a sink have the same name."""
         is_shared = any(other.name == node.name and other.id != node.id for other in self.nodes)
         return f"{node.name} ({node.kind.value})" if is_shared else node.name
 
     def children(self, index: int) -> tuple[int, ...]:
-        """The stages that go on from this one, in the order in which they were written."""
+        """The stages and sinks directly after this one, in declaration order."""
         return tuple(number for number, node in enumerate(self.nodes) if index in node.parents)
 
     @property
@@ -237,15 +269,20 @@ class Graph:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     def with_inputs(self, streams: frozenset[int]) -> Graph:
-        """The same, to be run with inputs that have these streams: sources end with them, unless they are said not
-        to."""
+        """The same graph for a run with inputs that have these streams: sources end with them, unless `ends` is False.
+        The streams of connectors for sources that read a URL end those sources only."""
         nodes = list(self.nodes)
-        named = frozenset().union(*(source.streams or () for source in self.sources))
+        has_others = not all(map(streams_of(self, self.connected).takes, streams))
         for index, node in enumerate(nodes if streams else ()):
-            if node.kind is Kind.SOURCE and node.ends is not False:
-                own = streams - named if node.streams is None else streams & node.streams
+            if node.kind is Kind.SOURCE and node.ends is not False and (has_others or node.share is not None):
+                own = frozenset(filter(streams_of(self, [node]).takes, streams))
                 nodes[index] = replace(node, ends=True, awaited=node.awaited | own)
         return replace(self, nodes=tuple(nodes))
+
+    @property
+    def connected(self) -> tuple[Node, ...]:
+        """The sources that read a URL."""
+        return tuple(source for source in self.sources if source.share is not None)
 
     @property
     def sinks(self) -> tuple[Node, ...]:
@@ -253,26 +290,29 @@ class Graph:
 
     @property
     def dead_letter(self) -> Node | None:
-        """The sink that takes the records on which a function raised: the one sink without a parent."""
+        """The sink for records on which a function raised: the only sink without a parent."""
         return next((node for node in self.sinks if not node.parents), None)
 
     def order_at(self, sink: Node) -> Order:
-        """What is promised at this sink."""
+        """The order at this sink."""
         return sink.order or self.order
 
     @property
-    def letters_order(self) -> Order:
+    def dead_letters_order(self) -> Order:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
     def doors(self) -> dict[str, str]:
-        """What a checkpoint knows sources and sinks by, `source NAME` and `sink NAME`, and what each is, for a sentence
-        that must name one."""
-        sources = {f"source {source.name}": "source" for source in self.sources}
+        """The names of sources and sinks in a checkpoint, `source NAME` and `sink NAME`, each with a description for
+        error messages."""
+        sources = {
+            f"source {source.name}": "source" if source.share is None else "source that reads a URL"
+            for source in self.sources
+        }
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         return sources | {f"sink {sink.name}": f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
 
     def sink_codecs(self) -> dict[str, SinkCodec]:
-        """What each sink writes. A checkpoint remembers it, but it may change if the program says so."""
+        """The codec of each sink. A checkpoint stores it; it may change only if the program names the new one."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         return {sink.name: SinkCodec(sink.codec.value, sink.is_codec_inherited) for sink in sinks}
 
@@ -281,17 +321,19 @@ class Graph:
         return "" if sink.connections == 1 else f" over {sink.connections} connections{by}"
 
     def fingerprint(self) -> str:
-        """What a checkpoint depends on. Stateless code may change between two runs, and dead letters may be added;
-        sources and sinks may not."""
+        """A digest of what a checkpoint depends on: sources and sinks. Stateless code may change between two runs, and
+        dead letters may be added."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         shape: dict[str, Any] = {"sinks": sorted((sink.name, sink.framing.value) for sink in sinks)}
         names = sorted(source.name for source in self.sources)
-        # One source is written as in checkpoints from before there could be several, and less than effectively-once
-        # only where it is asked for.
+        # A single source, and effectively-once, are written as in checkpoints of the first versions.
         shape |= {"source": names[0]} if len(names) == 1 else {"sources": names}
+        # The streams of a source that reads a URL have other ids than those that producers send by themselves.
+        if connected := sorted(source.name for source in self.sources if source.share is not None):
+            shape |= {"connected": connected}
         if self.guarantee is not Guarantee.EFFECTIVELY_ONCE or self.idempotent:
             shape |= {"guarantee": self.guarantee, "idempotent": sorted(self.idempotent)}
-        # Which connection a key goes to is for good: else its later records would be in another output.
+        # The connection of a key must not change: otherwise its later records would be in another output.
         parted = {sink.name: [sink.connections, self.order_at(sink)] for sink in sinks if sink.connections > 1}
         if parted:
             shape |= {"connections": parted}

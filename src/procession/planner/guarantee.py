@@ -1,8 +1,8 @@
 """The delivery guarantee of a pipeline: what its output is promised, and what a weaker level switches off.
 
-The one rule: a level is a row of POLICIES and nothing else; whoever must act differently asks the policy.
-`docs/explanation/guarantees.md` shows the same table, generated from here. Pure. Before it `api/pipeline`, where a user
-names a level; after it `commit/one_phase`, which commits with the weaker levels, and `commit/performer`.
+Invariant: a level is a row of POLICIES and nothing else; code that depends on the level reads the policy.
+`docs/explanation/guarantees.md` shows the same table, generated from here. Pure. Upstream: `api/pipeline`, where a user
+names a level; downstream: `commit/one_phase`, which commits with the weaker levels, and `commit/performer`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Guarantee(StrEnum):
-    """What a pipeline promises, whatever is killed on the way."""
+    """What a pipeline guarantees, whichever process dies."""
 
     EFFECTIVELY_ONCE = "effectively-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -21,28 +21,28 @@ class Guarantee(StrEnum):
 
 
 class Emits(StrEnum):
-    """When an epoch's output is sent to the sinks."""
+    """When the output of an epoch is sent to the sinks."""
 
     BEFORE_COMMIT = "before the epoch is committed"
     AFTER_COMMIT = "after the epoch is committed"
 
 
 class Shows(StrEnum):
-    """When a sink is told to make it visible."""
+    """When a sink makes the output visible."""
 
     DECIDED = "when `commits/N` exists and `rounds/N` names it"
     VOTED = "as soon as it has it safe"
 
 
 class Waits(StrEnum):
-    """What the epoch's commit waits for."""
+    """What the commit of an epoch waits for."""
 
     VOTES = "until every sink has it safe"
     NOTHING = "for nothing"
 
 
 class Acknowledges(StrEnum):
-    """When producers are told that their records are safe."""
+    """When the records of producers are acknowledged."""
 
     COMMITTED = "when the epoch is committed"
     BEGUN = "when the epoch is begun"
@@ -50,20 +50,20 @@ class Acknowledges(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One level, as it is carried out."""
+    """How one level is carried out."""
 
     emits: Emits
     shows: Shows
     waits: Waits
     acknowledges: Acknowledges
     is_sent_again: bool
-    """Whether what was on its way to a sink that went is sent again."""
+    """Whether output is sent again to a sink that was lost meanwhile."""
     is_synced: bool
     """Whether `offsets/N` is on disk before anything of the epoch is sent."""
 
     @property
     def is_strict(self) -> bool:
-        """Nothing is switched off."""
+        """Whether nothing is switched off."""
         return self == POLICIES[Guarantee.EFFECTIVELY_ONCE]
 
 

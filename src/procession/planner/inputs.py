@@ -1,8 +1,8 @@
 """The inputs of a stage, over which its watermark is the minimum.
 
-The one rule: if a source ends, each of its streams is an input until the stream has ended. Any other source is one
+Invariant: if a source ends, each of its streams is an input until the stream has ended. Any other source is one
 input, and so is a preceding stage that fires results of its own. The inputs follow from the graph and from what the log
-says about streams (`Change`), so they are a function of the sequence. Computed for `planner/rules`; used by
+says about streams (`StreamChange`), so they are a function of the sequence. Computed for `planner/rules`; used by
 `operators/watermark`. Pure.
 """
 
@@ -15,20 +15,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from procession.operators.end_of_input import NO_STREAM, NO_TIME, Change, Ending, ending_of, new_mark, sources_before
+from procession.operators.end_of_input import (
+    NO_STREAM,
+    NO_TIME,
+    EndCondition,
+    StreamChange,
+    ending_of,
+    new_mark,
+    sources_before,
+)
 from procession.planner.graph import Graph, Kind
+from procession.planner.source_streams import streams_of
 
 Ids = npt.NDArray[np.uint64]
 
 
 def number_of(index: int) -> int:
-    """What a source or a stage is called that is one input, and back: streams have their ids."""
+    """The number of a source or stage that is one input, and back. Streams have their ids."""
     return 2**64 - 1 - index
 
 
-class Turn(NamedTuple):
-    """A change of a stage's inputs at this place of the sequence: these begin, and those end. `stream` is the one that
-    caused it, `time` the greatest event time before."""
+class InputChange(NamedTuple):
+    """Inputs of a stage begin or end at this position of the sequence. `stream` is the stream that caused it, `time`
+    the greatest event time before it."""
 
     sequence: int
     stream: int
@@ -39,28 +48,28 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """The inputs of one stage. `sources` are those each of whose streams is an input, by number; `wholes` are one input
-    each, with what must have ended before they have (None: they never end)."""
+class StageInputs:
+    """The inputs of one stage. Each stream of `sources` is an input of its own. Each of `wholes` is one input, with the
+    condition of its end (None: it never ends)."""
 
-    sources: Mapping[int, Ending]
-    wholes: Mapping[int, Ending | None]
+    sources: Mapping[int, EndCondition]
+    wholes: Mapping[int, EndCondition | None]
 
     @property
     def is_one(self) -> bool:
-        """Whether there is never more than one."""
+        """Whether there is always only one input."""
         if not self.sources:
             return len(self.wholes) < 2
         (first, *others) = self.sources.values()
-        return not others and not self.wholes and first.only is not None and len(first.only) == 1
+        return not others and not self.wholes and first.streams.is_one
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sources that are waited for, for people."""
+        """The names of the sources that the stage waits for."""
         return tuple(name for ending in self.sources.values() for name in ending.sources)
 
     def held(self, mark: Mapping[str, Any]) -> set[int]:
-        """The inputs that have not ended. A source of which no stream has begun is one, for as long."""
+        """The inputs that have not ended. A source without any stream so far counts as one."""
         found = {number for number in self.wholes if not mark["wholes"].get(number, {}).get("is_over")}
         for number, ending in self.sources.items():
             open_now = {stream for stream in mark["open"] if ending.takes(stream)}
@@ -70,8 +79,9 @@ class Inputs:
                 found.add(number)
         return found
 
-    def follow(self, mark: dict[str, Any], changes: Iterable[Change]) -> list[Turn]:
-        """What these changes do to the inputs. `mark` is what was known before them, and is brought up to date."""
+    def follow(self, mark: dict[str, Any], changes: Iterable[StreamChange]) -> list[InputChange]:
+        """The changes of inputs that these changes of streams cause. `mark` is what was known before, and is
+        updated."""
         turns = []
         for change in changes:
             mark["time"] = max(mark["time"], change.time)
@@ -87,10 +97,12 @@ class Inputs:
                 begins += [number] * (was_over and not own["is_over"])
             if begins or ends:
                 time = max(0, mark["time"])
-                turns.append(Turn(change.sequence, change.stream, time, change.is_end, tuple(begins), tuple(ends)))
+                turns.append(
+                    InputChange(change.sequence, change.stream, time, change.is_end, tuple(begins), tuple(ends))
+                )
         return turns
 
-    def _of_streams(self, mark: dict[str, Any], change: Change) -> tuple[list[int], list[int]]:
+    def _of_streams(self, mark: dict[str, Any], change: StreamChange) -> tuple[list[int], list[int]]:
         stream = change.stream
         for number, ending in self.sources.items():
             if not ending.takes(stream):
@@ -109,11 +121,11 @@ class Inputs:
         return [], []
 
 
-def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> Inputs:
-    """The inputs of a stage. `origins` has the exchanges, each with the one input that records behind it are of, if it
-    is one."""
-    sources: dict[int, Ending] = {}
-    wholes: dict[int, Ending | None] = {}
+def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> StageInputs:
+    """The inputs of a stage. `origins` has the exchanges, each with the input of all records after it, if there is only
+    one."""
+    sources: dict[int, EndCondition] = {}
+    wholes: dict[int, EndCondition | None] = {}
     open_ends = [index]
     while open_ends:
         for parent in graph.nodes[open_ends.pop()].parents:
@@ -128,22 +140,19 @@ def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> In
                 sources[origin] = ending
             else:
                 wholes[origin] = ending
-    return Inputs(sources, wholes)
+    return StageInputs(sources, wholes)
 
 
 def unknown() -> dict[str, Any]:
-    """Of no stream anything is known."""
+    """The mark before the first change."""
     return {"open": {}, "ended": {}, "begun": {}, "wholes": {}, "time": NO_TIME, "steps": {}}
 
 
 def input_ids(graph: Graph, streams: Ids) -> Ids:
-    """The inputs that records of these streams are of, as they come from the sources."""
+    """The inputs of records of these streams, as they come from the sources."""
     ids = streams
-    named = sorted(graph.streams)
     for index, source in enumerate(graph.nodes):
         if source.kind is not Kind.SOURCE or source.ends:
             continue
-        own = sorted(named if source.streams is None else source.streams)
-        is_own = np.isin(streams, np.array(own, np.uint64), invert=source.streams is None)
-        ids = np.where(is_own, np.uint64(number_of(index)), ids)
+        ids = np.where(streams_of(graph, [source]).mask(streams), np.uint64(number_of(index)), ids)
     return ids

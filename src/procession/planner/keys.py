@@ -1,12 +1,12 @@
-"""Keys: what tells records apart, as bytes that sort as the keys do.
+"""Keys: the keys of records, as bytes that sort as the keys do.
 
-The one rule: `encode(a) < encode(b)` exactly if a sorts before b, and `decode(encode(a))` is equal to a and of the
-same type. So one form serves for the bucket, for the state's name and for the order of results. Before it the user's
-key functions; after it `operators/buckets`, `operators/keyed` and the stages that give keys back. Pure.
+Invariant: `encode(a) < encode(b)` exactly if a sorts before b, and `decode(encode(a))` is equal to a and of the same
+type. So one encoding serves for the bucket, the state's name and the order of results. Upstream: the user's key
+functions; downstream: `operators/buckets`, `operators/keyed` and the stages that return keys. Pure.
 
-Two keys are one if they have the same type and are equal. So 1, 1.0, True and Decimal(1) are four keys; 0.0 and -0.0
-are one (given back as 0.0), as are Decimal("1.5") and Decimal("1.50") (as the shorter), and one instant in two time
-zones (in UTC). Keys of different types sort by type, in the order of the tags below.
+Two keys are the same if they have the same type and are equal. So 1, 1.0, True and Decimal(1) are four keys. 0.0 and
+-0.0 are one key (decoded as 0.0), as are Decimal("1.5") and Decimal("1.50") (decoded as the shorter), and one instant
+in two time zones (decoded in UTC). Keys of different types sort by type, in the order of the tags below.
 
     key      tag, then the body
     int      0x80 and 8 bytes, if it fits into 64 bits; else the length first, so that longer is further from 0
@@ -36,7 +36,7 @@ NONE, BOOL, INT, FLOAT, DECIMAL, DATE, DATETIME, INSTANT = 0x08, 0x10, 0x18, 0x2
 UUID_, BYTES, TEXT, ENUM, TUPLE = 0x48, 0x50, 0x58, 0x60, 0x68
 
 NO_KEY = bytes([BYTES])
-"""The key of records that are not told apart: empty bytes."""
+"""The key of records without a key: empty bytes."""
 
 ALLOWED = (
     "None, bool, int, float, Decimal, date, datetime, UUID, bytes, str, a member of an enum in Pipeline(types=…), or a"
@@ -46,23 +46,32 @@ ALLOWED = (
 _INT64 = 0x80
 _ESCAPED = b"\x00\xff"
 _MICROSECOND = timedelta(microseconds=1)
-_FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (it is the one without a zone that is meant)
+_FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (without a time zone on purpose)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXPONENT_BIAS = 2**63
 _PLAIN_EXPONENT_MAX = 64
-"""A Decimal with at most so many noughts before its point is given back without an exponent."""
+"""A Decimal with at most this many zeros before its point is decoded without an exponent."""
+
+
+@dataclass(frozen=True)
+class RecordKey:
+    """The key of a stage that uses the key which `key_by` gave to its records. The function is not called again, since
+    stages in between may have changed the value. `given_by` are the functions of `key_by`, which identify the key in a
+    checkpoint; there are several if branches meet before the stage."""
+
+    given_by: tuple[Callable[[Any], Any], ...]
 
 
 @dataclass(frozen=True)
 class KeyCodec:
-    """Keys as bytes, and back. Members of enums are keys only if `types` lists their enum."""
+    """Encodes keys as bytes, and decodes them. Members of enums are keys only if `types` lists their enum."""
 
     types: NamedTypes = NO_TYPES
     has_any_enum: bool = False
     """Whether members of any enum may be encoded: for keys that are looked up and never decoded."""
 
     def encode(self, key: Any) -> bytes:
-        """One key. Raises TypeError or ValueError if it cannot be one."""
+        """Encode a key. Raises TypeError or ValueError if the value cannot be a key."""
         kind = type(key)
         if kind is str:
             return b"\x58" + key.encode()  # type: ignore[no-any-return]
@@ -71,7 +80,7 @@ class KeyCodec:
         return self._element(key)
 
     def column(self, keys: Sequence[Any]) -> pa.Array:
-        """Many keys as a column. Raises what `encode` raises."""
+        """Encode many keys as a column. Raises what `encode` raises."""
         kinds = set(map(type, keys))
         if kinds == {str}:
             return _tagged(pa.array(keys, pa.string()).cast(pa.binary()), TEXT)
@@ -85,7 +94,7 @@ class KeyCodec:
         return pa.array(list(map(self.encode, keys)), pa.binary())
 
     def decode(self, data: bytes) -> Any:
-        """The key again."""
+        """Decode a key."""
         tag = data[0]
         if tag == TEXT:
             return data[1:].decode()
@@ -97,8 +106,7 @@ class KeyCodec:
         return key
 
     def shown(self, keys: pa.Array) -> pa.Array:
-        """A column of encoded keys as plain bytes, for whoever takes bytes: bytes as they are, text as UTF-8, others
-        as `str` tells them."""
+        """A column of encoded keys as plain bytes: bytes unchanged, text as UTF-8, other keys as their `str`."""
         tags = set(pc.unique(pc.binary_slice(keys, 0, 1)).to_pylist())
         if tags <= {bytes([BYTES]), bytes([TEXT])}:
             return pc.binary_replace_slice(keys, start=0, stop=1, replacement=b"")
@@ -107,7 +115,7 @@ class KeyCodec:
         return plain.take(encoded.indices)
 
     def _element(self, key: Any) -> bytes:
-        """A key as a tuple has it: where it ends can be told."""
+        """A key as an element of a tuple, in an encoding that marks its end."""
         if isinstance(key, Enum):
             kind = type(key)
             name = f"{kind.__module__}.{kind.__qualname__}" if self.has_any_enum else self.types.name_of(kind)
@@ -116,7 +124,7 @@ class KeyCodec:
             return bytes([TUPLE]) + b"".join(map(self._element, key)) + bytes([END])
         encode = _ENCODE.get(type(key))
         if encode is None:
-            raise TypeError(f"the key {_short(key)} is a {type(key).__name__}: give {ALLOWED}")
+            raise TypeError(f"the key {_short(key)} is a {type(key).__name__}: use {ALLOWED}")
         return encode(key)
 
     def _read(self, data: bytes, at: int) -> tuple[Any, int]:
@@ -137,11 +145,11 @@ class KeyCodec:
 
 
 PLAIN_KEYS = KeyCodec()
-"""For keys of no enum of an app's own."""
+"""For keys of built-in types only."""
 
 
 def of_bytes(column: pa.Array) -> pa.Array:
-    """A column of keys that are plain bytes, encoded."""
+    """Encode a column of keys that are plain bytes."""
     return _tagged(column, BYTES)
 
 
@@ -150,7 +158,7 @@ def _tagged(column: pa.Array, tag: int) -> pa.Array:
 
 
 def _of_integers(keys: Any) -> pa.Array:
-    """`_int` of many that fit into 64 bits."""
+    """`_int` of many numbers that fit into 64 bits."""
     rows = np.empty((len(keys), 10), np.uint8)
     rows[:, 0], rows[:, 1] = INT, _INT64
     rows[:, 2:] = (keys.view(np.uint64) ^ np.uint64(2**63)).astype(">u8").view(np.uint8).reshape(-1, 8)
@@ -163,8 +171,8 @@ def _plain(key: Any) -> bytes:
 
 
 def _short(key: Any) -> str:
-    told = repr(key)
-    return told if len(told) <= 80 else f"{told[:77]}…"
+    text = repr(key)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _terminated(data: bytes) -> bytes:
@@ -203,7 +211,7 @@ def _read_int(data: bytes, at: int) -> tuple[int, int]:
 def _float(key: float) -> bytes:
     if key != key:
         raise ValueError("the key is NaN, which is equal to nothing")
-    # Adding nought makes 0.0 of -0.0. The bits of positive floats sort as they do, those of negative ones backwards.
+    # Adding zero turns -0.0 into 0.0. The bits of positive floats sort as they do, those of negative ones backwards.
     (bits,) = struct.unpack(">Q", struct.pack(">d", key + 0.0))
     return struct.pack(">BQ", FLOAT, bits ^ (2**64 - 1) if bits >> 63 else bits | 2**63)
 
@@ -215,8 +223,8 @@ def _read_float(data: bytes, at: int) -> tuple[float, int]:
 
 
 def _decimal(key: Decimal) -> bytes:
-    """1 for minus infinity, 2 negative, 3 nought, 4 positive, 5 infinity; then the exponent of the first digit, and
-    the digits without noughts behind."""
+    """1 for minus infinity, 2 negative, 3 zero, 4 positive, 5 infinity; then the exponent of the first digit, and the
+    digits without trailing zeros."""
     if key.is_nan():
         raise ValueError("the key is NaN, which is equal to nothing")
     if key.is_infinite():

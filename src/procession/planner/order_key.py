@@ -1,8 +1,8 @@
 """The order of results that are fired at the same record or at the same end of input.
 
-The one rule: results of one record are ordered by time and then by key, whichever tasks they come from. The numbers
-that say so follow the record's own order key. Used by the stages that fire, such as `operators/window_operator`;
-`merge/kway` merges their results by these numbers. Pure.
+Invariant: results of one record are ordered by time and then by key, whichever tasks they come from. Numbers for
+both follow the order key of the record. Used by operators that fire, such as `operators/timed`; `merge/kway` merges
+their results by these numbers. Pure.
 """
 
 from __future__ import annotations
@@ -15,34 +15,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from procession.operators.keyed import States
-from procession.operators.stage_rows import Flow, Numbers
+from procession.operators.operator import Result, StateAccess
+from procession.operators.stage_rows import Numbers, StageRows
 
 KEY_WORDS = 8
 KEY_BYTES = 8 * KEY_WORDS
 PLACE = 1 + KEY_WORDS + 2
-"""How many numbers say where a result stands among those of its record: its end, its key (so many words, and one for
-what they do not tell), and its number among those of the key. The first 64 bytes of an encoded key count as they are;
-longer keys that are alike so far stand in the order of a digest, which is the same in every run."""
+"""Number of numbers that order a result among those of its record: its time, its key (KEY_WORDS words, and one more for
+the rest), and its number among the results of the key. Keys are ordered by the first 64 bytes of their encoding; longer
+keys with equal beginnings by a digest, which is the same in every run."""
 
 AFTER = 2**63 - 1
-"""The end, as it were, of what a record itself lets out: it stands behind what its time has fired."""
+"""The time of results of a record itself: they come after all that its event time has fired."""
 
 TAKEN_MAX = 4096
-"""So many states are taken at a time when all are."""
+"""Maximum number of states that are taken at a time when all are taken."""
 
 _LONG = 2**62
 
-Place = tuple[int, bytes, int]
-"""An end, a key (encoded; empty where it does not count), and a number."""
 
-Result = tuple[int, Place, bytes, Any]
-"""The row that it stands at, its place there, its key, and the result."""
-
-
-def flow_of(results: Sequence[Result]) -> Flow:
+def rows_of_results(results: Sequence[Result]) -> StageRows:
+    """The results of an operator as rows."""
     places = [place for _, place, _, _ in results]
-    return Flow(
+    return StageRows(
         [value for *_, value in results],
         np.array([row for row, *_ in results], np.int64),
         (
@@ -55,8 +50,8 @@ def flow_of(results: Sequence[Result]) -> Flow:
 
 
 def rank_of(key: bytes) -> tuple[bytes, int]:
-    """What a key is sorted by: its first bytes, and a number that tells apart those that have the same. It is the
-    length; of longer keys, a digest behind all lengths."""
+    """What a key is sorted by: its first bytes, and a number for keys with equal first bytes. The number is the length
+    of the key, or for longer keys a digest that is greater than all lengths."""
     if len(key) <= KEY_BYTES:
         return key, len(key)
     digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
@@ -64,7 +59,7 @@ def rank_of(key: bytes) -> tuple[bytes, int]:
 
 
 def _numbers_of(keys: Sequence[bytes]) -> tuple[Numbers, ...]:
-    """`rank_of` of many, as columns of numbers that sort alike: the bytes, with NULs behind, as words."""
+    """`rank_of` of many keys, as columns of numbers with the same order: the bytes, padded with zeros, as words."""
     if not any(keys):
         return (*(np.full(len(keys), -(2**63), np.int64),) * KEY_WORDS, np.zeros(len(keys), np.int64))
     ranks = list(map(rank_of, keys))
@@ -74,9 +69,9 @@ def _numbers_of(keys: Sequence[bytes]) -> tuple[Numbers, ...]:
     return (*columns, np.array([rest for _, rest in ranks], np.int64))
 
 
-def taken_in_order(states: States, prefix: bytes = b"k") -> Iterator[list[tuple[bytes, Any]]]:
-    """All states whose names begin so, with their keys, in the order of places and some at a time. They are gone then.
-    No more keys are held than the states may hold in memory: if there are more, all are looked through again."""
+def take_in_order(states: StateAccess, prefix: bytes = b"k") -> Iterator[list[tuple[bytes, Any]]]:
+    """Remove all states whose names have this prefix. Yields them with their keys, in the order of keys, in chunks. At
+    most `keys_max` keys are in memory; if there are more, the names are read again."""
 
     def names() -> Iterator[bytes]:
         return (name for some in states.all_keys() for name in some if name.startswith(prefix))

@@ -1,9 +1,8 @@
 """Ownership: deep copies of values that more than one holder could change.
 
-The one rule: a copy shares nothing with the original that can be changed in place; what cannot be changed is not
-copied. A copy is a tree: an object that occurs twice in a value may become two, as it does on the way over an exchange.
-Before it `planner/sharing`, which says where a value has several holders; after it the stages that are given the
-copies. Pure.
+Invariant: a copy shares nothing with the original that can be changed in place; what cannot be changed is not copied. A
+copy is a tree: an object that occurs twice in a value may become two, as it does over an exchange. Upstream:
+`planner/sharing`, which says where a value has several holders; downstream: the stages that get the copies. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import copy
 import operator
 import re
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -22,7 +22,7 @@ from uuid import UUID
 import pyarrow as pa
 
 SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
-"""The plain types that cannot be changed in place."""
+"""The immutable built-in types."""
 
 IMMUTABLE = SCALARS | {
     *(complex, date, datetime, time, timedelta, timezone, Decimal, Fraction, UUID, range, re.Pattern),
@@ -31,12 +31,43 @@ IMMUTABLE = SCALARS | {
 """Types whose values are never copied."""
 
 
+def shared_part(value: Any) -> Any:
+    """A mutable object that occurs twice in a value, or None. After the value is stored and read again, there are two
+    objects, and a change of one does not affect the other."""
+    seen: set[int] = set()
+
+    def visit(part: Any) -> Any:
+        kind, is_fixed = type(part), False
+        parts: Iterable[Any] = ()
+        if kind is list or isinstance(part, tuple):
+            parts, is_fixed = part, kind is not list
+        elif isinstance(part, dict):
+            parts = part.values()
+        elif is_dataclass(kind):
+            parts = [getattr(part, field.name) for field in fields(kind)]
+            is_fixed = getattr(kind, "__dataclass_params__").frozen  # noqa: B009  (mypy does not know it)
+        elif not isinstance(part, set | bytearray):
+            return None
+        if not is_fixed:
+            if id(part) in seen:
+                return part
+            seen.add(id(part))
+        # Most have plain parts only; that is seen at once.
+        if not SCALARS.issuperset(map(type, parts)):
+            for one in parts:
+                if type(one) not in SCALARS and (found := visit(one)) is not None:
+                    return found
+        return None
+
+    return None if type(value) in SCALARS else visit(value)
+
+
 LONG = 16
-"""Lists longer than this are looked through at once before they are copied part by part."""
+"""Lists longer than this are checked as a whole before they are copied element by element."""
 
 
 def own(value: Any) -> Any:
-    """The same value, sharing nothing that can be changed. Raises what `copy.deepcopy` raises on a value that cannot be
+    """A copy that shares no mutable object with the value. Raises what `copy.deepcopy` raises if the value cannot be
     copied."""
     if type(value) in IMMUTABLE:
         return value
@@ -47,15 +78,15 @@ def own(value: Any) -> Any:
 
 
 def own_all(values: list[Any]) -> list[Any]:
-    """The same values, sharing nothing that can be changed."""
+    """Copies that share no mutable object with the values."""
     if IMMUTABLE.issuperset(map(type, values)):
         return values
     return [value if type(value) in IMMUTABLE else own(value) for value in values]
 
 
 def separate(results: Iterable[Any], *, is_held: bool = False) -> list[Any]:
-    """The results of one call, none of which shares with another what can be changed. `is_held`: somebody else holds
-    them too. What an iterator gives is copied at once, because the iterator may still change it."""
+    """The results of one call as a list, no two of which share a mutable object. `is_held`: something else holds them
+    too. Results of an iterator are copied at once, because the iterator may still change them."""
     if is_held or type(results) not in (list, tuple):
         return [result if type(result) in IMMUTABLE else own(result) for result in results]
     first, *others = results if results else (None,)

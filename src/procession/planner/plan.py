@@ -1,6 +1,6 @@
 """The plan: a graph with every decision about its order made.
 
-The one rule: it is a value. `planner/rules` fills it in, rule by rule, and nobody changes it afterwards. Shown by
+Invariant: it is a value. `planner/rules` fills it in, rule by rule, and nobody changes it afterwards. Shown by
 `planner/explain`; run by `operators/chain` and `spark/`.
 """
 
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from procession.operators.end_of_input import Ending
+from procession.operators.end_of_input import EndCondition
 from procession.planner.graph import Graph, Kind, Node, Order
-from procession.planner.inputs import Inputs
+from procession.planner.inputs import StageInputs
 from procession.planner.sharing import Sharing
 from procession.planner.strategies import Strategy, is_timed
 
 BY_RECORD = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.PEEK}
 )
-"""The stages whose function is called with one record."""
+"""The kinds of stages whose function takes one record."""
 SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
-"""The stages whose function is shown a record's key, time, stream and message id."""
+"""The kinds of stages whose function sees the key, time, stream and message id of a record."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Edge:
     strategy: Strategy
     why: str
     paths: int = 1
-    """How many sorted paths meet in one task: what a merge has to look at."""
+    """Number of sorted paths that meet in one task, which a merge has to read."""
     rows: int = 0
-    """How many manifests Spark shuffles in an epoch; 0: it is no exchange."""
+    """Number of manifests that Spark shuffles in an epoch. 0: this edge is not an exchange."""
     is_merged: bool = False
-    """Whether records carry their order key over this edge, to be put in order by it."""
+    """Whether records carry their order key over this edge, to be sorted by it."""
 
     @property
     def is_exchange(self) -> bool:
@@ -45,55 +45,55 @@ class Edge:
 
 @dataclass(frozen=True)
 class PlannedChain:
-    """All stages between two exchanges: one function, in `tasks` tasks. `root` is the exchange that feeds it; the first
-    chain reads the log and has none."""
+    """All stages between two exchanges: one function, in `tasks` tasks. `root` is the exchange before it. The first
+    chain reads the log and has no root."""
 
     number: int
     root: int | None
     stages: tuple[int, ...]
     tasks: int
     level: int
-    """How many exchanges lie before it: chains of one level run in one Spark stage."""
+    """Number of exchanges before it. Chains of the same level run in one Spark stage."""
     feeds: tuple[int, ...] = ()
     """The exchanges that it writes to."""
     sinks: tuple[int, ...] = ()
     capped_by: int | None = None
-    """The stage that lets it have fewer tasks than the pipeline asks for."""
+    """The stage because of which it has fewer tasks than the pipeline asks for."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole pipeline, planned. Everything is by the number of the stage in the graph."""
+    """The plan of a whole pipeline. Stages are identified by their number in the graph."""
 
     graph: Graph
     needs: tuple[Order, ...] = ()
-    """What somebody behind each stage asks of the order in which records leave it."""
+    """For each stage, the order that later stages need in its output."""
     exchanges: frozenset[int] = frozenset()
-    """The stages before which records change their task."""
+    """The stages before which records move to another task."""
     chains_of: tuple[frozenset[int], ...] = ()
-    """The chains that run each stage: behind a merge of two chains, both do."""
+    """The chains that run each stage. After a merge of two chains, both run it."""
     chains: tuple[PlannedChain, ...] = ()
     branching: frozenset[int] = frozenset()
-    """The stages that number their branches, because these meet again."""
+    """The stages that number their branches, because the branches meet again."""
     keys: tuple[tuple[str, ...], ...] = ()
-    """The shape of the order key of what leaves each stage: the sequence, then who numbered the children."""
+    """The parts of the order key in the output of each stage: the sequence, then a part for each stage that numbers."""
     traced: frozenset[int] = frozenset()
-    """The stages whose records carry their order key, because it is asked for behind them."""
+    """The stages whose output carries order keys, because a later stage needs them."""
     carrying: frozenset[int] = frozenset()
-    """The exchanges over which records take what they have beside their payload, because a stage behind is shown it."""
+    """The exchanges that carry all columns of a record beside its payload, because a later stage reads them."""
     keeping_key: frozenset[int] = frozenset()
-    """The exchanges over which records take at least their key, because a stage behind goes by it."""
-    endings: Mapping[int, Ending] = field(default_factory=dict)
-    """The stages that fire when their input has ended, and what must have ended for that."""
+    """The exchanges that carry at least the key of a record, because a later stage uses it."""
+    endings: Mapping[int, EndCondition] = field(default_factory=dict)
+    """The stages that fire when their input has ended, and the condition of that."""
     origins: tuple[int | None, ...] = ()
-    """Of each chain, the one input that all its records are of; None: each is of its stream's, see `planner/inputs`."""
-    inputs: Mapping[int, Inputs] = field(default_factory=dict)
+    """For each chain, the input that all its records belong to. None: that of their stream (`planner/inputs`)."""
+    inputs: Mapping[int, StageInputs] = field(default_factory=dict)
     """The stages with a watermark that is the minimum over several inputs."""
     edges: tuple[Edge, ...] = ()
     sharing: Sharing = field(default_factory=Sharing)
-    """Where values are copied, because several stages could change them."""
+    """Where values are copied, because several stages may change them."""
     notes: tuple[str, ...] = field(default=())
-    """What the user asked for and did not get, with the reason."""
+    """What the user asked for and does not get, with the reason."""
 
     def node(self, index: int) -> Node:
         return self.graph.nodes[index]
@@ -103,17 +103,17 @@ class Plan:
 
     @property
     def shown(self) -> frozenset[int]:
-        """The stages and sinks that must know more of a record than its payload: its key, time or stream."""
+        """The stages and sinks that read more of a record than its payload: its key, time or stream."""
         return frozenset(index for index, node in enumerate(self.graph.nodes) if self._is_shown(node))
 
     def _is_shown(self, node: Node) -> bool:
         if node.kind is Kind.SINK:
-            return node.connections > 1 and self.graph.order_at(node) is not Order.NONE
+            return node.is_in_blocks or (node.connections > 1 and self.graph.order_at(node) is not Order.NONE)
         return node.is_asking or node.kind in SHOWN_ALL or (is_timed(node) and node.time is None)
 
     @property
     def follows_streams(self) -> bool:
-        """Whether somebody must be told which streams go on and which end."""
+        """Whether a stage needs to know which streams are open and which have ended."""
         return bool(self.endings or self.inputs)
 
     @property
@@ -121,13 +121,13 @@ class Plan:
         return 1 + max(chain.level for chain in self.chains)
 
     @property
-    def are_letters_merged(self) -> bool:
-        """Whether dead letters come from several levels, and in an order: they are then merged by their keys."""
-        return self.levels > 1 and self.graph.letters_order is not Order.NONE
+    def are_dead_letters_merged(self) -> bool:
+        """Whether dead letters come from several levels and have an order, so that they are merged by their keys."""
+        return self.levels > 1 and self.graph.dead_letters_order is not Order.NONE
 
     @property
     def tasks_max(self) -> int:
-        """The tasks of the widest chain: so many can be at work at a time."""
+        """The number of tasks of the widest chain: the maximum that run at a time."""
         return max(chain.tasks for chain in self.chains)
 
     def at_level(self, level: int) -> tuple[PlannedChain, ...]:
@@ -138,7 +138,7 @@ class Plan:
         return tuple(chain for chain in self.chains if exchange in chain.feeds)
 
     def steps(self, number: int) -> list[list[int]]:
-        """The stages of a chain; those with a function of one record that stand in a row, in one step."""
+        """The steps of a chain. Consecutive stages with a function of one record are one step."""
         steps: list[list[int]] = []
         for index in self.chains[number].stages:
             before = steps[-1][-1] if steps else index

@@ -1,8 +1,7 @@
 """The planner: a graph in, a plan out, by rules that are applied one after the other.
 
-The one rule: order is protected only between a stage that creates it and one that needs it, and there by the cheapest
-strategy; whatever is decided has a reason that `explain()` shows. Pure. Before it `planner/graph`, as the user wrote
-it; after it `planner/plan`, the plan.
+Invariant: order is kept only between a stage that creates it and one that needs it, and there by the cheapest
+strategy. Each decision has a reason that `explain()` shows. Takes a `planner/graph`, returns a `planner/plan`. Pure.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from procession.errors import PlanError
 from procession.operators.end_of_input import find_endings
 from procession.planner.graph import Graph, Kind, Node, Order
 from procession.planner.inputs import inputs_of, number_of
-from procession.planner.keyed_spec import RecordKey
+from procession.planner.keys import RecordKey
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.sharing import find_sharing
-from procession.planner.strategies import TABLE, Strategy, Way, is_timed, numbers_of, way_of
+from procession.planner.strategies import TABLE, Routing, Strategy, is_timed, numbers_of, routing_of
 
 RUNS_MAX = 65_536
-"""How many runs one exchange may write in an epoch: a file for each of its tasks before and behind."""
+"""Maximum number of runs that an exchange writes in an epoch: a file for each pair of tasks before and after it."""
 
 SEQUENCE = "sequence"
-# They keep the number of records that their tasks have: behind them, ranges of one size are still of one size.
+# Kinds that keep the number of records, so that equal ranges stay equal.
 EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS})
 
 
 def make_plan(graph: Graph) -> Plan:
-    """Decide how the order of this graph is kept. Raises PlanError where it cannot be."""
+    """Decide how the order of this graph is kept. Raises PlanError if that is impossible."""
     plan = Plan(graph)
     for rule in RULES:
         plan = rule(plan)
@@ -37,24 +36,24 @@ def make_plan(graph: Graph) -> Plan:
 
 
 def check_runnable(plan: Plan) -> None:
-    """Raise PlanError for a stage that can be planned, but not be run yet."""
+    """Raise PlanError for a stage that can be planned, but not run in this version."""
     for node in plan.graph.nodes:
         if later := TABLE[node.kind].comes_with:
             raise PlanError(
                 f"stage {node.name!r} is a {node.kind.value}, which this version cannot run: it comes with {later}",
-                next_step="leave it out, or write it with map, flat_map and map_batches",
+                next_step="remove the stage, or write it with map, flat_map and map_batches",
                 stage=node.name,
             )
 
 
-# Needs: what is asked of the order, from the sinks backwards
+# Needs: the order that later stages need, from the sinks backwards
 
 
 def find_needs(plan: Plan) -> Plan:
-    """What each stage's output must be in order for: the strongest that anybody behind it asks for. Behind every stage
-    stand the dead letters, if there are any."""
+    """The order that the output of each stage needs: the strongest that a later stage needs. The dead-letter sink, if
+    there is one, comes after every stage."""
     nodes = plan.graph.nodes
-    needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.letters_order for node in nodes]
+    needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.dead_letters_order for node in nodes]
     for index in reversed(range(len(nodes))):
         asked = _asked_of_input(nodes[index], needs[index], plan.graph.order)
         for parent in nodes[index].parents:
@@ -68,9 +67,9 @@ def _asked_of_input(node: Node, need: Order, order: Order) -> Order:
         return node.order or order
     asked = Order.NONE if row.is_creating else need
     if row.is_sensitive:
-        asked = _stronger(asked, Order.KEY if row.way is Way.BY_KEY else Order.TOTAL)
-    if asked is Order.KEY and (node.kind is Kind.KEY_BY or way_of(node) is Way.BY_KEY):
-        # Whose key it will be is not known before this stage, so the order of all records must be kept up to here.
+        asked = _stronger(asked, Order.KEY if row.way is Routing.BY_KEY else Order.TOTAL)
+    if asked is Order.KEY and (node.kind is Kind.KEY_BY or routing_of(node) is Routing.BY_KEY):
+        # The key is not known before this stage, so the order of all records must be kept up to here.
         return Order.TOTAL
     return asked
 
@@ -84,15 +83,16 @@ def _stronger(one: Order, other: Order) -> Order:
 
 
 def find_exchanges(plan: Plan) -> Plan:
-    """Where records change their task. A rebalance of what is even already is none."""
+    """Find the exchanges. A rebalance of records that are evenly distributed already is not one."""
     nodes = plan.graph.nodes
-    exchanges = {index for index, node in enumerate(nodes) if way_of(node) is not Way.NARROW}
-    idle = {index for index in exchanges if way_of(nodes[index]) is Way.DEALT and _is_idle(plan, index, exchanges)}
+    exchanges = {index for index, node in enumerate(nodes) if routing_of(node) is not Routing.NARROW}
+    even = {index for index in exchanges if routing_of(nodes[index]) is Routing.EVENLY}
+    idle = {index for index in even if _is_idle(plan, index, exchanges)}
     return replace(plan, exchanges=frozenset(exchanges - idle))
 
 
 def _is_idle(plan: Plan, index: int, exchanges: Iterable[int]) -> bool:
-    """Whether the records come evenly dealt from the source, and nobody asks for another number of tasks."""
+    """Whether the records come evenly distributed from the source, and the number of tasks does not change."""
     nodes = plan.graph.nodes
     if nodes[index].parallelism is not None or any(
         nodes[other].parallelism is not None for other in _reached(plan, index, set(exchanges) - {index})
@@ -105,7 +105,7 @@ def _is_idle(plan: Plan, index: int, exchanges: Iterable[int]) -> bool:
 
 
 def _reached(plan: Plan, index: int, closed: Iterable[int] = ()) -> set[int]:
-    """This stage and all behind it, but for the closed ones and what is behind them."""
+    """This stage and all after it, without the closed stages and those after them."""
     found = {index}
     for other, node in enumerate(plan.graph.nodes):
         if other not in closed and found & set(node.parents):
@@ -114,7 +114,7 @@ def _reached(plan: Plan, index: int, closed: Iterable[int] = ()) -> set[int]:
 
 
 def fuse_chains(plan: Plan) -> Plan:
-    """Everything between two exchanges is one chain; behind a merge of two chains, both go on on their own."""
+    """Everything between two exchanges is one chain. After a merge of two chains, both chains run the later stages."""
     nodes = plan.graph.nodes
     roots: list[int | None] = [None, *sorted(plan.exchanges)]
     chains_of: list[frozenset[int]] = []
@@ -124,7 +124,7 @@ def fuse_chains(plan: Plan) -> Plan:
         elif node.parents:
             chains_of.append(frozenset().union(*(chains_of[parent] for parent in node.parents)))
         else:
-            # The sources are read by the first chain; dead letters may come from any.
+            # The first chain reads the sources; dead letters may come from any chain.
             chains_of.append(frozenset({0} if node.kind is Kind.SOURCE else range(len(roots))))
     chains: list[PlannedChain] = []
     for number, root in enumerate(roots):
@@ -146,14 +146,14 @@ def fuse_chains(plan: Plan) -> Plan:
 
 
 def count_tasks(plan: Plan) -> Plan:
-    """How many tasks each chain has. Where order is kept the number never rises behind the chain's root: one task that
-    feeds two cannot say which of them comes first."""
+    """The number of tasks of each chain. If order is kept, the number never increases after the chain's root: the
+    outputs of two tasks with one input would have no order."""
     notes: list[str] = []
     chains = []
     for chain in plan.chains:
         asked = {index: tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None}
         is_kept = any(plan.needs[index] is not Order.NONE for index in chain.stages)
-        if chain.root is not None and way_of(plan.node(chain.root)) is Way.TO_ONE:
+        if chain.root is not None and routing_of(plan.node(chain.root)) is Routing.TO_ONE:
             tasks, asked[chain.root] = 1, 1
         else:
             tasks = (min if is_kept else max)(asked.values(), default=plan.graph.parallelism)
@@ -177,8 +177,8 @@ def _tasks(number: int) -> str:
 
 
 def shape_keys(plan: Plan) -> Plan:
-    """The order key of what leaves each stage. One edge has one shape; behind a merge the longest counts, because two
-    records that came different ways differ before either way ends."""
+    """The order key in the output of each stage. An edge has one key. After a merge it is the longest one, because the
+    keys of two records of different branches differ before the shorter one ends."""
     nodes = plan.graph.nodes
     behind = [_reached(plan, index) for index in range(len(nodes))]
     branching = {
@@ -191,14 +191,15 @@ def shape_keys(plan: Plan) -> Plan:
         came = [keys[parent] + ((f"{nodes[parent].name}?",) if parent in branching else ()) for parent in node.parents]
         shape = max(came, key=len, default=(SEQUENCE,))
         numbers = numbers_of(node)
-        keys.append((*shape, *([node.name] if numbers == 1 else (f"{node.name}.{one}" for one in range(numbers)))))
+        parts = [node.name] if numbers == 1 else [f"{node.name}.{number}" for number in range(numbers)]
+        keys.append((*shape, *parts))
     return replace(plan, branching=frozenset(branching), keys=tuple(keys))
 
 
 def find_traced(plan: Plan) -> Plan:
-    """The stages whose records carry their key: there is a merge behind them, if only one of their dead letters."""
+    """The stages whose output carries order keys: a merge follows, at least of their dead letters."""
     traced: set[int] = set()
-    if plan.are_letters_merged:
+    if plan.are_dead_letters_merged:
         traced = {index for index, node in enumerate(plan.graph.nodes) if node.kind is not Kind.SINK}
     for index, node in reversed(list(enumerate(plan.graph.nodes))):
         if node.kind is Kind.SINK:
@@ -220,12 +221,12 @@ def _kept_before(plan: Plan, index: int) -> bool:
 
 
 def follow_ends(plan: Plan) -> Plan:
-    """Which stages fire when their input has ended, and what that waits for."""
+    """The stages that fire when their input has ended, and the condition of that."""
     return replace(plan, endings=find_endings(plan.graph))
 
 
 def find_copies(plan: Plan) -> Plan:
-    """Where values are copied, so that each stage has its own."""
+    """Find where values are copied, so that each stage has its own."""
     return replace(plan, sharing=find_sharing(plan.graph, plan.exchanges))
 
 
@@ -233,8 +234,8 @@ def find_copies(plan: Plan) -> Plan:
 
 
 def find_inputs(plan: Plan) -> Plan:
-    """What each watermark is the minimum over. In the order of event time nothing has to be waited for: the greatest
-    time is that of all streams."""
+    """The inputs of each watermark. In event-time order no input has to be waited for: the greatest time is that of all
+    streams."""
     nodes = plan.graph.nodes
     origins: dict[int, int | None] = {}
     for chain in sorted(plan.chains, key=lambda chain: chain.level):
@@ -251,7 +252,7 @@ def find_inputs(plan: Plan) -> Plan:
             found = inputs_of(plan.graph, index, behind)
             if not found.is_one:
                 inputs[index] = found
-    # Where records pass an exchange on their way to such a stage, they take their stream along.
+    # Exchanges before such a stage carry the stream of each record.
     passing = {root for root, origin in behind.items() if origin is None}
     carrying = {index for index in passing if inputs.keys() & _reached(plan, index) - {index}}
     return replace(
@@ -305,9 +306,9 @@ def _way_to_sink(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
 
 
 def _is_keyed_by(plan: Plan, index: int, chain: int) -> bool:
-    """Whether the chain's tasks are told apart by the very key that records have when they leave this stage."""
+    """Whether the chain's tasks are partitioned by the key that records have when they leave this stage."""
     root = plan.chains[chain].root
-    if root is None or way_of(plan.node(root)) is not Way.BY_KEY:
+    if root is None or routing_of(plan.node(root)) is not Routing.BY_KEY:
         return False
     return all(
         plan.node(stage).kind is not Kind.KEY_BY
@@ -330,7 +331,7 @@ def _exchange(plan: Plan, parent: int, index: int) -> Edge:
             stage=node.name,
         )
     strategy, why = _exchange_strategy(plan, index, paths)
-    if strategy is Strategy.MERGE and way_of(node) is Way.DEALT and plan.graph.is_strict:
+    if strategy is Strategy.MERGE and routing_of(node) is Routing.EVENLY and plan.graph.is_strict:
         raise _strict(plan, parent, index)
     return Edge(parent, index, strategy, why, paths, rows, is_merged=_kept_before(plan, index))
 
@@ -338,13 +339,13 @@ def _exchange(plan: Plan, parent: int, index: int) -> Edge:
 def _exchange_strategy(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
     is_kept = _kept_before(plan, index)
     merged = f"each task merges {paths} sorted path{'s' * (paths > 1)}"
-    match way_of(plan.node(index)):
-        case Way.BY_KEY:
+    match routing_of(plan.node(index)):
+        case Routing.BY_KEY:
             restored = f"{merged}, so each key's are in order" if is_kept else "no order is asked for"
             return Strategy.PARTITION, f"all records of a key go to one task; {restored}"
-        case Way.ROWS if is_kept:
+        case Routing.ROWS if is_kept:
             return Strategy.SORT, "Spark SQL may bring rows back in any order: they carry their key, and are sorted"
-        case Way.DEALT | Way.TO_ONE if is_kept:
+        case Routing.EVENLY | Routing.TO_ONE if is_kept:
             return Strategy.MERGE, f"records change their task, and the order is asked for behind: {merged}"
         case _:
             return Strategy.FREE, "records change their task, and nobody behind asks for an order"
@@ -375,8 +376,8 @@ def _strict(plan: Plan, parent: int, index: int) -> PlanError:
     behind = [plan.node(other) for other in sorted(_reached(plan, index))]
     who = next((other for other in behind if TABLE[other.kind].is_sensitive), behind[-1])
     return PlanError(
-        f"stage {node.name!r} deals out the records of {before.name!r} to other tasks, where they would overtake one"
-        f" another, but {'sink' if who.kind is Kind.SINK else 'stage'} {who.name!r} needs them in order",
+        f"stage {node.name!r} distributes the records of {before.name!r} over other tasks, which loses their order,"
+        f" but {'sink' if who.kind is Kind.SINK else 'stage'} {who.name!r} needs them in order",
         next_step="give it a key, as rebalance(key), and each key's records stay in one task; or leave strict=True"
         " away, and the order is restored by a merge",
         stage=node.name,

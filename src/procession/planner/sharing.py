@@ -1,10 +1,10 @@
 """Sharing: where a value has more than one holder, and one of them may change it.
 
-The one rule: the output is as if each stage got its own copy of what it is given. A copy is made only where a value
-that is still a Python object goes to several stages, or is one of several results of one call, or may be held by the
-function that gave it; and only if a stage behind may change it before it becomes bytes, at a sink or an exchange. A
-filter, a peek and the functions of a key or a time work on the copy of their stage, which goes on as they leave it.
-Before it `planner/effects`, which reads functions; after it `operators/chain`, which copies. Pure.
+Invariant: the output is as if each stage got its own copy of its input. A value is copied only if two things are
+true. It is a Python object that goes to several stages, or is one of several results of one call, or may be held by the
+function that returned it. And a later stage may change it before it becomes bytes, at a sink or an exchange. A filter,
+a peek and the functions of a key or a time work on the copy of their stage, which passes it on as they leave it.
+`planner/effects` reads the functions; `operators/chain` makes the copies. Pure.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from procession.operators.aggregates import Aggregate
 from procession.operators.stream_join import Sided
-from procession.operators.tables import Joining
+from procession.operators.tables import TableJoin
 from procession.planner.effects import changes_nothing, gives_its_own
 from procession.planner.graph import Graph, Kind, Node
-from procession.planner.keyed_spec import RecordKey
+from procession.planner.keys import RecordKey
 
-# They take bytes: what they are given cannot be changed.
+# They get bytes, which cannot be changed.
 TAKING_BYTES = frozenset({Kind.SINK, Kind.MAP_BATCHES, Kind.TRANSFORM})
-# They pass on what they are given, or are given nothing: nobody else can hold it because of them.
+# They pass on their input, or have none, so they hold no references.
 PASSING_ON = frozenset({Kind.SOURCE, Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.MERGE})
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who may change which values. Everything is by the number of the stage in the graph."""
+    """Which stages may change which values. Stages are identified by their number in the graph."""
 
     changing: frozenset[int] = frozenset()
-    """The stages whose functions may change what they are given."""
+    """The stages whose functions may change their arguments."""
     exposed: frozenset[int] = frozenset()
-    """The stages of whose output a value may be changed by a stage behind."""
+    """The stages whose output a later stage may change."""
     borrowing: frozenset[int] = frozenset()
-    """Those of the exposed ones whose function may still hold what it has given."""
+    """Those of the exposed ones whose function may still hold a reference to its result."""
     copied: frozenset[tuple[int, int]] = frozenset()
-    """The edges over which every value is copied, because the stage before has several holders of it behind it."""
+    """The edges on which every value is copied, because several stages get it."""
 
 
 def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
@@ -45,13 +44,15 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
     nodes = graph.nodes
     changing = frozenset(index for index, node in enumerate(nodes) if not all(map(changes_nothing, _called(node))))
     is_exposing = [False] * len(nodes)
-    """Whether what comes to a stage may be changed there or behind it."""
+    """Whether the input of a stage may be changed there or later."""
     exposed = set()
     for index in reversed(range(len(nodes))):
         if any(is_exposing[child] for child in graph.children(index)):
             exposed.add(index)
         if nodes[index].kind not in TAKING_BYTES:
             is_exposing[index] = _is_changed_before(index, nodes[index], changing, exchanges, exposed)
+        elif nodes[index].kind is Kind.SINK:
+            is_exposing[index] = not all(map(changes_nothing, _asked_at_exchange(nodes[index])))
     borrowing = frozenset(
         index
         for index in exposed
@@ -62,7 +63,7 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
         children = graph.children(index)
         changed = [child for child in children if is_exposing[child]]
         if len(children) > 1 and len(changed) == len(children):
-            # The last that runs may have the original: exchanges are fed behind all stages.
+            # The one that runs last gets the original: exchanges run after all stages.
             changed.remove(max(changed, key=lambda child: (child in exchanges, child)))
         copied |= {(index, child) for child in changed if len(children) > 1}
     return Sharing(changing, frozenset(exposed), borrowing, frozenset(copied))
@@ -77,8 +78,8 @@ def _is_changed_before(
 
 
 def _called(node: Node) -> Iterator[Callable[..., Any]]:
-    """The functions that a stage calls with what it is given, while others may hold it."""
-    if isinstance(node.function, Joining):
+    """The functions that a stage calls with its input, while other stages may hold it."""
+    if isinstance(node.function, TableJoin):
         yield node.function.join
         yield from (key for _, key in node.function.pairs)
     elif node.function is not None:
@@ -86,7 +87,7 @@ def _called(node: Node) -> Iterator[Callable[..., Any]]:
 
 
 def _asked_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
-    """The functions that are called before records become bytes for an exchange: of a key, of a time."""
+    """The functions that are called before records are encoded for an exchange: the key and the time."""
     by_key = node.function if node.kind is Kind.REBALANCE else node.key
     for function in (by_key, node.time):
         if isinstance(function, Sided):
@@ -96,17 +97,10 @@ def _asked_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
 
 
 def _giving(node: Node) -> Iterator[Any]:
-    """The functions whose results leave a stage."""
-    if isinstance(node.function, Joining):
+    """The functions whose results are the output of a stage."""
+    if isinstance(node.function, TableJoin):
         yield node.function.join
-    elif node.stateful is not None:
-        holder = getattr(node.stateful.step, "__self__", None)
-        if isinstance(holder, Aggregate):
-            yield from (holder.create, holder.add, holder.finish)
-        elif node.stateful.step is not None:
-            yield node.stateful.step
-        for name in ("join", "on_evict"):
-            if (function := getattr(node.stateful.windowing, name, None)) is not None:
-                yield function
+    elif node.operator is not None:
+        yield from node.operator.state.outputs
     elif node.function is not None and node.kind is not Kind.REBALANCE:
         yield node.function

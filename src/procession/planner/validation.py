@@ -1,6 +1,6 @@
 """Validation of what a user writes: names, targets, numbers and choices.
 
-The one rule: a check returns its argument, or raises a `PlanError` that says what to write instead. Used by
+Invariant: a check returns its argument, or raises a `PlanError` that says what to write instead. Used by
 `api/pipeline` and `api/stage`, so that a `planner/graph` holds nothing unchecked.
 """
 
@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from procession.errors import PlanError
-from procession.planner.sink_schemes import SINK_SCHEMES, sink_scheme
+from procession.planner.connector_registry import sink_of
 from procession.times import UNITS, Unit
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -26,11 +26,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 def checked_target(to: str, name: str) -> str:
-    if not isinstance(to, str) or sink_scheme(to) is None:
-        raise PlanError(
-            f"sink {name!r} goes to {to!r}, which is neither a file sink nor an address",
-            next_step="write " + " or ".join(scheme.form for scheme in SINK_SCHEMES),
-        )
+    sink_of(to, f"sink {name!r}")
     return to
 
 

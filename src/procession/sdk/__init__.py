@@ -1,6 +1,6 @@
 """The SDK for connectors: a source sends records to a gateway, a sink takes part in the commit.
 
-The one rule: the names here are the public API. Each is imported when it is used, because commands that need little of
+Invariant: the names here are the public API. Each is imported when it is used, because commands that need little of
 it start often. `docs/how-to/connectors.md` shows a source and a sink.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from procession.sdk.output import Output
     from procession.sdk.payloads import Payloads
     from procession.sdk.sender import Sender, send
-    from procession.sdk.sink_directory import Home, run_sink
+    from procession.sdk.sink_directory import SinkDirectory, run_sink
     from procession.sdk.sink_server import SinkServer
     from procession.sdk.source_client import SourceClient
     from procession.sdk.source_options import SourceOptions
@@ -27,11 +27,11 @@ __all__ = [
     "Batch",
     "Forgetful",
     "GatherLimits",
-    "Home",
     "Output",
     "Payloads",
     "Report",
     "Sender",
+    "SinkDirectory",
     "SinkServer",
     "Source",
     "SourceClient",
@@ -47,7 +47,7 @@ _MODULES = {
     "Batch": "source_records",
     "Forgetful": "source_records",
     "GatherLimits": "batching",
-    "Home": "sink_directory",
+    "SinkDirectory": "sink_directory",
     "Output": "output",
     "Payloads": "payloads",
     "Report": "source_report",

@@ -1,11 +1,11 @@
-"""The acknowledgement log: what a producer was told is safe, and when.
+"""The acknowledgement log: which message ids a gateway acknowledged, and when.
 
     {"format": 2}
     {"stream": stream id, "id": the last acknowledged message id, "time": seconds since 1970}
 
-The one rule: it only says what was heard; nothing is decided by it, so it is not synced. The verifier holds the output
-against it: a record that was acknowledged and is not there is the worst that can happen. Before it on the walk:
-sdk/source_session. After it: storage/journal.
+Invariant: the log records which acknowledgements arrived. Nothing is decided by it, so it is not synced. The verifier
+compares the output with it: an acknowledged record that is missing from the output is lost data. `sdk/source_session`
+writes it through `storage/journal`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = 2
 
 
 class AckLog:
-    """Small and append-only; goes on where an earlier life of the source ended."""
+    """Small and append-only; continues the file of an earlier process."""
 
     def __init__(self, path: Path) -> None:
         self._journal = Journal(path)

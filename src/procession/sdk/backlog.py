@@ -1,8 +1,7 @@
 """A backlog: what was taken from a medium that cannot be read twice, kept until it is committed.
 
-The one rule: what is in it can be sent again, until the gateway has said that it need not be. In memory (`Buffer`) it
-ends with the process; on disk (`Spool`) it does not. Before it on the walk: sdk/push_source. After it: storage/log, or
-nothing.
+Invariant: a record in the backlog can be sent again until the gateway has committed it. A `Buffer` is in memory and
+ends with the process. A `Spool` is on disk and survives it. `sdk/push_source` uses both.
 """
 
 from __future__ import annotations
@@ -17,12 +16,19 @@ import pyarrow as pa
 
 from procession.errors import StorageError
 from procession.sdk.source_records import Batch
-from procession.storage.log import INGRESS_SCHEMA, KIND_RECORD, SEGMENT_BYTES_MAX, IngressLog
-from procession.storage.segment import Use
+from procession.storage.log import (
+    SEGMENT_BYTES_MAX,
+    IngressLog,
+)
+from procession.storage.segment import (
+    INGRESS_SCHEMA,
+    KIND_RECORD,
+    LogUse,
+)
 
 ROW_BYTES = 24
 """What a record costs beside its key and payload: two numbers and an offset."""
-SPOOL = Use(
+SPOOL = LogUse(
     "source's spool",
     "give the source a new, empty --spool: what this one keeps and is not committed is lost",
 )
@@ -158,6 +164,11 @@ class Spool:
 
     def number_above(self, last: int | None) -> None:
         """Nothing: its records have their numbers."""
+
+    @property
+    def next_id(self) -> int:
+        """The message id of the next record: as many were appended in all."""
+        return self._log.next_sequence
 
     @property
     def size_bytes(self) -> int:

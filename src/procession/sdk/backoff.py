@@ -1,8 +1,7 @@
 """Back-off: how long to wait before the next try.
 
-The one rule: each wait is a random part, at least half, of a bound that doubles up to a limit, so that many who lost
-the same peer do not come back at once. Before it on the walk: a lost connection. After it: sdk/source_client connects
-again.
+Invariant: each wait is a random part, at least half, of a bound that doubles up to a limit. So clients that lost the
+same peer do not all reconnect at once. `sdk/source_client` uses it.
 """
 
 from __future__ import annotations

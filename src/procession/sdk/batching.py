@@ -1,8 +1,7 @@
 """Batching: collects what a source yields into batches worth sending. Pure.
 
-The one rule: a batch has at most `records_max` records and `bytes_max` bytes, and never changes their order. Records
-that cannot be sent raise an error with the stream's name. Before it the author's Source; after it `sdk/stream_reader`,
-which takes a batch when one is due.
+Invariant: a batch has at most `records_max` records and `bytes_max` bytes, and keeps their order. A record that cannot
+be sent raises an error that names the stream. `sdk/stream_reader` takes a batch when one is due.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class GatherLimits:
     """Maximum time that a record waits for others."""
 
 
-class Gather:
+class StreamBatcher:
     """The batches of one stream: at most one complete batch, and one that is being filled. See `has_room`."""
 
     def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:

@@ -1,8 +1,8 @@
 """Conformance: what every sink must do, whatever its Output is; with a crash at each step.
 
-The one rule: a case says what a worker does and what must then be true, of the sink's answers and of what a reader
-sees; it knows nothing of the Output. Cases share a program, each has an instance of its own. Before it: `procession
-sink check`, or the tests of whoever writes an Output. After it: sdk/sink_process.
+Invariant: a case says what a worker does, and what must then be true of the sink's answers and of what a reader sees.
+It does not depend on the Output. All cases use the same program; each uses its own instance. Used by `procession sink
+check` and by the tests of an Output.
 
     with Trial(["python", "my_sink.py", "{dir}", "{listen}"], directory, visible) as trial:
         conformance = Conformance(trial)
@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from procession.sdk import conformance_cases
-from procession.sdk.scripted_worker import NotReached, Story, expect, reply
-from procession.sdk.sink_process import Trial
+from procession.sdk.scripted_worker import CrashPointNotReached, ScriptedWorker, expect, reply
+from procession.sdk.sink_process import SinkProcess
 from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
@@ -43,7 +43,7 @@ come that makes no difference: what nobody has voted for is aborted."""
 RECOVERY_POINTS = ("sink:before-recover", "sink:after-recover")
 
 
-class Outcome(enum.StrEnum):
+class CaseOutcome(enum.StrEnum):
     """Of a case. A sink that was not made with the SDK has no points to die at."""
 
     KEPT = "kept"
@@ -53,48 +53,48 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    outcome: Outcome
+    outcome: CaseOutcome
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ConformanceCase:
     """`name` is the sentence that must hold, `short` what it is called for by."""
 
     short: str
     name: str
-    play: Callable[[Story], Awaitable[None]]
+    play: Callable[[ScriptedWorker], Awaitable[None]]
 
 
 class Conformance:
     """One program on trial, case by case, in any order. A case may leave it dead: the next one starts it again."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: SinkProcess) -> None:
         self._trial = trial
-        self._told: list[Story] = []
+        self._told: list[ScriptedWorker] = []
 
-    async def run(self, case: Case) -> Finding:
+    async def run(self, case: ConformanceCase) -> Finding:
         """Play a case, with an instance of its own."""
-        story = Story(self._trial, f"case-{len(self._told)}", tuple(self._told))
+        story = ScriptedWorker(self._trial, f"case-{len(self._told)}", tuple(self._told))
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
                 await case.play(story)
-        except NotReached:
-            return Finding(Outcome.NOT_REACHED, "it did not come to the point where it was to die")
+        except CrashPointNotReached:
+            return Finding(CaseOutcome.NOT_REACHED, "it did not come to the point where it was to die")
         except TimeoutError:
-            return Finding(Outcome.BROKEN, "it did not answer in time")
+            return Finding(CaseOutcome.BROKEN, "it did not answer in time")
         except (AssertionError, ConnectionError) as error:
-            return Finding(Outcome.BROKEN, str(error) or type(error).__name__)
+            return Finding(CaseOutcome.BROKEN, str(error) or type(error).__name__)
         finally:
             self._trial.disarm()
             story.close()
             self._told.append(story)
         story.is_kept = True
-        return Finding(Outcome.KEPT)
+        return Finding(CaseOutcome.KEPT)
 
 
-def dies_at(point: str, commit: bool) -> Case:
-    async def play(story: Story) -> None:
+def dies_at(point: str, commit: bool) -> ConformanceCase:
+    async def play(story: ScriptedWorker) -> None:
         worker = await story.greet()
         await story.round(worker, b"before the crash\n")
         txn_id, data = story.next_id(), b"one\ntwo\n"
@@ -102,7 +102,7 @@ def dies_at(point: str, commit: bool) -> Case:
         worker.data(story.end, b"one\n", b"two\n")
         decision = await _as_far_as_it_goes(worker, txn_id, story.end, story.end + len(data), commit)
         if story.trial.is_armed:
-            raise NotReached
+            raise CrashPointNotReached
         await story.trial.died()
         worker = await story.settle(txn_id, data, decision)
         if not decision:
@@ -110,7 +110,7 @@ def dies_at(point: str, commit: bool) -> Case:
         await story.goes_on(worker)
 
     way = "commit" if commit else "abort"
-    return Case(_short(point, way), f"killed at {point} on the way to {way}, it keeps its word", play)
+    return ConformanceCase(_short(point, way), f"killed at {point} on the way to {way}, it keeps its word", play)
 
 
 async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, commit: bool) -> bool | None:
@@ -125,8 +125,8 @@ async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, 
     return commit
 
 
-def dies_in_recovery(point: str, commit: bool) -> Case:
-    async def play(story: Story) -> None:
+def dies_in_recovery(point: str, commit: bool) -> ConformanceCase:
+    async def play(story: ScriptedWorker) -> None:
         worker = await story.greet()
         await story.round(worker, b"before the crash\n")
         txn_id, data = story.next_id(), b"one\ntwo\n"
@@ -136,21 +136,21 @@ def dies_in_recovery(point: str, commit: bool) -> Case:
         with suppress(AssertionError):
             await worker.hello(instance=story.instance)
         if story.trial.is_armed:
-            raise NotReached
+            raise CrashPointNotReached
         await story.trial.died()
         worker = await story.settle(txn_id, data, commit)
         await story.goes_on(worker)
 
     way = "commit" if commit else "abort"
-    return Case(_short(point, way), f"killed at {point} it keeps what it voted for until {way}", play)
+    return ConformanceCase(_short(point, way), f"killed at {point} it keeps what it voted for until {way}", play)
 
 
 def _short(point: str, way: str) -> str:
     return f"{point.removeprefix('sink:')}-{way}"
 
 
-def killed_after_its_vote(commit: bool) -> Case:
-    async def play(story: Story) -> None:
+def killed_after_its_vote(commit: bool) -> ConformanceCase:
+    async def play(story: ScriptedWorker) -> None:
         worker = await story.greet()
         await story.round(worker, b"first\n")
         txn_id, data = story.next_id(), b"second\n"
@@ -166,52 +166,58 @@ def killed_after_its_vote(commit: bool) -> Case:
         await story.goes_on(worker)
 
     way = "commit" if commit else "abort"
-    return Case(f"killed-{way}", f"killed after its vote it lists the transaction, and takes the {way}", play)
+    return ConformanceCase(
+        f"killed-{way}", f"killed after its vote it lists the transaction, and takes the {way}", play
+    )
 
 
-CASES: tuple[Case, ...] = (
-    Case(
+CASES: tuple[ConformanceCase, ...] = (
+    ConformanceCase(
         "visible",
         "it shows what is committed and nothing else",
         conformance_cases.shows_what_is_committed_and_nothing_else,
     ),
-    Case(
+    ConformanceCase(
         "other-bytes",
         "other bytes may come where some were aborted",
         conformance_cases.other_bytes_come_where_some_were_aborted,
     ),
-    Case("empty-epoch", "an epoch may be empty", conformance_cases.an_epoch_may_be_empty),
-    Case("bytes", "bytes are bytes, not lines", conformance_cases.bytes_are_bytes),
-    Case("large", "a transaction may be large", conformance_cases.a_transaction_may_be_large),
-    Case("gap", "a gap is voted abort", conformance_cases.a_gap_is_refused),
-    Case("range", "a range that is not what came is voted abort", conformance_cases.a_wrong_range_is_refused),
-    Case("refused", "what was voted abort is never committed", conformance_cases.what_it_refused_is_never_committed),
-    Case(
+    ConformanceCase("empty-epoch", "an epoch may be empty", conformance_cases.an_epoch_may_be_empty),
+    ConformanceCase("bytes", "bytes are bytes, not lines", conformance_cases.bytes_are_bytes),
+    ConformanceCase("large", "a transaction may be large", conformance_cases.a_transaction_may_be_large),
+    ConformanceCase("gap", "a gap is voted abort", conformance_cases.a_gap_is_refused),
+    ConformanceCase(
+        "range", "a range that is not what came is voted abort", conformance_cases.a_wrong_range_is_refused
+    ),
+    ConformanceCase(
+        "refused", "what was voted abort is never committed", conformance_cases.what_it_refused_is_never_committed
+    ),
+    ConformanceCase(
         "below",
         "an id below the position ends the session and nothing else",
         conformance_cases.an_id_below_the_position,
     ),
-    Case(
+    ConformanceCase(
         "early-data",
         "data between vote and decision ends the session, not the promise",
         conformance_cases.no_data_before_the_decision,
     ),
-    Case(
+    ConformanceCase(
         "unknown-abort",
         "an abort of what is not open changes nothing",
         conformance_cases.an_abort_of_what_is_not_open_changes_nothing,
     ),
-    Case(
+    ConformanceCase(
         "newer-session",
         "a newer session of an instance supersedes the older",
         conformance_cases.a_newer_session_supersedes_the_older,
     ),
-    Case(
+    ConformanceCase(
         "two-workers",
         "two workers go their own ways, through a crash too",
         conformance_cases.two_workers_go_their_own_ways,
     ),
-    Case(
+    ConformanceCase(
         "unvoted",
         "what was not voted on is dropped at a crash and at a new session",
         conformance_cases.drops_what_was_not_voted_on,
@@ -219,7 +225,7 @@ CASES: tuple[Case, ...] = (
     *(killed_after_its_vote(commit) for commit in BOTH),
     *(dies_at(point, commit) for point, decisions in POINTS.items() for commit in decisions),
     *(dies_in_recovery(point, commit) for point in RECOVERY_POINTS for commit in BOTH),
-    Case(
+    ConformanceCase(
         "all-as-it-was",
         "after all that, a restarted sink says and shows of every instance what it did",
         conformance_cases.all_is_as_it_was,

@@ -1,17 +1,17 @@
 """The conformance cases: what a worker may do to a sink, and what the sink must do, round by round.
 
-The one rule: each function is a case; it tells one story and knows nothing of the Output. Before it: sdk/conformance,
-which adds the crashes. After it: sdk/scripted_worker.
+Invariant: each function is one case and does not depend on the Output. `sdk/conformance` adds the crashes;
+`sdk/scripted_worker` performs the steps.
 """
 
 from __future__ import annotations
 
-from procession.sdk.scripted_worker import Story, ended, expect, reply
+from procession.sdk.scripted_worker import ScriptedWorker, ended, expect, reply
 from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2
 
 
-async def drops_what_was_not_voted_on(story: Story) -> None:
+async def drops_what_was_not_voted_on(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     worker.data(story.end, b"never voted on\n")
@@ -27,14 +27,14 @@ async def drops_what_was_not_voted_on(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def shows_what_is_committed_and_nothing_else(story: Story) -> None:
+async def shows_what_is_committed_and_nothing_else(story: ScriptedWorker) -> None:
     worker = await story.greet()
     for number in range(12):
         await story.round(worker, b"line %d\n" % number, commit=number % 3 != 1)
     await story.goes_on(worker)
 
 
-async def other_bytes_come_where_some_were_aborted(story: Story) -> None:
+async def other_bytes_come_where_some_were_aborted(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     await story.round(worker, b"a long line that is aborted\n", commit=False)
@@ -48,7 +48,7 @@ async def other_bytes_come_where_some_were_aborted(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def an_epoch_may_be_empty(story: Story) -> None:
+async def an_epoch_may_be_empty(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"")
     await story.round(worker, b"", commit=False)
@@ -62,7 +62,7 @@ async def an_epoch_may_be_empty(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def bytes_are_bytes(story: Story) -> None:
+async def bytes_are_bytes(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, bytes(range(256)))
     await story.round(worker, b"\n\n\x00\r\n" * 7)
@@ -70,7 +70,7 @@ async def bytes_are_bytes(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def a_transaction_may_be_large(story: Story) -> None:
+async def a_transaction_may_be_large(story: ScriptedWorker) -> None:
     worker = await story.greet()
     payloads = [b"%08d " % number + b"x" * 100_000 + b"\n" for number in range(30)]
     txn_id, data = story.next_id(), b"".join(payloads)
@@ -82,7 +82,7 @@ async def a_transaction_may_be_large(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def a_gap_is_refused(story: Story) -> None:
+async def a_gap_is_refused(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     txn_id = story.next_id()
@@ -96,7 +96,7 @@ async def a_gap_is_refused(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def a_wrong_range_is_refused(story: Story) -> None:
+async def a_wrong_range_is_refused(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     for start, end in ((story.end, story.end + 5), (story.end, story.end + 3), (story.end - 1, story.end + 4)):
@@ -108,7 +108,7 @@ async def a_wrong_range_is_refused(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def what_it_refused_is_never_committed(story: Story) -> None:
+async def what_it_refused_is_never_committed(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     txn_id = story.next_id()
@@ -121,7 +121,7 @@ async def what_it_refused_is_never_committed(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def an_id_below_the_position(story: Story) -> None:
+async def an_id_below_the_position(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     worker.data(story.end, b"second\n")
@@ -133,7 +133,7 @@ async def an_id_below_the_position(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def no_data_before_the_decision(story: Story) -> None:
+async def no_data_before_the_decision(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     txn_id, data = story.next_id(), b"second\n"
@@ -147,7 +147,7 @@ async def no_data_before_the_decision(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def an_abort_of_what_is_not_open_changes_nothing(story: Story) -> None:
+async def an_abort_of_what_is_not_open_changes_nothing(story: ScriptedWorker) -> None:
     worker = await story.greet()
     await story.round(worker, b"first\n")
     txn_id, data = story.next_id(), b"second\n"
@@ -161,7 +161,7 @@ async def an_abort_of_what_is_not_open_changes_nothing(story: Story) -> None:
     await story.goes_on(worker)
 
 
-async def a_newer_session_supersedes_the_older(story: Story) -> None:
+async def a_newer_session_supersedes_the_older(story: ScriptedWorker) -> None:
     older = await story.greet()
     await story.round(older, b"first\n")
     txn_id, data = story.next_id(), b"second\n"
@@ -175,8 +175,8 @@ async def a_newer_session_supersedes_the_older(story: Story) -> None:
     await story.goes_on(newer)
 
 
-async def two_workers_go_their_own_ways(story: Story) -> None:
-    other = Story(story.trial, f"{story.instance}-other")
+async def two_workers_go_their_own_ways(story: ScriptedWorker) -> None:
+    other = ScriptedWorker(story.trial, f"{story.instance}-other")
     try:
         worker, others = await story.greet(), await other.greet()
         await story.round(worker, b"mine\n")
@@ -201,7 +201,7 @@ async def two_workers_go_their_own_ways(story: Story) -> None:
         other.close()
 
 
-async def all_is_as_it_was(story: Story) -> None:
+async def all_is_as_it_was(story: ScriptedWorker) -> None:
     await story.restart()
     for earlier in story.earlier:
         if earlier.is_kept:

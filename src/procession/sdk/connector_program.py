@@ -1,7 +1,7 @@
 """A connector as a program: one coroutine on a fast loop, stopped cleanly by SIGTERM or SIGINT.
 
-The one rule: a signal cancels the coroutine, so that its `finally` blocks run; nothing is left half closed. Before it
-on the walk: the command line. After it: sdk/source_client and sdk/sink_server.
+Invariant: a signal cancels the coroutine, so its `finally` blocks run and close what is open. Runs `sdk/source_client`
+and `sdk/sink_server` for the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from procession.allocation import keep_memory
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Source
-from procession.sdk.source_report import Teller
+from procession.sdk.source_report import SourceReporter
+from procession.sdk.source_share import SharedSource
 
 Result = TypeVar("Result")
 
@@ -52,7 +53,9 @@ def run_source(
     Returns:
         True when all records are committed, False if a signal came first.
     """
-    teller = Teller(is_json=is_json, beside=options.report)
+    if options.share is not None:
+        source = SharedSource(source, options.share)
+    teller = SourceReporter(is_json=is_json, beside=options.report)
     client = SourceClient(source, to, replace(options, report=teller))
     try:
         return run_program(_all_of(client, beside), on_stop, options.stop_wait_s) is True

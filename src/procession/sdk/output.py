@@ -1,7 +1,7 @@
 """What the author of a sink writes: an Output, the medium that receives bytes and makes them visible.
 
-The one rule: each method may be called again after a crash during or after it, and must then have the same effect.
-Before it `sdk/participant`, which calls in the right order and from one thread at a time; after it the medium.
+Invariant: each method may be called again after a crash during or after it, and must then have the same effect.
+`sdk/participant` calls the methods in the right order, from one thread at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The participant: one instance's output in two-phase commit, without sockets.
 
-The one rule: a byte becomes part of the output only through a transaction that was voted for, and the vote is given
-only if every byte of it is durable, in its place, with none missing. Before it on the walk: sdk/sink_server, which
-brings the worker's words. After it: the author's Output keeps the bytes, sdk/transaction_log the votes and decisions.
+Invariant: bytes become part of the output only through a transaction that the sink voted for. It votes yes only if all
+bytes of the transaction are durable, at their positions, with no gap. `sdk/sink_server` passes the driver's messages.
+The author's Output stores the bytes; `sdk/transaction_log` stores votes and decisions.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from procession import faults
-from procession.errors import RemoteProtocolError, StorageError
+from procession.errors import RemoteProtocolError
 from procession.sdk.output import Done, Output, Wait, refuse_to_wait
 from procession.sdk.payloads import Payloads
-from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.sdk.recovery import recover
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.wire.messages import DATA_STREAM
-from procession.wire.two_phase_commit import Participant
+from procession.wire.two_phase_commit import ParticipantLifecycle
 
 Where = Sequence[tuple[int, int, int]]
 
-Hear = Callable[[Transaction, bool], None]
-"""Is told of each decision once it is carried out: True is commit."""
+OnDecision = Callable[[Transaction, bool], None]
+"""Called after each decision is carried out. True means commit."""
 
 
-class Outlet:
+class SinkParticipant:
     """The participant. `begin` comes first; a RemoteProtocolError is the worker's error, and the session is over.
 
     An idempotent one takes positions again that are committed: the worker begins where it likes, up to the end, and it
@@ -35,18 +36,18 @@ class Outlet:
     def __init__(
         self,
         output: Output,
-        txnlog: TxnLog,
+        txnlog: TransactionLog,
         *,
         is_idempotent: bool = False,
         wait: Wait = refuse_to_wait,
-        hear: Hear | None = None,
+        on_decision: OnDecision | None = None,
     ) -> None:
         self._output = output
         self._txnlog = txnlog
         self._is_idempotent = is_idempotent
         self._wait = wait
-        self._hear = hear
-        self._participant = Participant()
+        self._on_decision = on_decision
+        self._participant = ParticipantLifecycle()
         self._start = self._end = 0
         self._has_gap = False
 
@@ -64,18 +65,18 @@ class Outlet:
         return self.uncommitted
 
     def workers_left(self) -> None:
-        """The worker told who has left the cluster. An output of one instance has nothing to do about it."""
+        """The worker has sent the list of workers that left the cluster. An output of one instance ignores it."""
         self._participant.workers_left()
 
     def begin(self) -> None:
         """A new session: what is neither committed nor prepared is dropped; what is prepared waits for its decision."""
-        prepared = self._prepared()
+        found = recover(self._txnlog)
         faults.point("sink:before-recover")
-        self._done(self._output.recover(self.committed_end, prepared))
+        self._done(self._output.recover(*found))
         faults.point("sink:after-recover")
         self._start = self._end = self.committed_end
         self._has_gap = False
-        self._participant = Participant(self.uncommitted)
+        self._participant = ParticipantLifecycle(self.uncommitted)
 
     def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
         """Take messages of the data stream. After a gap the rest is dropped: the vote can only be abort."""
@@ -134,8 +135,8 @@ class Outlet:
         self._end = max(self._end, self._start)
         self._txnlog.compact()
         faults.point("sink:after-commit")
-        if self._hear is not None:
-            self._hear(transaction, commit)
+        if self._on_decision is not None:
+            self._on_decision(transaction, commit)
 
     def close(self) -> None:
         self._done(self._output.close())
@@ -150,16 +151,6 @@ class Outlet:
         start = self._start
         return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
 
-    def _prepared(self) -> Transaction | None:
-        """There is one at most: nothing is voted on before what was prepared earlier is decided."""
-        if len(self._txnlog.prepared) > 1:
-            raise StorageError(
-                f"{self._txnlog.path} has more than one open transaction: {', '.join(self.uncommitted)}.",
-                next_step="Restore the file from a copy; no sink of ours writes such a log.",
-                path=str(self._txnlog.path),
-            )
-        return next(iter(self._txnlog.prepared), None)
-
     def _open_transaction(self, txn_id: str) -> Transaction:
-        prepared = self._prepared()
+        prepared = recover(self._txnlog).prepared
         return prepared if prepared and prepared.txn_id == txn_id else Transaction(txn_id, self._start, self._end)

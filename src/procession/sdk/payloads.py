@@ -1,8 +1,7 @@
 """Payloads: the messages of the data stream that arrived together, one by one or as one piece.
 
-The one rule: nothing is copied before it is used; all messages that arrived together are in one buffer. Before it
-`wire/connection`, which decodes columns; after it `sdk/participant`, and the author's Output, which sees a sequence of
-bytes.
+Invariant: messages that arrived together share one buffer, and nothing is copied before it is used. `wire/connection`
+decodes the columns; `sdk/participant` and the author's Output see a sequence of bytes.
 """
 
 from __future__ import annotations
@@ -36,6 +35,11 @@ class Payloads(Sequence[bytes]):
     def of(cls, payloads: Sequence[bytes]) -> Payloads:
         """From a sequence of bytes."""
         return payloads if isinstance(payloads, Payloads) else cls(pa.array(payloads, pa.binary()))
+
+    @property
+    def array(self) -> pa.Array:
+        """All messages as an Arrow array of binaries."""
+        return self._array
 
     @property
     def edges(self) -> npt.NDArray[np.int64]:

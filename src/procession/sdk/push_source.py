@@ -1,8 +1,7 @@
 """A push source: records are pushed into it, for media that cannot be read twice.
 
-The one rule: what was put in is sent again until it is committed, and no more is taken in than `bytes_max` that is
-not, and one batch. Before it on the walk: whoever has the records (a pipe, a socket, sdk/send). After it:
-sdk/source_session, as from any Source.
+Invariant: a record is sent again until it is committed. The source holds at most `bytes_max` uncommitted bytes and one
+batch. Records come from a pipe, a socket or `sdk/sender`; `sdk/source_session` sends them, as those of any Source.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from procession.sdk.source_records import Batch, Stream
 BYTES_MAX = 64 * 1024 * 1024
 
 
-class Inlet:
+class PushStream:
     """One stream. All of it belongs to the loop's thread."""
 
     def __init__(self, stream: Stream, backlog: Backlog, *, bytes_max: int = BYTES_MAX) -> None:
@@ -44,7 +43,7 @@ class Inlet:
             await self._until(lambda: self._backlog.size_bytes < self._bytes_max)
             try:
                 self._backlog.append(batch)
-            except Exception as error:  # a disk that is full: it ends the program, not only whoever put this in
+            except Exception as error:  # such as a full disk: ends the program, not only this call
                 self.fail(error)
                 raise
             self._appended += 1
@@ -61,7 +60,7 @@ class Inlet:
         await self._until(lambda: not self._backlog.size_bytes)
 
     async def committed(self) -> int | None:
-        """The last committed message id; waits until a gateway has told it."""
+        """The last committed message id. Waits until a gateway has reported it."""
         await self._until(lambda: self._is_opened)
         return self._committed
 
@@ -71,7 +70,7 @@ class Inlet:
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """It cannot go on: whoever puts something in, or waits, is told why."""
+        """The source has failed: raises this error in all callers that put or wait."""
         self._failure = self._failure or error
         self._news.set()
 

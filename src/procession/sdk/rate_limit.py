@@ -1,7 +1,7 @@
 """The rate limit: how many records may be sent now, at a given number per second.
 
-The one rule: what was not sent in time is made up for only within a twentieth of a second, so that a stall is not
-followed by a flood. Time arrives as `now_s`. Before it on the walk: the author's Source. After it: sdk/source_session.
+Invariant: after a stall, the limit makes up for at most a twentieth of a second, so a stall is not followed by a burst.
+Time is passed in as `now_s`. `sdk/source_session` uses it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 BURST_S = 0.05
 
 
-class Pace:
+class RateLimit:
     def __init__(self, records_per_second: float, now_s: float) -> None:
         self._rate = records_per_second
         self._burst = max(1.0, records_per_second * BURST_S)

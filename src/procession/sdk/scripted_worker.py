@@ -1,41 +1,41 @@
 """A scripted worker: drives one instance of a sink through rounds, as a coordinator would.
 
-The one rule: it knows what is committed, and after each step holds the sink's answers and what a reader sees against
-that. Before it: the cases of sdk/conformance_cases and sdk/conformance. After it: sdk/sink_process, and the sink.
+Invariant: the worker knows what is committed. After each step it compares the sink's answers, and what a reader sees,
+with that. The cases of `sdk/conformance_cases` drive it; `sdk/sink_process` runs the sink.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from procession.sdk.sink_process import Trial
+from procession.sdk.sink_process import SinkProcess
 from procession.sdk.testing import Worker
 from procession.wire.messages import Error, Reply
 
 
-class Broken(AssertionError):
+class PromiseBroken(AssertionError):
     """A promise was not kept."""
 
 
-class NotReached(Exception):
+class CrashPointNotReached(Exception):
     """The program did not come to the point where it was to die."""
 
 
 def expect(is_true: bool, sentence: str) -> None:
     if not is_true:
-        raise Broken(sentence)
+        raise PromiseBroken(sentence)
 
 
-class Story:
+class ScriptedWorker:
     """One instance's history, as a coordinator knows it: what the sink is held against."""
 
-    def __init__(self, trial: Trial, instance: str, earlier: tuple[Story, ...] = ()) -> None:
+    def __init__(self, trial: SinkProcess, instance: str, earlier: tuple[ScriptedWorker, ...] = ()) -> None:
         self.trial = trial
         self.instance = instance
         self.earlier = earlier
-        """Those told before, of other instances."""
+        """Workers of other instances that ran before."""
         self.is_kept = False
-        """It came to its end, and all was as it must be."""
+        """Whether the history has ended without a violation."""
         self.committed = b""
         self._transactions = 0
         self._workers: list[Worker] = []
@@ -83,7 +83,7 @@ class Story:
         if seen is not None and seen not in (self.committed, self.committed + maybe):
             same = next((i for i, (a, b) in enumerate(zip(seen, self.committed, strict=False)) if a != b), None)
             where = min(len(seen), self.end) if same is None else same
-            raise Broken(
+            raise PromiseBroken(
                 f"{self.end} bytes are committed and {len(seen)} are visible; they differ from byte {where} on:"
                 f" {seen[where : where + 40]!r} for {self.committed[where : where + 40]!r}"
             )

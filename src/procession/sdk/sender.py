@@ -1,8 +1,7 @@
 """A sender: a source for scripts. It sends the records that are written to it again until they are committed.
 
-The one rule: `write` blocks while too many bytes are not committed, and `close` returns when all are; an error that
-cannot be recovered from is raised by the next call. Before it a script; after it `sdk/push_source`, on an event loop in
-a thread.
+Invariant: `write` blocks while too many bytes are uncommitted, and `close` returns when all are committed. An error
+that cannot be recovered from is raised by the next call. It runs `sdk/push_source` on an event loop in a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import uvloop
 
 from procession.errors import ConfigError, RecordError
 from procession.sdk.backlog import Buffer, Spool
-from procession.sdk.batching import Gather
-from procession.sdk.push_source import BYTES_MAX, Inlet
+from procession.sdk.batching import StreamBatcher
+from procession.sdk.push_source import BYTES_MAX, PushStream
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import PAYLOAD_BYTES_MAX, Stream
@@ -70,25 +69,27 @@ def send(
     if options is None:
         options = SourceOptions("procession.sdk.send", stream, cookie)
     backlog = Spool(Path(spool)) if spool else Buffer(has_ids=has_ids)
-    return Sender(to, Inlet(Stream.named(stream), backlog, bytes_max=bytes_max), options, has_ids=has_ids)
+    return Sender(to, PushStream(Stream.named(stream), backlog, bytes_max=bytes_max), options, has_ids=has_ids)
 
 
 class Sender:
     """A sender, as `send` returns it. Threads may share it; the records of one thread keep their order."""
 
-    def __init__(self, to: str, inlet: Inlet, options: SourceOptions, *, has_ids: bool = False) -> None:
-        self._inlet = inlet
-        self._client = SourceClient(inlet, to, options)
+    def __init__(self, to: str, push_stream: PushStream, options: SourceOptions, *, has_ids: bool = False) -> None:
+        self._push_stream = push_stream
+        self._client = SourceClient(push_stream, to, options)
         self._delay_s = options.gather.delay_s
         self._has_ids = has_ids
         self._lock = threading.Lock()
         """Over the gather and what follows."""
-        self._gather = Gather(inlet.stream, None, options.gather)
+        self._gather = StreamBatcher(push_stream.stream, None, options.gather)
         self._last = -1
         self._is_timed = self._is_closed = False
         self._passing = asyncio.Lock()
         self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"send {inlet.stream.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"send {push_stream.stream.name}", daemon=True
+        )
         self._thread.start()
         self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
 
@@ -106,7 +107,7 @@ class Sender:
     @property
     def committed(self) -> int | None:
         """The last committed message id, or None. Blocks until a gateway has answered."""
-        return self._do(self._inlet.committed())
+        return self._do(self._push_stream.committed())
 
     def write(
         self, payload: bytes | str, *, key: bytes | str = b"", event_time: int = 0, message_id: int | None = None
@@ -138,12 +139,12 @@ class Sender:
     def flush(self) -> None:
         """Hand over all records. On return they are on disk, if there is a spool."""
         self._do(self._pass_on())
-        self._do(self._inlet.flush())
+        self._do(self._push_stream.flush())
 
     def wait(self) -> None:
         """Block until all records are committed."""
         self._do(self._pass_on())
-        self._do(self._inlet.settled())
+        self._do(self._push_stream.settled())
 
     def close(self) -> None:
         """Block until all records are committed, then end the stream. The stream may be opened again later."""
@@ -151,7 +152,7 @@ class Sender:
             return
         try:
             self._do(self._pass_on())
-            self._loop.call_soon_threadsafe(self._inlet.end)
+            self._loop.call_soon_threadsafe(self._push_stream.end)
             self._sending.result()
         finally:
             self.abort()
@@ -185,11 +186,11 @@ class Sender:
         try:
             await self._client.run()
         except BaseException as error:
-            self._inlet.fail(error)
+            self._push_stream.fail(error)
             raise
 
     async def _pass_on(self) -> None:
-        """Puts the collected records into the inlet, in the order in which they were written."""
+        """Puts the collected records into the stream, in the order in which they were written."""
         async with self._passing:
             while True:
                 with self._lock:
@@ -197,13 +198,13 @@ class Sender:
                     self._is_timed = self._is_timed and batch is not None
                 if batch is None:
                     return
-                await self._inlet.put(batch)
+                await self._push_stream.put(batch)
 
     def _pass_on_later(self) -> None:
         self._timed = self._loop.create_task(self._pass_on_quietly())
 
     async def _pass_on_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # the inlet remembers it, and tells the next who writes
+        with contextlib.suppress(Exception):  # the stream keeps the error and raises it at the next write
             await self._pass_on()
 
     async def _end(self) -> None:
@@ -215,7 +216,7 @@ class Sender:
         if others:
             await asyncio.wait(others)
         await self._loop.shutdown_default_executor()
-        self._inlet.close()
+        self._push_stream.close()
 
     # From other threads
 

@@ -1,7 +1,7 @@
 """The directory of a sink: locked by one process, with a transaction log for each instance.
 
-The one rule: all durable data of a sink is here, and nobody else writes here while the sink runs. Before it the sink's
-program; after it `sdk/sink_server`, which serves the instances, and `sdk/transaction_log`, which stores their votes.
+Invariant: all durable data of a sink is here, and no other process writes here while the sink runs. `sdk/sink_server`
+serves the instances; `sdk/transaction_log` stores their votes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from procession.errors import ConfigError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.connector_program import run_program
 from procession.sdk.output import OpenOutput, Wait
-from procession.sdk.participant import Outlet
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.recovery import remove_drafts
 from procession.sdk.sink_server import SinkServer
-from procession.sdk.transaction_log import Transaction, TxnLog
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.durable import lock_directory, write_durably
 from procession.storage.secret import Secret, make_secret
 from procession.tls import ServerTls
@@ -35,8 +36,8 @@ Tell = Callable[[Mapping[str, object]], None]
 """Receives events as JSON objects, from any thread."""
 
 
-class Home:
-    """The directory of a sink. `open_outlet` is what a SinkServer needs.
+class SinkDirectory:
+    """The directory of a sink. `open_participant` is what a SinkServer needs.
 
     Args:
         directory: The directory. It is locked.
@@ -55,18 +56,18 @@ class Home:
         self._idempotent = idempotent
         self._tell = tell
         self._lock = lock_directory(directory)
-        for draft in directory.glob("*.draft"):
-            if draft.suffixes[-3:-2] in ([".txnlog"], [".json"]):
-                draft.unlink()  # of a replacement that a crash cut short: the file that it was for is whole
+        remove_drafts(directory)
 
-    def open_outlet(self, instance: str, wait: Wait) -> Outlet:
-        # The output first: who finds a log looks for its output beside it.
+    def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
+        # The output first: a reader that finds a log expects its output next to it.
         output, txnlog = self._open_output(instance), self.open_txnlog(instance)
-        hear = partial(self._heard, instance) if self._tell else None
-        return Outlet(output, txnlog, is_idempotent=instance in self._idempotent, wait=wait, hear=hear)
+        on_decision = partial(self._decided, instance) if self._tell else None
+        return SinkParticipant(
+            output, txnlog, is_idempotent=instance in self._idempotent, wait=wait, on_decision=on_decision
+        )
 
-    def open_txnlog(self, instance: str) -> TxnLog:
-        txnlog = TxnLog(self.directory / f"{instance}.txnlog")
+    def open_txnlog(self, instance: str) -> TransactionLog:
+        txnlog = TransactionLog(self.directory / f"{instance}.txnlog")
         txnlog.open()
         return txnlog
 
@@ -78,7 +79,7 @@ class Home:
             return None
 
     def announce(self, address: Address) -> None:
-        """Writes the address into the directory, for whoever started the sink."""
+        """Writes the address into the directory, for the process that started the sink."""
         facts = {"listen": str(address), "pid": os.getpid()}
         write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode())
         if self._tell is not None:
@@ -87,7 +88,7 @@ class Home:
     def close(self) -> None:
         os.close(self._lock)
 
-    def _heard(self, instance: str, transaction: Transaction, commit: bool) -> None:
+    def _decided(self, instance: str, transaction: Transaction, commit: bool) -> None:
         assert self._tell
         event = "committed" if commit else "aborted"
         self._tell({"event": event, "instance": instance, **transaction._asdict()})
@@ -116,16 +117,16 @@ def run_sink(
         idempotent: Instances whose Outputs accept the same positions again.
         tell: Called with each commit and abort.
     """
-    home = Home(directory, open_output, idempotent=idempotent, tell=tell)
+    sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, tell=tell)
     try:
-        serve(home, listen, make_secret(directory, Secret.SINKS) if cookie is None else cookie, tls)
+        serve(sink_directory, listen, make_secret(directory, Secret.SINKS) if cookie is None else cookie, tls)
     finally:
-        home.close()
+        sink_directory.close()
 
 
-def serve(home: Home, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
+def serve(sink_directory: SinkDirectory, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
     if not cookie:
         log.warning("sink.open", listen=listen, reason="anybody who reaches this port can write, without a secret")
-    with listening_socket(parse_address(listen), home.previous()) as listener:
-        home.announce(address_of(listener))
-        run_program(SinkServer(home.open_outlet, cookie=cookie, tls=tls).serve(listener))
+    with listening_socket(parse_address(listen), sink_directory.previous()) as listener:
+        sink_directory.announce(address_of(listener))
+        run_program(SinkServer(sink_directory.open_participant, cookie=cookie, tls=tls).serve(listener))

@@ -1,8 +1,7 @@
 """A sink as a separate process, over several lives, driven by a scripted worker.
 
-The one rule: the program is known by its command alone; it is killed at a named point, or from outside, and started
-again in the same directory. Before it: `sdk/conformance`, which says what must hold. After it: any sink, and whoever
-reads its output.
+Invariant: only the program's command is known. The program is killed at a named point, or from outside, and started
+again in the same directory. `sdk/conformance` says what must hold.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Visible = Callable[[Path, str], bytes]
 """What a reader of the output sees: of the sink's directory, and an instance."""
 
 
-class Trial:
+class SinkProcess:
     """`command` has `{dir}` where the sink's directory belongs, and `{listen}` for the address it is to listen at.
 
     The program's standard output and error are kept in files beside its directory.

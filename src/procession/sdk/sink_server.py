@@ -1,8 +1,8 @@
 """The sink's server: accepts the driver's sessions and passes them to the participant of each instance.
 
-The one rule: an instance has one session, the latest. A peer can end its own session, never the server; a failing
-Output or log ends the server, so that recovery runs. Disk access runs in a thread, one at a time per instance. Before
-it `commit/sink_link`, over TCP; after it `sdk/participant`.
+Invariant: an instance has one session, the latest. A peer can end its own session, never the server. A failing Output
+or log ends the server, so that recovery runs. Disk access runs in a thread, one at a time per instance.
+`commit/sink_link` connects over TCP; `sdk/participant` handles the messages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from procession.background_loading import Readiness
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.output import Wait
-from procession.sdk.participant import Outlet
+from procession.sdk.participant import SinkParticipant
 from procession.sdk.payloads import Payloads
-from procession.tls import Door, ServerTls
+from procession.tls import ServerTls, TlsListener
 from procession.wire import columns, two_phase_commit
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.frame_codec import FRAME_BYTES_MAX
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
     TWOPC_STREAM,
@@ -77,13 +77,13 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class OpenOutlet(Protocol):
+class OpenParticipant(Protocol):
     """Opens the participant of an instance, recovered from disk."""
 
-    def __call__(self, instance: str, wait: Wait) -> Outlet: ...
+    def __call__(self, instance: str, wait: Wait) -> SinkParticipant: ...
 
 
-class Stopping(Exception):
+class SinkStopping(Exception):
     """The sink stops and does not wait for a coroutine of an Output."""
 
 
@@ -92,7 +92,7 @@ class SinkServer:
 
     def __init__(
         self,
-        open_outlet: OpenOutlet,
+        open_participant: OpenParticipant,
         *,
         cookie: bytes = b"",
         tls: ServerTls | None = None,
@@ -108,12 +108,12 @@ class SinkServer:
         self._tls = tls
         self.handshake_timeout_s = handshake_timeout_s
         self.frame_bytes_max = frame_bytes_max
-        self._open_outlet = open_outlet
+        self._open_participant = open_participant
         self._sessions_max = sessions_max
         self._lingering_max = lingering_max
         self._instances_max = instances_max
-        self._sessions: dict[Session, None] = {}  # the oldest first
-        self._instances: dict[str, Instance] = {}
+        self._sessions: dict[SinkSession, None] = {}  # the oldest first
+        self._instances: dict[str, ServedInstance] = {}
         self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_MESSAGES)
         self._threads = ThreadPoolExecutor(instances_max, "sink")
         self._loop: asyncio.AbstractEventLoop
@@ -125,9 +125,9 @@ class SinkServer:
     async def serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        server: asyncio.Server | Door
+        server: asyncio.Server | TlsListener
         if self._tls:
-            server = Door(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
+            server = TlsListener(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
         else:
             server = await asyncio.start_server(
                 self._accept, sock=listener, limit=READ_BYTES_MAX, backlog=ACCEPTS_AT_ONCE
@@ -157,8 +157,8 @@ class SinkServer:
                 await stack.enter_async_context(instance.lock)
             self._is_stopping = False
             for instance in self._instances.values():
-                if instance.outlet is not None:
-                    await self.in_thread(instance.outlet.close)
+                if instance.participant is not None:
+                    await self.in_thread(instance.participant.close)
         self._threads.shutdown(wait=False)
 
     async def in_thread(
@@ -166,18 +166,18 @@ class SinkServer:
     ) -> Result:
         return await self._loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def instance(self, name: str) -> Instance:
+    def instance(self, name: str) -> ServedInstance:
         if name not in self._instances:
             if len(self._instances) >= self._instances_max:
                 raise RemoteProtocolError("too many instances")
-            self._instances[name] = Instance(name)
+            self._instances[name] = ServedInstance(name)
         return self._instances[name]
 
-    async def opened(self, instance: Instance) -> Outlet:
+    async def opened(self, instance: ServedInstance) -> SinkParticipant:
         """The instance's participant. The caller holds the instance's lock."""
-        if instance.outlet is None:
-            instance.outlet = await self.in_thread(self._open_outlet, instance.name, self._wait)
-        return instance.outlet
+        if instance.participant is None:
+            instance.participant = await self.in_thread(self._open_participant, instance.name, self._wait)
+        return instance.participant
 
     def _wait(self, awaitable: Awaitable[None]) -> None:
         """Called in a thread: runs an Output's coroutine on the loop, and waits for it."""
@@ -189,22 +189,22 @@ class SinkServer:
         try:
             future.result()
         except CancelledError:
-            raise Stopping from None
+            raise SinkStopping from None
         finally:
             with self._waiting:
                 self._waited_for.discard(future)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = Session(self, reader, writer)
+        session = SinkSession(self, reader, writer)
         self._sessions[session] = None
         try:
             if self._has_room():
                 await session.run()
             else:
                 await session.refuse("too many sessions")
-        except Stopping:
+        except SinkStopping:
             pass
-        except Exception as error:  # a promise may be at stake, whatever the author's Output raised
+        except Exception as error:  # whatever the author's Output raised, a vote may be lost
             session.say_error("the sink failed")
             if self._failure and not self._failure.done():
                 self._failure.set_exception(error)
@@ -214,12 +214,12 @@ class SinkServer:
 
     def _has_room(self) -> bool:
         """Whether the newest session may stay. If the server is full, the oldest session without a HELLO is closed."""
-        lingering = [one for one in self._sessions if one.is_refused and not one.is_closed]
+        lingering = [session for session in self._sessions if session.is_refused and not session.is_closed]
         if len(lingering) > self._lingering_max:
             lingering[0].abort()
-        if sum(not (one.is_refused or one.is_closed) for one in self._sessions) <= self._sessions_max:
+        if sum(not (session.is_refused or session.is_closed) for session in self._sessions) <= self._sessions_max:
             return True
-        silent = next((one for one in self._sessions if one.is_silent), None)
+        silent = next((session for session in self._sessions if session.is_silent), None)
         if silent is not None:
             silent.give_up()
         return silent is not None
@@ -229,25 +229,25 @@ async def _awaited(awaitable: Awaitable[None]) -> None:
     await awaitable
 
 
-class Instance:
+class ServedInstance:
     """A participant and the session that may use it, one event at a time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.outlet: Outlet | None = None
+        self.participant: SinkParticipant | None = None
         self.lock = asyncio.Lock()
-        self.session: Session | None = None
+        self.session: SinkSession | None = None
 
 
-class Session:
+class SinkSession:
     """A connection of a driver."""
 
     def __init__(self, server: SinkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._server = server
         self._reader = reader
         self._writer = writer
-        self._connection = Connection(Side.ACCEPTOR, Role.SINK, server.frame_bytes_max)
-        self._instance: Instance | None = None
+        self._connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK, server.frame_bytes_max)
+        self._instance: ServedInstance | None = None
         self.is_silent = False
         """Connected, without a HELLO so far."""
         self.is_refused = False
@@ -346,20 +346,20 @@ class Session:
         async with instance.lock:
             if instance.session is not self:
                 return  # another one has come while we waited
-            outlet = await self._server.opened(instance)
-            await self._server.in_thread(outlet.begin)
-        log.info("session.opened", instance=hello.instance, committed=outlet.committed_end)
+            participant = await self._server.opened(instance)
+            await self._server.in_thread(participant.begin)
+        log.info("session.opened", instance=hello.instance, committed=participant.committed_end)
         self._send(Ok(CREDITS))
 
-    async def _use(self, outlet: Outlet, event: Event) -> None:
+    async def _use(self, participant: SinkParticipant, event: Event) -> None:
         match event:
             case Notify(stream_id):
-                self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, outlet.committed_end))
+                self._send(NotifyAck(stream_id == DATA_STREAM, stream_id, participant.committed_end))
             case Messages():
                 self._server.columns.worked(len(event))
                 answers: list[TwoPhase] = []
                 try:
-                    await self._server.in_thread(_talk, outlet, event, answers)
+                    await self._server.in_thread(_talk, participant, event, answers)
                 finally:
                     # Also those before a word that ends the session: what was promised there stands.
                     for answer in answers:
@@ -371,30 +371,30 @@ class Session:
             self._writer.write(self._connection.send(frame))
 
 
-def _talk(outlet: Outlet, messages: Messages, answers: list[TwoPhase]) -> None:
+def _talk(participant: SinkParticipant, messages: Messages, answers: list[TwoPhase]) -> None:
     """Called in a thread: passes these messages to the participant, in order."""
     for stream_id, some in messages.by_stream():
         if stream_id == TWOPC_STREAM:
             for payload in some.payloads.to_pylist():
                 message = two_phase_commit.decode(payload)
                 log.debug("session.received", message=message)
-                answers += _answers(outlet, message)
+                answers += _answers(participant, message)
         else:
-            outlet.append(some.message_ids, Payloads(some.payloads))
+            participant.append(some.message_ids, Payloads(some.payloads))
 
 
-def _answers(outlet: Outlet, message: TwoPhase) -> list[TwoPhase]:
+def _answers(participant: SinkParticipant, message: TwoPhase) -> list[TwoPhase]:
     match message:
         case ListUncommitted(rtag):
-            return [ReplyUncommitted(rtag, outlet.list_uncommitted())]
+            return [ReplyUncommitted(rtag, participant.list_uncommitted())]
         case Phase1(txn_id, where):
-            return [Reply(txn_id, outlet.phase1(txn_id, where))]
+            return [Reply(txn_id, participant.phase1(txn_id, where))]
         case Phase2(txn_id, commit):
-            outlet.phase2(txn_id, commit)
+            participant.phase2(txn_id, commit)
             return [Reply(txn_id, commit)]
         case ReplyUncommitted() | Reply():
             raise RemoteProtocolError("a participant's message from the coordinator")
         case WorkersLeft(workers=workers):
-            outlet.workers_left()
+            participant.workers_left()
             log.info("sink.workers_left", workers=workers)
             return []

@@ -1,7 +1,7 @@
 """The client of a source: sends records again until all of them are acknowledged.
 
-The one rule: a lost session costs only time. The next session continues after the last commit, and the gateway drops
-duplicates. Before it the author's Source (`sdk/source_records`); after it `sdk/source_session`, one per session.
+Invariant: a lost session costs only time. The next session continues after the last commit, and the gateway drops
+duplicates. Reads the author's Source (`sdk/source_records`); runs one `sdk/source_session` per session.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.ack_log import AckLog
 from procession.sdk.backoff import Backoff
-from procession.sdk.rate_limit import Pace
+from procession.sdk.rate_limit import RateLimit
 from procession.sdk.source_options import SourceOptions
-from procession.sdk.source_records import Forgetful, Source, Stream, Unnumbered
+from procession.sdk.source_records import Forgetful, Source, Stream, UnnumberedSource
 from procession.sdk.source_report import Report
-from procession.sdk.source_session import Feed, GreetingRefused
-from procession.sdk.stream_progress import Progress, Roster
-from procession.sdk.stream_reader import Reading
+from procession.sdk.source_session import GreetingRefused, StreamFeed
+from procession.sdk.stream_progress import KnownStreams, StreamProgress
+from procession.sdk.stream_reader import StreamReader
 from procession.tls import complaint, connect
 from procession.wire import draft, v3
 from procession.wire.connection import Connection
 from procession.wire.dialect import DIALECTS
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Hello, Restart
 
 VERSIONS = {"v3": v3.SOURCE_VERSION, "draft": draft.VERSION}
@@ -67,13 +67,13 @@ class SourceClient:
         self._options = options
         self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
         self._acks = AckLog(options.acks) if options.acks else None
-        self._roster = Roster()
-        self._readings: dict[int, Reading] = {}
-        self._feed: Feed | None = None
+        self._roster = KnownStreams()
+        self._readings: dict[int, StreamReader] = {}
+        self._feed: StreamFeed | None = None
         self._sessions = 0
         self._alone_since_s = time.monotonic()
         self._reported = (time.monotonic(), 0)
-        self._pace = Pace(options.rate, time.monotonic()) if options.rate else None
+        self._pace = RateLimit(options.rate, time.monotonic()) if options.rate else None
 
     @property
     def committed(self) -> dict[int, int | None]:
@@ -153,7 +153,7 @@ class SourceClient:
                 next_step='Set the option dialect="draft".',
             )
         is_draft = self._options.dialect == "draft" and not stream.is_ephemeral
-        if is_draft and isinstance(self._source, Unnumbered) and self._source.is_unnumbered(stream):
+        if is_draft and isinstance(self._source, UnnumberedSource) and self._source.is_unnumbered(stream):
             raise ConfigError(
                 f"Stream {stream.name!r} has no ids of its own, and in the draft of the protocol a gateway cannot say"
                 " which ones are free.",
@@ -161,7 +161,7 @@ class SourceClient:
             )
         progress = self._roster.streams.get(stream.id)
         if progress is None:
-            progress = self._roster.streams[stream.id] = Progress(stream)
+            progress = self._roster.streams[stream.id] = StreamProgress(stream)
             if self._feed:
                 self._feed.open(progress)
         elif progress.stream.name != stream.name:
@@ -175,7 +175,7 @@ class SourceClient:
         else:
             progress.is_named_again = True
 
-    def _hear(self, progress: Progress) -> None:
+    def _progressed(self, progress: StreamProgress) -> None:
         assert progress.committed is not None
         if self._acks:
             self._acks.heard(progress.stream.id, progress.committed, time.time())
@@ -245,16 +245,16 @@ class SourceClient:
         hello = Hello(VERSIONS[options.dialect], options.cookie, options.program, options.instance)
         reader, writer = await self._connect()
         try:
-            self._feed = Feed(
+            self._feed = StreamFeed(
                 self._source,
                 self._roster,
                 options,
-                Connection(Side.INITIATOR, Role.SOURCE, dialect=DIALECTS[options.dialect]),
+                Connection(ConnectionSide.INITIATOR, Role.SOURCE, dialect=DIALECTS[options.dialect]),
                 reader,
                 writer,
                 pace=self._pace,
                 readings=self._readings,
-                hear=self._hear,
+                on_progress=self._progressed,
             )
             self._sessions += 1
             return await self._feed.run(hello)

@@ -1,4 +1,4 @@
-"""The options of a source's client. The one rule: each limit has a name here, with its unit last."""
+"""The options of a source's client. Invariant: each limit has a name here, with its unit last."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class SourceOptions:
     """Maximum records per second over all streams. None: no limit."""
     is_stamping: bool = False
     """Use the time of sending as event time."""
+    share: int | None = None
+    """The share of the stream ids of the source of the pipeline that this is (`sdk/source_share`). None: no share."""
     acks: Path | None = None
     """Log all acknowledgements to this file (`sdk/ack_log`)."""
 

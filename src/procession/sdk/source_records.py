@@ -1,8 +1,7 @@
 """What the author of a source provides: streams, and their records, one by one or as columns.
 
-The one rule: message ids strictly increase within a stream, and are the same each time the stream is read. Before it
-the author's Source; after it `sdk/batching`, which makes batches of records, and `sdk/source_session`, which sends
-them.
+Invariant: message ids strictly increase within a stream, and are the same each time the stream is read. `sdk/batching`
+makes batches of the records, and `sdk/source_session` sends them.
 """
 
 from __future__ import annotations
@@ -185,14 +184,14 @@ class Source(Protocol):
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A Source that is told which records it may delete."""
+    """A Source that is notified which records it may delete."""
 
     def forget(self, stream: Stream, message_id: int) -> None:
         """All records up to this message id are committed, and are never read again."""
 
 
 @runtime_checkable
-class Unnumbered(Protocol):
+class UnnumberedSource(Protocol):
     """A Source whose medium has no message ids: they begin above the last one that the gateway has of the stream."""
 
     def is_unnumbered(self, stream: Stream) -> bool:
@@ -235,5 +234,5 @@ def _bad(what: str, stream: Stream | None = None, next_step: str = "") -> Record
     where = f" on stream {stream.name!r}" if stream else ""
     return RecordError(
         f"The source gave what cannot be sent{where}: {what}.",
-        next_step=next_step or "Mend the source's read, then start it again; it goes on after what is committed.",
+        next_step=next_step or "Correct the source's read, then start it again; it goes on after what is committed.",
     )

@@ -1,7 +1,7 @@
 """The report of a source: its progress as a value, for people or programs.
 
-The one rule: reporting has no other effect. Text and JSON lines go to standard error; the result of a program that runs
-with `--json` goes to its standard output. Before it `sdk/source_client`; after it a terminal, a pipe or a log.
+Invariant: reporting has no other effect. Text and JSON lines go to standard error; the result of a program that runs
+with `--json` goes to its standard output. `sdk/source_client` makes the reports.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Report:
     def line(self) -> str:
         streams = f", {self.streams_ended} of {self.streams} streams ended" if self.streams != 1 else ""
         committed = f", committed {self.acknowledged:,}" if self.ephemeral < max(1, self.sent) else ""
-        told = f"sent {self.sent:,}{committed}, {self.records_per_s:,.0f} records/s{streams}"
-        return told if self.state == "sending" else f"{told}, {self.state}"
+        line = f"sent {self.sent:,}{committed}, {self.records_per_s:,.0f} records/s{streams}"
+        return line if self.state == "sending" else f"{line}, {self.state}"
 
 
-class Teller:
+class SourceReporter:
     """Shows reports: on a terminal a line that changes, elsewhere a line now and then."""
 
     def __init__(self, *, is_json: bool = False, beside: Callable[[Report], None] | None = None) -> None:
@@ -70,8 +70,8 @@ class Teller:
             print(f"\r\x1b[K{report.line()}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next_s and not report.is_done:
             self._next_s = time.monotonic() + LINE_INTERVAL_S
-            told = json.dumps(report.as_dict()) if self._is_json else report.line()
-            print(told, file=sys.stderr, flush=True)
+            line = json.dumps(report.as_dict()) if self._is_json else report.line()
+            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """The last word: what was done, whether or not it is all."""

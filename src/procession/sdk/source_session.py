@@ -1,9 +1,9 @@
 """A source session: one session of a source with a gateway, from HELLO to the last ACK.
 
-The one rule: nothing is sent without a credit, every stream is read from what the gateway says is committed, and the
+Invariant: nothing is sent without a credit. Each stream is read from the position that the gateway has committed. The
 session is finished only when every record and the end of every stream are committed. No frame says that an end is
-committed; but until then the gateway refuses to open the stream again, so a NOTIFY that it accepts confirms it. Before
-it on the walk: sdk/stream_reader. After it: the gateway; sdk/source_client connects again when a feed is lost.
+committed. But until then the gateway refuses to open the stream again, so a NOTIFY that it accepts confirms it. Batches
+come from `sdk/stream_reader`; `sdk/source_client` reconnects when a session is lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import structlog
 
 from procession.background_loading import Readiness
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.rate_limit import Pace
+from procession.sdk.rate_limit import RateLimit
 from procession.sdk.source_options import SourceOptions
-from procession.sdk.source_records import Batch, Source, Stream, Unnumbered
-from procession.sdk.stream_progress import Progress, Roster
-from procession.sdk.stream_reader import Reading, begin_reading
+from procession.sdk.source_records import Batch, Source, Stream, UnnumberedSource
+from procession.sdk.stream_progress import KnownStreams, StreamProgress
+from procession.sdk.stream_reader import StreamReader, begin_reading
 from procession.wire import columns, draft
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.draft_messages import AnyFrame, DraftMessage
@@ -45,8 +45,8 @@ READ_BYTES_MAX = 64 * 1024
 
 CONFIRM_PAUSE_S = 0.02
 CONFIRM_RETRY_S = 0.5
-"""The least and the greatest time between two questions whether the ends of streams are committed; an ACK in between
-makes the next one come sooner."""
+"""Minimum and maximum time between two NOTIFYs that ask whether the end of a stream is committed. An ACK makes the next
+one come sooner."""
 
 ENCODER_FROM_RECORDS = 10_000_000
 """So many records cost as much more, encoded by numpy and Arrow, as the compiled encoder takes to get ready."""
@@ -60,21 +60,21 @@ class GreetingRefused(ConfigError):
     """The gateway answered HELLO with an error."""
 
 
-class Feed:
+class StreamFeed:
     """`run` returns None when all is done, or the Restart that the gateway sent; OSError when the session was lost."""
 
     def __init__(
         self,
         source: Source,
-        roster: Roster,
+        roster: KnownStreams,
         options: SourceOptions,
         connection: Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        pace: Pace | None = None,
-        readings: dict[int, Reading] | None = None,
-        hear: Callable[[Progress], None] | None = None,
+        pace: RateLimit | None = None,
+        readings: dict[int, StreamReader] | None = None,
+        on_progress: Callable[[StreamProgress], None] | None = None,
     ) -> None:
         """`readings` outlive the session: a stream is not read a second time before its first reader has let go."""
         self._source = source
@@ -85,15 +85,15 @@ class Feed:
         self._writer = writer
         self._pace = pace
         self._readings = {} if readings is None else readings
-        self._hear = hear
+        self._on_progress = on_progress
         self._credited = asyncio.Event()
         self._acked = asyncio.Event()
         self._slots = asyncio.Semaphore(options.streams_at_once_max)
         self._turn = asyncio.Lock()
         """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
         self._to_notify = deque(roster.streams.values())
-        self._refused: list[Progress] = []
-        self._unconfirmed: deque[Progress] = deque()
+        self._refused: list[StreamProgress] = []
+        self._unconfirmed: deque[StreamProgress] = deque()
         """The ended streams that a NOTIFY has yet to confirm, in the order of their ids."""
         self._is_asking = False
         """A NOTIFY, sent or about to be, asks about the first of them."""
@@ -125,7 +125,7 @@ class Feed:
         """There is no credit left."""
         return self.is_welcome and not self._connection.credit.available
 
-    def open(self, progress: Progress) -> None:
+    def open(self, progress: StreamProgress) -> None:
         """A stream that was named while the session goes on, for the first time or again."""
         self._to_notify.append(progress)
         self._notify()
@@ -179,7 +179,7 @@ class Feed:
                 elif success and self._is_unnumbered(progress):
                     # Of an earlier life: it says nothing of what this one has sent.
                     last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
-                    cast(Unnumbered, self._source).number_above(progress.stream, last)
+                    cast(UnnumberedSource, self._source).number_above(progress.stream, last)
                     self._begin(progress)
                 elif success:
                     self._commit(progress, point_of_reference)
@@ -205,14 +205,14 @@ class Feed:
                 self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
 
-    def _is_unnumbered(self, progress: Progress) -> bool:
-        return isinstance(self._source, Unnumbered) and self._source.is_unnumbered(progress.stream)
+    def _is_unnumbered(self, progress: StreamProgress) -> bool:
+        return isinstance(self._source, UnnumberedSource) and self._source.is_unnumbered(progress.stream)
 
-    def _commit(self, progress: Progress, point_of_reference: int) -> None:
+    def _commit(self, progress: StreamProgress, point_of_reference: int) -> None:
         before = progress.committed
         progress.commit(point_of_reference)
-        if self._hear is not None and progress.committed != before:
-            self._hear(progress)
+        if self._on_progress is not None and progress.committed != before:
+            self._on_progress(progress)
 
     def _notify(self) -> None:
         # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
@@ -223,7 +223,7 @@ class Feed:
         for answer in self._connection.implied():
             self._take(answer)
 
-    def _begin(self, progress: Progress) -> None:
+    def _begin(self, progress: StreamProgress) -> None:
         progress.accept()
         self._spawn(self._feed(progress))
 
@@ -233,9 +233,9 @@ class Feed:
         sender.add_done_callback(self._senders.discard)
 
     async def _confirm_ends(self) -> None:
-        """Ask until the end of every stream is committed. Only now, with nothing left to send: who is accepted has the
-        stream open again, and gives it up with the session. One stream after the other, in the order of their ids: two
-        sources of the same streams that had some of them each would wait for each other for ever."""
+        """Sends NOTIFYs until the end of every stream is committed. Starts when there is nothing left to send, because
+        an accepted NOTIFY opens the stream again until the session ends. Confirms one stream at a time, in the order of
+        their ids. Otherwise two sources of the same streams could each hold some of them, and deadlock."""
         self._unconfirmed.extend(sorted(self._roster.streams.values(), key=lambda progress: progress.stream.id))
         while not self._roster.is_done:
             self._acked.clear()
@@ -257,7 +257,7 @@ class Feed:
 
     # Sending
 
-    async def _feed(self, progress: Progress) -> None:
+    async def _feed(self, progress: StreamProgress) -> None:
         """Send one stream: its records, then its end."""
         async with self._slots:
             await self._read(progress)
@@ -272,7 +272,7 @@ class Feed:
             self.open(progress)
         self.farewell_if_done()
 
-    async def _read(self, progress: Progress) -> None:
+    async def _read(self, progress: StreamProgress) -> None:
         stream, after = progress.stream, progress.committed
         if before := self._readings.get(stream.id):
             await before.ended.wait()
@@ -284,7 +284,7 @@ class Feed:
         finally:
             reading.stop()
 
-    async def _send_batch(self, progress: Progress, batch: Batch) -> None:
+    async def _send_batch(self, progress: StreamProgress, batch: Batch) -> None:
         ends = np.cumsum(batch.sizes())
         sent = 0
         while sent < len(batch):
@@ -298,7 +298,7 @@ class Feed:
             # `drain` does not yield while there is room; the receiver has to have its turn.
             await asyncio.sleep(0)
 
-    def _send_piece(self, progress: Progress, piece: Batch, size_bytes: int) -> None:
+    def _send_piece(self, progress: StreamProgress, piece: Batch, size_bytes: int) -> None:
         if self._options.is_stamping:
             piece = piece.stamped(time.time_ns())
         message_ids = None if progress.stream.is_ephemeral else piece.message_ids

@@ -1,7 +1,7 @@
 """Progress: how far a stream is, and how much of what was sent is acknowledged. Pure.
 
-The one rule: what the gateway acknowledged is never sent again, and outlives the session; all else begins anew with
-each. Before it on the walk: sdk/source_session, which sends and hears. After it: sdk/source_report, which tells people.
+Invariant: an acknowledged record is never sent again, even in a later session. All other progress starts again with
+each session. `sdk/source_session` updates it; `sdk/source_report` shows it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from procession.sdk.source_records import Stream
 from procession.wire.messages import NOTHING_COMMITTED
 
 PIECES_MAX = 4096
-"""So many pieces of a stream are counted apart; beyond that, neighbours are counted together."""
+"""Maximum number of ranges counted per stream. Above it, adjacent ranges are merged."""
 
 Ids = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
-class Progress:
+class StreamProgress:
     """One stream's."""
 
     stream: Stream
@@ -59,7 +59,7 @@ class Progress:
 
     @property
     def unacknowledged(self) -> int:
-        """Records that were sent, and of which nothing was heard."""
+        """Records that were sent and are not acknowledged."""
         return sum(map(len, self._pieces))
 
     def begin(self) -> None:
@@ -68,7 +68,8 @@ class Progress:
         self.is_end_committed = False
 
     def accept(self) -> None:
-        """The gateway has opened it, and has told what is committed: the rest is sent, and counted, anew."""
+        """The gateway has opened the stream and sent its committed position. Later records are sent and counted
+        again."""
         self.begin()
         self.is_open = True
         if self._pieces and self.committed is not None:
@@ -108,10 +109,10 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Roster:
+class KnownStreams:
     """The streams that a source has named so far, by their ids."""
 
-    streams: dict[int, Progress] = field(default_factory=dict)
+    streams: dict[int, StreamProgress] = field(default_factory=dict)
     is_complete: bool = False
     """The source names no more."""
 

@@ -1,8 +1,7 @@
 """The stream reader: one pass over a stream, from the author's iterator to batches that are ready to be sent.
 
-The one rule: the author's code never holds up the loop, and is never more than two batches ahead of what is sent. A
-plain iterator runs in a thread of its own; an asynchronous one in a task. Before it on the walk: the author's Source.
-After it: sdk/source_session.
+Invariant: the author's code never blocks the event loop, and is at most two batches ahead of what is sent. A plain
+iterator runs in its own thread; an asynchronous one in a task. `sdk/source_session` sends the batches.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from collections.abc import AsyncIterable, Iterable
 from typing import Self
 
 from procession.errors import RecordError
-from procession.sdk.batching import Gather, GatherLimits
+from procession.sdk.batching import GatherLimits, StreamBatcher
 from procession.sdk.source_records import Batch, Item, Items, Stream
 
 
-class Reading:
-    """An asynchronous iterator of batches. `stop` it; `ended` tells when the author's code has returned."""
+class StreamReader:
+    """An asynchronous iterator of batches. `stop` ends it; `ended` is set when the author's code has returned."""
 
     def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
-        self._gather = Gather(stream, after, limits)
+        self._gather = StreamBatcher(stream, after, limits)
         self._delay_s = limits.delay_s
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Condition()
@@ -82,7 +81,7 @@ class Reading:
         """Ask the author's code to end where it is."""
 
 
-class _InThread(Reading):
+class _InThread(StreamReader):
     def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: Iterable[Item]) -> None:
         super().__init__(stream, after, limits)
         # A daemon: an author's read that blocks for ever must not keep a program from ending.
@@ -112,7 +111,7 @@ class _InThread(Reading):
             self._tell(self.ended)
 
     def _tell(self, event: asyncio.Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever would listen
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(event.set)
 
     def _made_room(self) -> None:
@@ -124,7 +123,7 @@ class _InThread(Reading):
             self._lock.notify()
 
 
-class _InTask(Reading):
+class _InTask(StreamReader):
     def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: AsyncIterable[Item]) -> None:
         super().__init__(stream, after, limits)
         self._room = asyncio.Event()
@@ -156,7 +155,7 @@ class _InTask(Reading):
         self._task.cancel()
 
 
-def begin_reading(stream: Stream, after: int | None, items: Items, limits: GatherLimits) -> Reading:
+def begin_reading(stream: Stream, after: int | None, items: Items, limits: GatherLimits) -> StreamReader:
     """Let the author's iterator run."""
     if isinstance(items, AsyncIterable):
         return _InTask(stream, after, limits, items)

@@ -1,7 +1,7 @@
 """Doubles for connectors' tests: a source and an output in memory, and scripted peers on real sockets.
 
-The one rule: a double does what the real one may do, down to crashing on a marker; it has no behaviour of its own.
-Before and after it on the walk: nothing; these stand in for the gateway, the worker, the input and the output.
+Invariant: a double does only what the real peer may do, including a crash at a marker. The doubles replace the gateway,
+the worker, the input and the output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procession.sdk.source_records import Batch, Stream
 from procession.sdk.transaction_log import Transaction
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Event
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
     Frame,
@@ -179,7 +179,7 @@ class Worker(Peer):
 
     @classmethod
     async def connect(cls, address: Address) -> Self:
-        return cls(Connection(Side.INITIATOR, Role.SINK), *await asyncio.open_connection(*address))
+        return cls(Connection(ConnectionSide.INITIATOR, Role.SINK), *await asyncio.open_connection(*address))
 
     async def hello(self, instance: str = "out", cookie: bytes | None = None) -> tuple[int, tuple[str, ...]]:
         """The whole greeting; the sink's committed end and its uncommitted transactions."""
@@ -240,7 +240,7 @@ class Gateway:
         self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._arrivals.put(Peer(Connection(Side.ACCEPTOR, Role.SOURCE), reader, writer))
+        await self._arrivals.put(Peer(Connection(ConnectionSide.ACCEPTOR, Role.SOURCE), reader, writer))
 
     async def session(self) -> Peer:
         """The next source that comes."""

@@ -6,12 +6,12 @@
 
 The first entry has the format number of the log, too: `"format": 2`.
 
-The one rule: a vote or a decision is on disk when its method returns, so what is visible of an output is what this
-file says and nothing else. It does not grow for ever: once it is long it is replaced, whole, by one that says the same.
-What is long committed becomes one *base*, if it has no gap: the bytes [0, end) are committed. The latest transactions
-stay, because a verifier holds them against the round records. The base counts its turns, so that no two files begin
-with the same and a reader notices that it has another one before it. Before it on the walk: sdk/participant. After it:
-storage/journal; the verifier reads it to tell what is committed.
+Invariant: a vote or a decision is on disk when its method returns, so this file alone says what is visible of an
+output. The log is bounded: when it is long, a shorter file with the same meaning replaces it. Older committed
+transactions without a gap become one *base*: the bytes [0, end) are committed. The latest transactions stay, because
+the verifier compares them with the round records. Each base has a number (`turn`), so no two files begin with the same
+bytes and a reader notices that the file was replaced. `sdk/participant` writes it through `storage/journal`; the
+verifier reads it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from procession.storage.journal import Entry, Journal, JournalTail, read_journal
 FORMAT = 2
 """Carried by the first entry of a log. One that has none there is of format 1, which says the same."""
 ENTRIES_MAX = 8192
-"""So many entries make a log long; an epoch has two."""
+"""Number of entries above which the log is compacted. An epoch has two."""
 TRANSACTIONS_KEPT = 1000
-"""So many of the latest commits are not made part of the base: ten times as many as there are round records."""
+"""Number of latest commits that compaction keeps: ten times the number of round records."""
 
 log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class Transaction(NamedTuple):
     end: int
 
 
-class Ledger:
+class TransactionStates:
     """What the entries of a transaction log add up to."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Ledger:
         return transaction
 
 
-class TxnLog:
+class TransactionLog:
     """The sink's own log. `open` it before anything else."""
 
     def __init__(
@@ -105,7 +105,7 @@ class TxnLog:
         self._entries_max = entries_max
         self._transactions_kept = transactions_kept
         self._journal = Journal(path)
-        self._ledger = Ledger()
+        self._ledger = TransactionStates()
 
     @property
     def committed_end(self) -> int:
@@ -118,7 +118,7 @@ class TxnLog:
 
     def open(self) -> None:
         # Entry by entry: a log may be long, what it leaves in the ledger is not.
-        self._ledger = ledger = Ledger()
+        self._ledger = ledger = TransactionStates()
         self._journal.open(lambda entry: _taken(ledger, entry, self.path))
 
     def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
@@ -160,7 +160,7 @@ class TxnLog:
 def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
     """Entries that add up to the same, with all commits but the last `kept` in the base; None if there is a gap in
     what the base would cover: it is not for us to hide that."""
-    ledger = Ledger()
+    ledger = TransactionStates()
     votes: dict[str, Entry] = {}
     latest: deque[tuple[Transaction, list[Entry]]] = deque()
     base: Entry = {"op": "base", "turn": 0, "count": 0, "txn": "", "end": 0}
@@ -182,7 +182,7 @@ def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
     return [base, *(entry for _, pair in latest for entry in pair), *votes.values()]
 
 
-class TxnTail:
+class TransactionTail:
     """Reads a log that somebody else writes: each look gives what was committed since the last one.
 
     A reader that comes late, or not for a long time, gets what is in the base by then as one transaction.
@@ -192,14 +192,14 @@ class TxnTail:
         self.path = path
         self._journal = JournalTail(path)
         self._generation = 0
-        self._ledger = Ledger()
+        self._ledger = TransactionStates()
         self._given_count = self._given_end = 0
 
     def look(self) -> Iterator[Transaction]:
         for entry in self._journal.look():
             if self._journal.generation != self._generation:
                 self._generation = self._journal.generation
-                self._ledger = Ledger()
+                self._ledger = TransactionStates()
             transaction = _taken(self._ledger, entry, self.path)
             if transaction is None or self._ledger.committed_count <= self._given_count:
                 continue
@@ -224,7 +224,7 @@ def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
 
 def committed_ranges(path: Path) -> list[tuple[int, int]]:
     """The committed byte ranges of the output whose transaction log this is, neighbours joined, in order of commit."""
-    return joined(TxnTail(path).look())
+    return joined(TransactionTail(path).look())
 
 
 def uncommitted(path: Path) -> tuple[Transaction, ...]:
@@ -232,14 +232,14 @@ def uncommitted(path: Path) -> tuple[Transaction, ...]:
     return tuple(_ledger_of(path, read_journal(path)).prepared.values())
 
 
-def _ledger_of(path: Path, entries: Iterable[Entry]) -> Ledger:
-    ledger = Ledger()
+def _ledger_of(path: Path, entries: Iterable[Entry]) -> TransactionStates:
+    ledger = TransactionStates()
     for entry in entries:
         _taken(ledger, entry, path)
     return ledger
 
 
-def _taken(ledger: Ledger, entry: Entry, path: Path) -> Transaction | None:
+def _taken(ledger: TransactionStates, entry: Entry, path: Path) -> Transaction | None:
     if "format" in entry:
         check_format(path, entry["format"], FORMAT)
     try:

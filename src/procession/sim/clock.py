@@ -1,8 +1,7 @@
-"""The clock: what is to happen, in the order of virtual time.
+"""The clock: a queue of events in the order of virtual time.
 
-The one rule: time passes only here, and two things due at the same time happen in the order in which they were asked
-for. Before it: everybody who waits. After it: `environment`, which lets each thing happen to its process, if it still
-lives.
+Invariant: time passes only here, and two events at the same time happen in the order in which they were scheduled.
+`environment` delivers each event to its process, if it still runs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 Call = Callable[..., Any]
 
 
-class Clock:
+class VirtualClock:
     def __init__(self) -> None:
         self.now = 0.0
         self._count = 0
@@ -25,11 +24,11 @@ class Clock:
         heappush(self._due, (self.now + delay_s, count, call, args))
 
     def stop(self) -> None:
-        """Nothing happens any more."""
+        """Remove all events."""
         self._due.clear()
 
     def advance(self) -> bool:
-        """Let the next thing happen; false if nothing is due any more."""
+        """Run the next event. Return False if there is none."""
         if not self._due:
             return False
         self.now, _, call, args = heappop(self._due)

@@ -1,36 +1,41 @@
-"""What a driver asks a gateway at its side door, beside the words of `gateway/gateway_events`, and what it is answered.
+"""The driver's requests to a gateway's control port, besides those of `gateway/gateway_events`, and their replies.
 
-The one rule: values only; each may be lost, late or doubled on its way. Before it: `simulated_driver` and
-`simulated_spark`. After it: `simulated_gateway`.
+Invariant: they are values; each may be lost, delayed or duplicated by the network. `simulated_driver` and
+`simulated_spark` send them to `simulated_gateway`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from procession.storage.log_ranges import Offset
+from procession.gateway.confirmation import KnownGateway
+from procession.storage.log_ranges import LogOffset
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What Spark's helper asks: the end of the next epoch from what it was offered on."""
+class OfferRequest:
+    """Request of Spark's helper for the end of the next epoch, with the last offered offsets."""
 
     fence: int
-    offered: Offset
+    offered: LogOffset
+    known: KnownGateway
     records_max: int
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm:
-    """What a driver asks first: no earlier driver counts from now on, and this is how far it was offered records."""
+class ConfirmRequest:
+    """A driver's first request: fence earlier drivers, with the last offered offset."""
 
     fence: int
-    offered: Offset
+    offered: LogOffset
+    known: KnownGateway
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a gateway answers: where its log ends, or the epoch in it; the leader says who there is, too."""
+class GatewayReply:
+    """A gateway's reply: the end of its log or of the epoch. The leader adds the members."""
 
-    end: Offset
+    end: LogOffset
     gateways: tuple[str, ...] = ()
+    is_behind: bool = False
+    """Whether the gateway admits producers only after it knows the last commit."""

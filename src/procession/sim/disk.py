@@ -1,16 +1,15 @@
-"""A machine's disk: what is in the page cache, what is on the platter, and what a power cut makes of the difference.
+"""A simulated disk: the page cache, the durable content, and the effect of a power cut on the difference.
 
-The one rule: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not
-synced. A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that
-were changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
+Invariant: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not synced.
+A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that were
+changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
 behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
-succeeds without writing it. Before it: `disk_calls`, a process's hands. After it: `oracle`, which looks at what is
-durable.
+succeeds without writing it. Processes use it through `disk_calls`; `oracle` reads what is durable.
 """
 
 from __future__ import annotations
 
-from procession.sim.randomness import Chance
+from procession.sim.randomness import Randomness
 
 
 class File:
@@ -20,11 +19,11 @@ class File:
         self.data = data
         self.durable = b""
         self.lost: set[int] | None = None
-        """Bytes that a failed sync left clean: they are read back, they are not on the platter, and no later sync
-        writes them unless they are written again."""
+        """Bytes that a failed sync marked clean: reads return them, they are not durable, and no later sync writes them
+        unless they are written again."""
 
     def write(self, data: bytes, start: int, end: int) -> None:
-        """`data` is all there is now; the bytes [start, end) of it were written, and what is behind its end was cut."""
+        """Set the content. The bytes [start, end) were written, and everything after `data` was truncated."""
         self.data = data
         if self.lost is not None:
             self.lost = {at for at in self.lost if at < len(data) and not start <= at < end}
@@ -33,7 +32,7 @@ class File:
         self.durable = self._written() if self.lost else self.data
 
     def fail_to_sync(self, *, is_dropped: bool) -> None:
-        """The kernel could not write, and takes the pages for clean; or it drops them at once."""
+        """Model a failed sync: the kernel marks the pages clean, or drops them at once."""
         if is_dropped:
             self.data, self.lost = self.durable, None
             return
@@ -42,18 +41,18 @@ class File:
         self.lost = fresh | (self.lost or set())
 
     def _written(self) -> bytes:
-        """What a sync that succeeds leaves on the platter."""
+        """Return the durable content after a successful sync."""
         assert self.lost is not None
         old = self.durable.ljust(len(self.data), b"\0")
         return bytes(old[at] if at in self.lost else byte for at, byte in enumerate(self.data))
 
-    def cut_power(self, chance: Chance) -> None:
+    def cut_power(self, chance: Randomness) -> None:
         if self.data is self.durable:
             return
         old, new = self.durable, self._written() if self.lost else self.data
         self.lost = None
         if new.startswith(old):
-            # Appended: any prefix of what came after the last sync may be there, and often none of it or all.
+            # Appended data: any prefix since the last sync may survive, often none or all of it.
             kept = chance.choice((len(old), len(new), chance.randrange(len(old), len(new) + 1)))
             self.data = new[:kept]
         else:
@@ -68,9 +67,9 @@ class Directory:
         self.names: dict[str, File | Directory] = {}
         self.durable: dict[str, File | Directory] = {}
         self.pending: list[dict[str, File | Directory | None]] = []
-        """Changes of names since the last sync, each of them all or nothing."""
+        """Name changes since the last sync. Each is atomic."""
         self.lost: set[str] = set()
-        """Names whose last change a failed sync left clean: it is seen, and no later sync makes it durable."""
+        """Names whose last change a failed sync marked clean: it is visible, and no later sync makes it durable."""
 
     def change(self, changes: dict[str, File | Directory | None]) -> None:
         _apply(self.names, changes)
@@ -85,14 +84,14 @@ class Directory:
             self.pending = []
 
     def fail_to_sync(self, *, is_lost: bool) -> None:
-        """What was renamed is seen by everybody and not durable; unless it `is_lost`, a later sync may make it so.
+        """A rename is visible to all processes but not durable; unless it `is_lost`, a later sync may make it durable.
         Directories are not lost: they are made once, and a file system whose journal fails does not sync again."""
         if is_lost:
             kept = [changes for changes in self.pending if any(type(node) is Directory for node in changes.values())]
             self.lost.update(name for changes in self.pending if changes not in kept for name in changes)
             self.pending = kept
 
-    def cut_power(self, chance: Chance) -> None:
+    def cut_power(self, chance: Randomness) -> None:
         if self.pending or self.lost:
             for changes in self.pending[: chance.randrange(0, len(self.pending) + 1)]:
                 _apply(self.durable, changes)
@@ -118,10 +117,9 @@ class Disk:
         self.root = Directory()
         self.is_full = False
         self.fsync_failures = 0
-        """So many of the next syncs fail."""
+        """Number of the next syncs that fail."""
         self.syncs = 0
-        """How often something became durable, or was lost: whoever looks at what is durable need not look again before
-        this has changed."""
+        """Counts changes of durable content, so that readers can skip unchanged disks."""
         self._found: dict[str, Directory] = {}
         """Directories by their paths, as long as none is moved."""
 
@@ -157,7 +155,7 @@ class Disk:
         return node if type(node) is File else None
 
     def durable_directory(self, path: str) -> Directory | None:
-        """The directory that would be at `path` if the power were cut now, whatever is not synced being lost."""
+        """Return the directory at `path` after a power cut that loses everything that is not synced."""
         node: File | Directory | None = self.root
         for name in path.split("/"):
             if type(node) is not Directory:
@@ -171,7 +169,7 @@ class Disk:
         node = directory.durable.get(name) if directory is not None else None
         return node.durable if type(node) is File else None
 
-    def cut_power(self, chance: Chance) -> None:
+    def cut_power(self, chance: Randomness) -> None:
         self.root.cut_power(chance)
         self.syncs += 1
         self._found.clear()

@@ -1,21 +1,21 @@
 """A process's calls to its machine's disk: those of `os` and `storage/durable`, each a step at which it can die.
 
-The one rule: the same order of writes, syncs and renames as `storage/durable`, and the same errors. Before it: the
-models of the log, the snapshot, the checkpoint and the sink's files. After it: `disk`.
+Invariant: the order of writes, syncs and renames and the errors are those of `storage/durable`. Used by the models of
+the log, the snapshot, the checkpoint and the sink's files; operates on `disk`.
 """
 
 from __future__ import annotations
 
 from procession.errors import StorageError
 from procession.sim.disk import Directory, Disk, File
-from procession.sim.simulated_process import Process
+from procession.sim.simulated_process import SimulatedProcess
 
 DROPPED = 0.2
-"""How likely a sync that fails drops what was written at once. Otherwise it is read back, and is not on disk."""
+"""Probability that a failed sync drops the written data at once. Otherwise reads return it, but it is not durable."""
 
 
 class Files:
-    def __init__(self, process: Process, disk: Disk) -> None:
+    def __init__(self, process: SimulatedProcess, disk: Disk) -> None:
         self._step = process.step
         self._edge = process.edge
         self._chance = process.site.chance
@@ -46,7 +46,7 @@ class Files:
             node = following
 
     def write(self, path: str, data: bytes) -> None:
-        """Replace the bytes of a file, which is made if there is none. Not durable."""
+        """Replace the bytes of a file, creating it if necessary. Not durable."""
         self._step()
         if self.disk.is_full and data:
             raise disk_error(path, "write", "No space left on device")
@@ -56,7 +56,7 @@ class Files:
         self._step()
         file = self._file(path)
         if self.disk.is_full:
-            # A part of it may have found room.
+            # A part of it may have been written.
             data = data[: self._chance.randrange(0, len(data) + 1)]
         start = len(file.data)
         file.write(file.data + data, start, start + len(data))
@@ -64,7 +64,7 @@ class Files:
             raise disk_error(path, "write", "No space left on device")
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write over what is there from `position` on. Not durable."""
+        """Overwrite from `position` on. Not durable."""
         self._step()
         if self.disk.is_full and data:
             raise disk_error(path, "write", "No space left on device")
@@ -73,7 +73,7 @@ class Files:
         file.write(file.data[:position] + data + file.data[end:], position, end)
 
     def truncate(self, path: str, length: int) -> None:
-        """Cut a file, which is made if there is none; a full disk is no hindrance. Not durable."""
+        """Truncate a file, creating it if necessary. Works on a full disk. Not durable."""
         self._step()
         file = self._file(path)
         file.write(file.data[:length], length, length)
@@ -140,10 +140,10 @@ class Files:
 
 
 def gone(path: str) -> StorageError:
-    """Somebody of ours has taken it away: nobody did that to us."""
+    """The error for a file that another of our processes removed: not an injected fault."""
     return StorageError(f"Cannot use {path}: No such file or directory.", next_step="Look who took it away.", path=path)
 
 
 def disk_error(path: str, doing: str, why: str) -> StorageError:
-    """As the real one; `is_done_to_us` says that the simulation did it, and that an operator would mend it."""
+    """The real error; `is_done_to_us` marks an injected fault, which an operator would repair."""
     return StorageError(f"Cannot {doing} {path}: {why}.", next_step="Mend the disk.", path=path, is_done_to_us=True)

@@ -1,7 +1,7 @@
 """The plan of a run: how many streams, records and sinks, which limits, and which faults strike when.
 
-The one rule: a plan and its seed are the whole run; nothing else is drawn from anywhere. It can be written down as
-JSON, made smaller (`shrink`) and run again. Before it: a seed. After it: `world`.
+Invariant: a plan and its seed determine the whole run. A plan can be saved as JSON, reduced (`shrink`) and run again.
+`world` runs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from procession.errors import ConfigError
-from procession.sim.randomness import Chance
+from procession.sim.randomness import Randomness
 
 GATEWAY, DRIVER, SPARK = "gateway", "driver", "spark"
 
@@ -65,13 +65,16 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "producer": ("kill", "kill", "pause", "cut", "half-close", "ghost"),
 }
-"""What can be done to a part; what stands twice is done twice as often. `site` has one only: all power is cut."""
+"""The faults of each part; a repeated entry is drawn more often. `site` has only one: a power cut of everything."""
 
 SET_BACKS = ("set-back", "lost")
-"""A gateway's directory is replaced by a copy that is taken at the fault's step, when that is older than what is
-committed; or by nothing. It is put back when the gateway has refused the driver."""
+"""A gateway's directory is lost, or replaced by a copy taken at the fault's step, once that copy lacks committed data.
+It is put back when the gateway has refused the driver."""
 SET_BACK_SHARE = 0.04
-"""So many of the worlds with one gateway have that. In these the gateway waits until its directory is confirmed."""
+"""Share of worlds with one gateway that have set-backs. In these a gateway waits until its directory is confirmed."""
+SET_BACK_SHARE_OF_SEVERAL = 0.15
+"""The same share of worlds with several gateways. It is higher because there are fewer of them, and the fault affects
+only one of the gateways."""
 SET_BACK_REACH = 0.6
 """The copy is taken early, so that something is committed behind it."""
 
@@ -84,7 +87,7 @@ EDGE_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class WorldSize:
     """What is drawn for a world of this size: of each line one, and what stands twice is drawn twice as often."""
 
     streams: tuple[int, ...]
@@ -98,7 +101,7 @@ class Size:
     """Faults strike within `STEPS`, times this."""
 
 
-SMALL = Size(
+SMALL = WorldSize(
     streams=(1, 1, 1, 1, 1, 1, 1, 2),
     records=(1, 1, 2, 2, 3),
     sinks=(1, 1, 1, 2),
@@ -107,7 +110,7 @@ SMALL = Size(
     twins=0.05,
     reach=0.8,
 )
-LARGE = Size(
+LARGE = WorldSize(
     streams=(1, 1, 1, 2, 2, 3),
     records=(0, 1, 2, 3, 4, 5, 7),
     sinks=(1, 1, 2),
@@ -117,21 +120,21 @@ LARGE = Size(
     reach=1.5,
 )
 SMALL_SHARE = 0.75
-"""So many of the worlds are small. What goes wrong mostly goes wrong between a few things, so small worlds find it in a
-fraction of the time; the rest need many records, many epochs or many faults, and for those there are large ones."""
+"""Share of small worlds. Most bugs need only a few events, and small worlds find them faster; the large worlds are for
+bugs that need many records, epochs or faults."""
 
 
 TASKS = ((1,), (2,), (3,), (2, 3), (3, 1, 2))
-"""A driver that is started again may have another number of tasks: then each of them takes over what is now its own."""
+"""A restarted driver may have another number of tasks; each task then takes over its share of the keys."""
 
 SEVERAL_SHARE = 0.25
-"""So many of the worlds have several gateways: these cost more."""
+"""Share of worlds with several gateways, which are slower."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """At its `step`-th step, or `delay_s` later, this happens to the part; `seconds` is how long it lasts, or until
-    the part is started again. A delay reaches a part that waits, and takes no steps."""
+class PlannedFault:
+    """A fault at the part's `step`-th step, or `delay_s` after it. `seconds` is its duration, or the time until the
+    part is restarted. With a delay, a fault can strike a part that waits and takes no steps."""
 
     part: str
     step: int
@@ -144,39 +147,39 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """A stream: so many records; ids are 0, 1, 2, …, or the positions of lines as a file source has them."""
+    """A stream with this number of records. Its ids are 0, 1, 2, …, or line positions as in a file source."""
 
     records: int
     is_dense: bool
     has_twin: bool = False
-    """A second producer wants the same stream."""
+    """Whether a second producer requests the same stream."""
     replays: str = "no"
     """After a reconnect: begins after what is committed (no), at the beginning (zero), or somewhere between."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """Our own sink, or one of those in the wild, whose position is not to be relied on."""
+    """Whether it is our own sink, or an existing one whose reported position is unreliable."""
 
     is_ours: bool = True
     answers_phase2: bool = True
     lists_refused: bool = False
-    """Lists transactions that it voted to abort, and would die if told to commit one."""
+    """Whether it lists transactions that it voted to abort, and would crash if asked to commit one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     seed: int
     streams: tuple[StreamPlan, ...]
     sinks: tuple[SinkPlan, ...]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
     credits_max: int = 16
     epoch_records_max: int = 8
     segment_rows_max: int = 6
     is_one_machine: bool = False
     loss: float = 0.0
     gateways: int = 1
-    """The first leads the others."""
+    """Number of gateways. The first one leads."""
     tasks: tuple[int, ...] = (1,)
     """How many tasks count by key: of the first driver, the second and so on, and round again."""
 
@@ -196,14 +199,14 @@ class Plan:
         return json.dumps(self.as_dict(), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> FaultPlan:
         """A plan as `to_json` writes it, or a scenario that has one under `plan`."""
         try:
             told = json.loads(text)
             fields: dict[str, Any] = dict(told.get("plan", told))
             fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
             fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
-            fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
+            fields["faults"] = tuple(PlannedFault(**fault) for fault in fields["faults"])
             fields["tasks"] = tuple(fields.get("tasks", (1,)))
             plan = cls(**fields)
             wrong = next(plan._wrong(), None)
@@ -216,7 +219,7 @@ class Plan:
         return plan
 
     def _wrong(self) -> Iterator[str]:
-        """What cannot be run as it is meant."""
+        """Raise an error for a plan that cannot run as intended."""
         numbers = {
             "seed": (self.seed, 0),
             "credits_max": (self.credits_max, 1),
@@ -236,17 +239,17 @@ class Plan:
         for fault in self.faults:
             if fault.part not in parts:
                 yield f"a fault strikes {fault.part!r}, and there is no such part"
-            elif fault.kind in SET_BACKS and (fault.part != GATEWAY or self.gateways > 1):
-                yield f"{fault.kind!r} is done to the only gateway, if at all"
+            elif fault.kind in SET_BACKS and fault.part not in self.gateway_parts:
+                yield f"{fault.kind!r} is done to a gateway, if at all"
             elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, "blackout"):
                 yield f"{fault.kind!r} is nothing that can be done to {fault.part!r}"
 
-    def with_faults(self, faults: tuple[Fault, ...]) -> Plan:
+    def with_faults(self, faults: tuple[PlannedFault, ...]) -> FaultPlan:
         return replace(self, faults=faults)
 
 
-def make_plan(seed: int, chance: Chance) -> Plan:
-    """The plan of a seed; `chance` must be that seed's own."""
+def make_plan(seed: int, chance: Randomness) -> FaultPlan:
+    """Return the plan of a seed; `chance` must be that seed's generator."""
     size = SMALL if chance.random() < SMALL_SHARE else LARGE
     streams = tuple(
         StreamPlan(
@@ -261,7 +264,7 @@ def make_plan(seed: int, chance: Chance) -> Plan:
     parts = [GATEWAY, GATEWAY, DRIVER, DRIVER, DRIVER, SPARK, SPARK, "site"]
     parts += [f"sink-{number}" for number in range(len(sinks))] * 2
     parts += [f"producer-{number}" for number in range(len(streams))]
-    plan = Plan(
+    plan = FaultPlan(
         seed=seed,
         streams=streams,
         sinks=sinks,
@@ -276,14 +279,15 @@ def make_plan(seed: int, chance: Chance) -> Plan:
         plan = _with_several(plan, chance, size)
     plan = replace(plan, tasks=chance.choice(TASKS))
     # Drawn last: the other plans stay as they were.
-    if chance.random() < SET_BACK_SHARE and plan.gateways == 1:
-        step = 1 + int(STEPS[GATEWAY] * SET_BACK_REACH * chance.random())
-        fault = Fault(GATEWAY, step, chance.choice(SET_BACKS), round(0.3 * chance.random(), 3))
+    if chance.random() < (SET_BACK_SHARE if plan.gateways == 1 else SET_BACK_SHARE_OF_SEVERAL):
+        part = GATEWAY if plan.gateways == 1 else chance.choice(plan.gateway_parts)
+        step = 1 + int(STEPS[_role(part)] * SET_BACK_REACH * chance.random())
+        fault = PlannedFault(part, step, chance.choice(SET_BACKS), round(0.3 * chance.random(), 3))
         plan = plan.with_faults((*plan.faults, fault))
     return plan
 
 
-def _with_several(plan: Plan, chance: Chance, size: Size) -> Plan:
+def _with_several(plan: FaultPlan, chance: Randomness, size: WorldSize) -> FaultPlan:
     """The same with two or three gateways, streams that are fought for, and faults that are about that."""
     plan = replace(plan, gateways=chance.choice((2, 2, 3)))
     streams = tuple(replace(stream, has_twin=chance.random() < 0.3) for stream in plan.streams)
@@ -293,7 +297,7 @@ def _with_several(plan: Plan, chance: Chance, size: Size) -> Plan:
     return replace(plan, streams=streams, faults=kept + faults)
 
 
-def _sink(chance: Chance) -> SinkPlan:
+def _sink(chance: Randomness) -> SinkPlan:
     if chance.random() < 0.6:
         return SinkPlan()
     return SinkPlan(is_ours=False, answers_phase2=chance.random() < 0.3, lists_refused=chance.random() < 0.5)
@@ -304,7 +308,7 @@ def _role(part: str) -> str:
     return "follower" if role == GATEWAY and number else role
 
 
-def _fault(chance: Chance, part: str, size: Size) -> Fault:
+def _fault(chance: Randomness, part: str, size: WorldSize) -> PlannedFault:
     if part == "site":
         part, kind = chance.choice((GATEWAY, DRIVER, "sink-0")), "blackout"
     else:
@@ -312,6 +316,6 @@ def _fault(chance: Chance, part: str, size: Size) -> Fault:
     role = _role(part)
     seconds = round(chance.choice((0.01, 0.1, 0.5)) * (0.1 + chance.random()), 3)
     if role in EDGES and chance.random() < EDGE_SHARE:
-        return Fault(part, 1 + int(EDGES[role] * size.reach * chance.random()), kind, seconds, is_at_edge=True)
+        return PlannedFault(part, 1 + int(EDGES[role] * size.reach * chance.random()), kind, seconds, is_at_edge=True)
     step = 1 + int(STEPS[role] * size.reach * chance.random())
-    return Fault(part, step, kind, seconds, round(chance.choice((0.0, 0.0, 0.02, 0.2)) * chance.random(), 3))
+    return PlannedFault(part, step, kind, seconds, round(chance.choice((0.0, 0.0, 0.02, 0.2)) * chance.random(), 3))

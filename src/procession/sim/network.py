@@ -1,9 +1,9 @@
-"""The network: connections that carry real bytes, late, in pieces, or not at all.
+"""The simulated network: connections that carry real bytes with delays, in chunks, or not at all.
 
-The one rule: what arrives on one connection is a prefix of what was written to it, in order, in pieces of any size;
-when a connection dies each end hears of it in its own time, and the last write may be cut anywhere. Connections know
-nothing of each other, so an old one can deliver after a new one. Requests to the gateway's side door (`call`) go
-without bytes: each may be lost, late or doubled, and so may its answer. Before it: the parts. After it: the parts.
+Invariant: the bytes that arrive on a connection are a prefix of those that were written, in order, in chunks of any
+size. When a connection breaks, each end notices at a different time, and the last write may be cut anywhere.
+Connections are independent, so an old one can deliver after a new one. Requests to the gateway's control port (`call`)
+are values: each request and each reply may be lost, delayed or duplicated.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from procession.sim.environment import Site
-    from procession.sim.simulated_process import Process
+    from procession.sim.environment import Environment
+    from procession.sim.simulated_process import SimulatedProcess
 
 SILENCE_S = 0.6
-"""After so long, keep-alives tell an end that the other is gone."""
+"""Time after which keep-alive reports a dead peer."""
 PATIENCE_S = 0.2
-"""How long a request waits for its answer."""
+"""Timeout of a request."""
 
 
-class End:
-    """One end of a connection. What it carries for its owner is `tag`."""
+class Endpoint:
+    """One end of a connection. `tag` is a value of its owner."""
 
     __slots__ = (
         "_arrival_s",
@@ -41,13 +41,13 @@ class End:
         "tag",
     )
 
-    def __init__(self, site: Site, owner: Process, latency_s: float) -> None:
+    def __init__(self, site: Environment, owner: SimulatedProcess, latency_s: float) -> None:
         self.site = site
         self.owner = owner
-        self.other: End
+        self.other: Endpoint
         self.tag: Any = None
         self.address = ""
-        """Of the end of whoever listens: where the other side knocked."""
+        """At the listening end: the address that the other end connected to."""
         self.number = site.network.number(self)
         self._clock = site.clock
         self._random = site.chance.random
@@ -74,14 +74,14 @@ class End:
             self._clock.after(self._delay_s(), self._arrive)
 
     def close(self) -> None:
-        """In order: what was written arrives, then the end. What still comes from the other side is not heard."""
+        """Closes in order: written data arrives, then the end. Later data from the other end is ignored."""
         if self._is_closed:
             return
         self._leave()
         self.site.clock.after(self._delay_s(), self._finish, True)
 
     def drop(self, *, is_silent: bool = False) -> None:
-        """Our process died. A kernel still closes the connection; a machine without power does not."""
+        """Handle the death of our process. A kernel still closes the connection; a machine without power does not."""
         if self._is_closed:
             return
         self._leave()
@@ -92,8 +92,8 @@ class End:
         self.site.clock.after(wait_s, self._finish, False)
 
     def cut(self) -> None:
-        """The network between the two breaks: a part of what was under way arrives, nothing that is written later, and
-        each side hears of it in its own time."""
+        """Break the connection: a part of the data in flight arrives, nothing that is written later, and each side
+        notices it at a different time."""
         chance = self.site.chance
         for end in (self, self.other):
             end._truncate()
@@ -152,11 +152,11 @@ class End:
             other.owner.post(_lose, other, is_clean)
 
 
-def _hear(end: End, data: bytes) -> Any:
+def _hear(end: Endpoint, data: bytes) -> Any:
     return end.owner.heard(end, data) if not end._is_closed else None
 
 
-def _lose(end: End, is_clean: bool) -> Any:
+def _lose(end: Endpoint, is_clean: bool) -> Any:
     if end._is_closed:
         return None
     end._leave()
@@ -169,14 +169,14 @@ Answer = Callable[[Any], Any]
 
 
 class Network:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Environment) -> None:
         self.site = site
-        self.listeners: dict[str, Process] = {}
+        self.listeners: dict[str, SimulatedProcess] = {}
         self.loss = 0.0
-        """How likely a request, or its answer, is lost; as likely it comes twice."""
-        self._ends: list[End] = []
+        """Probability that a request or reply is lost, and also that it is duplicated."""
+        self._ends: list[Endpoint] = []
 
-    def number(self, end: End) -> int:
+    def number(self, end: Endpoint) -> int:
         """A number for a new end: sets of ends have no order that a replay could rely on."""
         self._ends.append(end)
         return len(self._ends)
@@ -186,28 +186,30 @@ class Network:
         for end in self._ends:
             del end.other, end.owner, end.tag
 
-    def connect(self, owner: Process, address: str, connected: Callable[[End | None], Any]) -> None:
-        """`connected` gets our end, or None if nobody listens."""
+    def connect(self, owner: SimulatedProcess, address: str, connected: Callable[[Endpoint | None], Any]) -> None:
+        """Open a connection. `connected` gets our end, or None if nothing listens."""
         chance = self.site.chance
         # Most connections are quick; some are so slow that a later one overtakes them, and few much slower.
         luck = chance.random()
         latency_s = 0.001 if luck < 0.8 else (0.05 if luck < 0.97 else 0.6) * chance.random()
         self.site.clock.after(latency_s, self._connect, owner, address, connected, latency_s)
 
-    def _connect(self, owner: Process, address: str, connected: Callable[[End | None], Any], latency_s: float) -> None:
+    def _connect(
+        self, owner: SimulatedProcess, address: str, connected: Callable[[Endpoint | None], Any], latency_s: float
+    ) -> None:
         listener = self.listeners.get(address)
         if not owner.is_alive:
             return
         if listener is None or not listener.is_alive:
             owner.post(connected, None)
             return
-        ours, theirs = End(self.site, owner, latency_s), End(self.site, listener, latency_s)
+        ours, theirs = Endpoint(self.site, owner, latency_s), Endpoint(self.site, listener, latency_s)
         ours.other, theirs.other = theirs, ours
         theirs.address = address
         listener.post(listener.accepted, theirs)
         owner.post(connected, ours)
 
-    def call(self, owner: Process, address: str, request: Any, answered: Answer) -> None:
+    def call(self, owner: SimulatedProcess, address: str, request: Any, answered: Answer) -> None:
         """Ask, and get the answer, an error as a value, or None when none came in time."""
         owner.step()
         site, chance = self.site, self.site.chance
@@ -228,10 +230,15 @@ class Network:
             if listener is not None:
                 listener.post(listener.asked, request, reply)  # type: ignore[attr-defined]
 
+        def arrive_again() -> None:
+            # A client does not repeat an answered request, and a restarted process would take it for a new one.
+            if not (is_answered and site.identities):
+                arrive()
+
         if chance.random() >= self.loss:
             site.clock.after(self._latency_s(), arrive)
         if chance.random() < self.loss:
-            site.clock.after(self._latency_s() * 20, arrive)
+            site.clock.after(self._latency_s() * 20, arrive_again)
         site.clock.after(PATIENCE_S, once, None)
 
     def _latency_s(self) -> float:

@@ -1,9 +1,9 @@
-"""The oracle: knows what was sent and what is on every disk, and says so as soon as something cannot be right.
+"""The oracle: knows what was sent and what is on every disk, and reports the first violation of an invariant.
 
-The one rule: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what
-a part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of
-the checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. Before it: every step of every part. After
-it: the runner, which prints the first breach.
+Invariant: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what a
+part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of the
+checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. It checks
+every step of every part; the runner prints the first violation.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from procession.commit.round_record import Round
-from procession.commit.transaction_id import Transaction
+from procession.commit.round_record import RoundRecord
+from procession.commit.transaction_id import TransactionId
 from procession.sim.disk import Directory, Disk, File
 from procession.sim.sequential_run import Fold, Record, Sequential
-from procession.sim.violation import Breach
+from procession.sim.violation import InvariantViolation
 from procession.wire.messages import NOTHING_COMMITTED
 
 CHECKPOINT, STATES = "checkpoint", "state"
 MEMORY = 16_384
-"""So many names and records are remembered, over all runs: runs are small, and much alike."""
+"""Size of the caches of names and records over all runs, which are similar."""
 
-parse = lru_cache(MEMORY)(Transaction.parse)
-read_round = lru_cache(MEMORY)(Round.from_json)
+parse = lru_cache(MEMORY)(TransactionId.parse)
+read_round = lru_cache(MEMORY)(RoundRecord.from_json)
 
 
 class Oracle:
-    """`expected` is what each sink must show in the end: for each stream, its records in order.
+    """`expected` is the final output of each sink: the records of each stream in order.
 
-    A blind oracle looks at no disk: it judges by what sinks show, what producers are told and what stops, as somebody
-    outside would. Most planted bugs of the cores it finds too, some later: they are not found by definition."""
+    A blind oracle reads no disk: it judges only by visible output, acknowledgements and stalls, like an outside
+    observer. It finds most planted bugs too, some later, so they are not found merely by definition."""
 
     def __init__(
         self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False
@@ -38,12 +38,12 @@ class Oracle:
         self.expected = expected
         self._first = next(iter(expected), "")
         self.is_blind = is_blind
-        self.decided: dict[int, Round] = {}
+        self.decided: dict[int, RoundRecord] = {}
         self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
         self.acknowledged: dict[int, int] = {}
         self._disk = disk
         self._looked = -1
-        """How much was synced when we last looked."""
+        """The change counter of the disks at the last check."""
         self._committed: dict[int, int] = {}
         """The last committed message of each stream."""
         self._missing = sum(len(ids) for streams in expected.values() for ids in streams.values())
@@ -68,7 +68,7 @@ class Oracle:
     # Decisions
 
     def look(self) -> None:
-        """Take down what is decided by now. It can never be decided otherwise."""
+        """Record the decisions so far. A decision never changes."""
         if self.is_blind or self._looked == self._disk.syncs:
             return
         self._looked = self._disk.syncs
@@ -78,7 +78,7 @@ class Oracle:
             return
         copy = root.durable.get(f"{int(current.durable):010d}")
         if not isinstance(copy, Directory):
-            return  # the successor has not finished its copy: what it will find is not decided yet
+            return  # the new driver has not finished its copy: its content is not decided yet
         commits, rounds = copy.durable.get("commits"), copy.durable.get("rounds")
         if not isinstance(commits, Directory):
             return
@@ -88,12 +88,12 @@ class Oracle:
                 continue
             record = rounds.durable.get(record_name) if type(rounds) is Directory else None
             if type(record) is not File or not record.durable:
-                raise Breach("I1", f"commits/{epoch} is durable, but its round record is not")
+                raise InvariantViolation("I1", f"commits/{epoch} is durable, but its round record is not")
             known = self._records.get(epoch)
             if known is None:
                 self._decide(epoch, record.durable)
             elif known is not record.durable and known != record.durable:
-                raise Breach("I10", f"epoch {epoch} is decided twice, with two different round records")
+                raise InvariantViolation("I10", f"epoch {epoch} is decided twice, with two different round records")
 
     def _decide(self, epoch: int, data: bytes) -> None:
         self._records[epoch] = data
@@ -106,7 +106,7 @@ class Oracle:
 
     def state_written(self, epoch: int, name: str, data: bytes) -> None:
         if name in self._states:
-            raise Breach("I9", f"epoch {epoch} writes state file {name}, which there was already")
+            raise InvariantViolation("I9", f"epoch {epoch} writes state file {name}, which there was already")
         self._states[name] = data
 
     def state_read(self, epoch: int, name: str, data: bytes | None) -> None:
@@ -117,34 +117,40 @@ class Oracle:
             self.look()
         record = self.decided.get(epoch - 1)
         if record is None or not any(name in version.names for version in record.states.values()):
-            raise Breach("I9", f"epoch {epoch} reads state file {name}, which rounds/{epoch - 1} does not name")
+            raise InvariantViolation(
+                "I9", f"epoch {epoch} reads state file {name}, which rounds/{epoch - 1} does not name"
+            )
         if data != self._states[name]:
-            raise Breach("I9", f"epoch {epoch} reads state file {name}, and it is {'gone' if data is None else 'torn'}")
+            raise InvariantViolation(
+                "I9", f"epoch {epoch} reads state file {name}, and it is {'gone' if data is None else 'torn'}"
+            )
 
-    def commit_written(self, epoch: int, record: Round) -> None:
+    def commit_written(self, epoch: int, record: RoundRecord) -> None:
         """`commits/N` is there, in the copy of the driver that is in charge."""
         if self.is_blind:
             return
         for name in (name for version in record.states.values() for name in version.names):
             if self._disk.durable_file(f"{STATES}/{name}") != self._states[name]:
-                raise Breach("I9", f"commits/{epoch} is there, but its state file {name} is not durable")
+                raise InvariantViolation("I9", f"commits/{epoch} is there, but its state file {name} is not durable")
 
     # Phase 1 and 2
 
     def about_to_commit(self, sink: str, txn: str, who: str) -> None:
-        """Phase 2 (commit) is sent, or taken."""
+        """Check a phase 2 (commit) that is sent or received."""
         if self.is_blind:
             return
         transaction = parse(txn)
         if transaction is None:
-            raise Breach("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
+            raise InvariantViolation("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
         if transaction.epoch not in self.decided:
             self.look()
         record = self.decided.get(transaction.epoch)
         if record is None:
-            raise Breach("I1", f"{who} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided")
+            raise InvariantViolation(
+                "I1", f"{who} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided"
+            )
         if record.parts[sink].txn != txn:
-            raise Breach(
+            raise InvariantViolation(
                 "I1", f"{who} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
             )
 
@@ -153,35 +159,35 @@ class Oracle:
         transaction = parse(txn)
         attempt = (sink, transaction.attempt if transaction is not None else -1)
         if attempt in self._attempts:
-            raise Breach("I3", f"{sink} is asked to vote on {txn}, and has had attempt {attempt[1]} before")
+            raise InvariantViolation("I3", f"{sink} is asked to vote on {txn}, and has had attempt {attempt[1]} before")
         self._attempts.add(attempt)
 
     def asked_to_vote(self, epoch: int, offsets: bytes | None) -> None:
         if not offsets and not self.is_blind:
-            raise Breach("I5", f"phase 1 of epoch {epoch} goes out, but offsets/{epoch} is not durable")
+            raise InvariantViolation("I5", f"phase 1 of epoch {epoch} goes out, but offsets/{epoch} is not durable")
 
     # Sinks
 
     def voted(self, sink: str, txn: str, commit: bool, content: bytes) -> None:
         if self._contents.setdefault((sink, txn), content) != content:
-            raise Breach("I3", f"{txn!r} was used for two different contents at {sink}")
+            raise InvariantViolation("I3", f"{txn!r} was used for two different contents at {sink}")
         if not commit:
             self._refused.add((sink, txn))
 
     def replied(self, sink: str, txn: str, is_durable: bool) -> None:
         if not is_durable and not self.is_blind:
-            raise Breach("I2", f"{sink} tells its vote on {txn!r} before it is durable")
+            raise InvariantViolation("I2", f"{sink} tells its vote on {txn!r} before it is durable")
 
     def visible(self, sink: str, txn: str, output: bytes) -> None:
         """The sink's whole committed output, now that it has committed this transaction."""
         self.about_to_commit(sink, txn, "the sink")
         if (sink, txn) in self._refused:
-            raise Breach("I3", f"{sink} commits {txn!r}, which it had voted to abort")
+            raise InvariantViolation("I3", f"{sink} commits {txn!r}, which it had voted to abort")
         self.recovered(sink, output)
         fresh = output[len(self.outputs[sink]) :]
         record = None if self.is_blind else self.decided[_epoch(txn)].parts[sink]
         if record is not None and (record.start, record.end) != (len(self.outputs[sink]), len(output)):
-            raise Breach(
+            raise InvariantViolation(
                 "I2", f"{sink} shows {len(output)} bytes after {txn!r}, which covers {record.start} to {record.end}"
             )
         for line in fresh.splitlines():
@@ -191,7 +197,7 @@ class Oracle:
     def recovered(self, sink: str, output: bytes) -> None:
         """What a sink finds committed when it comes back is what was visible before, and maybe more."""
         if not output.startswith(self.outputs[sink]):
-            raise Breach(
+            raise InvariantViolation(
                 "I2", f"{sink} had {len(self.outputs[sink])} bytes of visible output and has lost or changed some"
             )
 
@@ -203,24 +209,26 @@ class Oracle:
         if reached == len(ids) or ids[reached] != message_id:
             wanted = "nothing more" if reached == len(ids) else f"record {ids[reached]}"
             fault = "doubled or late" if message_id in ids[:reached] else "before its turn: one is lost or disordered"
-            raise Breach("I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}")
+            raise InvariantViolation(
+                "I6", f"{sink} shows record {message_id} of stream {stream} {fault}; due was {wanted}"
+            )
         self._reached[sink][stream] += 1
         self._missing -= 1
         if self._made_by.setdefault((stream, message_id), made) != made:
-            raise Breach(
+            raise InvariantViolation(
                 "I2", f"record {message_id} of stream {stream} is from different runs of its epoch at two sinks"
             )
         self._compare(sink, (stream, message_id), int(made.partition("#")[0]))
         self._lines[sink] += 1
 
     def _compare(self, sink: str, record: Record, count: int) -> None:
-        """Hold a line against the sequential run."""
+        """Compare a line with the sequential run."""
         due = self._sequential.due(sink, self._lines[sink])
         if self.is_blind:
             # Only the first sink gets every record, and the others the same lines.
             due = (record, self._fold.take(record) if sink == self._first else count)
         if due != (record, count):
-            raise Breach(
+            raise InvariantViolation(
                 "I11",
                 f"line {self._lines[sink]} of {sink} is record {record[1]} of stream {record[0]}, counted {count};"
                 f" a loop over the log would have had {due}",
@@ -229,29 +237,33 @@ class Oracle:
     # Producers and the gateway
 
     def told(self, stream: int, message_id: int, is_durable: bool) -> None:
-        """The gateway says to a producer that all up to this id is committed."""
+        """Check an acknowledgement of a gateway to a producer, up to this id."""
         if self.is_blind:
             return
         self.look()
         if message_id > self._committed.get(stream, -1):
-            raise Breach(
+            raise InvariantViolation(
                 "I4", f"message {message_id} of stream {stream} is acknowledged, but its epoch is not committed"
             )
         if not is_durable:
-            raise Breach(
+            raise InvariantViolation(
                 "I4", f"message {message_id} of stream {stream} is acknowledged before the snapshot is durable"
             )
 
     def trimmed(self, before_sequence: int, snapshot_end: int) -> None:
         if before_sequence > snapshot_end and not self.is_blind:
-            raise Breach("I4", f"the log is trimmed to {before_sequence}, the durable snapshot ends at {snapshot_end}")
+            raise InvariantViolation(
+                "I4", f"the log is trimmed to {before_sequence}, the durable snapshot ends at {snapshot_end}"
+            )
 
     def opened(self, stream: int, point_of_reference: int) -> None:
-        """A gateway sends the NOTIFY_ACK that opens a stream. A producer that stood still may read it much later, when
-        another has heard more."""
+        """A gateway sends the NOTIFY_ACK that opens a stream. It is checked here, because a paused producer may read it
+        much later, after another producer has received later ACKs."""
         known, committed = self.acknowledged.get(stream, -1), _committed(point_of_reference)
         if committed < known:
-            raise Breach("I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}")
+            raise InvariantViolation(
+                "I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}"
+            )
 
     def heard(self, stream: int, point_of_reference: int) -> None:
         """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
@@ -261,7 +273,7 @@ class Oracle:
         """A task read this record at this sequence number of this gateway's log."""
         known = self._sequences.setdefault((gateway, sequence), record)
         if known != record:
-            raise Breach("I5", f"sequence {sequence} of {gateway} was {known} and is now {record}")
+            raise InvariantViolation("I5", f"sequence {sequence} of {gateway} was {known} and is now {record}")
 
 
 @lru_cache(MEMORY)

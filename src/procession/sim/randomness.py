@@ -1,7 +1,6 @@
-"""Randomness as a value that is handed in: whoever runs a simulation brings a `random.Random` of a known seed.
+"""Randomness as a parameter: the runner passes a `random.Random` with a known seed.
 
-The one rule: nothing in a simulation draws from anywhere else, so that a seed is a history. Before it: the runner.
-After it: every part of the world.
+Invariant: a simulation uses no other source of randomness, so a seed determines the run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Chance(Protocol):
+class Randomness(Protocol):
     """The part of `random.Random` that a simulation uses."""
 
     def random(self) -> float: ...

@@ -1,7 +1,6 @@
 """Run totals: the counts of many simulated runs.
 
-The one rule: it only adds up, so that the tallies of several processes make one. Before it: `runner`, which adds
-outcomes. After it: a sentence, or JSON.
+Invariant: it only adds counts, so the totals of several processes can be combined.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from procession.sim.world import Outcome
+from procession.sim.world import WorldOutcome
 
 
 @dataclass
-class Tally:
+class RunTotals:
     runs: int = 0
     records: int = 0
     epochs: int = 0
@@ -23,14 +22,14 @@ class Tally:
     cpu_seconds: float = 0.0
     """Of all processes together."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: WorldOutcome) -> None:
         self.runs += 1
         self.records += outcome.records
         self.epochs += outcome.epochs
         self.events += outcome.events
         self.faults.update(fault.kind for fault in outcome.struck)
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: RunTotals) -> None:
         self.runs += other.runs
         self.records += other.records
         self.epochs += other.epochs

@@ -1,10 +1,9 @@
-"""The simulator's runner: seeds in, a verdict out, and for a seed that fails a story that a person can read.
+"""The simulator's runner: runs seeds, returns a verdict, and for a failed seed a readable event log.
 
-The one rule: it only brings what a simulation must not take for itself: chance, from a seed, and the time and the
-processes that it takes. A seed is a plan (`make_plan`) and a schedule; a plan that was written down is run again as it
-stands. Seeds are run in blocks, by one process or several, and heard of in their order: what is said does not depend on
-how many there are, and the failure that is told is that of the lowest seed. Before it: `procession simulate`. After it:
-`sim`.
+Invariant: it only provides what a simulation must not have itself: randomness from a seed, time and processes. A seed
+gives a plan (`make_plan`) and a schedule; a saved plan is run as it is. Seeds are run in blocks, by one process or
+several, and reported in order, so the output does not depend on the number of processes, and the reported failure is
+that of the lowest seed.
 """
 
 from __future__ import annotations
@@ -21,27 +20,26 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from procession.sim.fault_plan import Plan, make_plan
-from procession.sim.run_totals import Tally
+from procession.sim.fault_plan import FaultPlan, make_plan
+from procession.sim.run_totals import RunTotals
 from procession.sim.shrink import shrink
-from procession.sim.violation import Breach
-from procession.sim.world import Outcome, World
+from procession.sim.violation import InvariantViolation
+from procession.sim.world import World, WorldOutcome
 
 SCHEDULE = 0x5EED
-"""Plan and schedule of a seed draw from two sources, so that a plan can be made smaller and keep its schedule."""
+"""The plan and the schedule of a seed use two generators, so that a plan can be reduced and keep its schedule."""
 BLOCK_RUNS = 100
-"""So many seeds a process takes at once. Garbage is collected after each block: a run leaves little of it. An interrupt
-waits for the blocks that are being run."""
+"""Seeds per block. Garbage is collected after each block. An interrupt waits for the current blocks."""
 PROGRESS_S = 10.0
 
 Say = Callable[[str], None]
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int) -> FaultPlan:
     return make_plan(seed, random.Random(seed))
 
 
-def run_plan(plan: Plan, *, is_told: bool = False, is_blind: bool = False) -> Outcome:
+def run_plan(plan: FaultPlan, *, is_told: bool = False, is_blind: bool = False) -> WorldOutcome:
     world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=is_told, is_blind=is_blind)
     outcome = world.run()
     world.dismantle()
@@ -49,7 +47,7 @@ def run_plan(plan: Plan, *, is_told: bool = False, is_blind: bool = False) -> Ou
 
 
 def cores() -> int:
-    """How many processes are worth while here."""
+    """Return the number of useful processes on this machine."""
     return len(os.sched_getaffinity(0))
 
 
@@ -57,15 +55,15 @@ def cores() -> int:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a block came to: it ends with the first seed that fails."""
+class BlockResult:
+    """The result of a block, which ends at the first seed that fails."""
 
-    tally: Tally
+    tally: RunTotals
     failing: int | None = None
 
 
-def run_block(seeds: range) -> Done:
-    tally, started = Tally(), time.process_time()
+def run_block(seeds: range) -> BlockResult:
+    tally, started = RunTotals(), time.process_time()
     failing = None
     gc.disable()
     try:
@@ -79,12 +77,12 @@ def run_block(seeds: range) -> Done:
         gc.collect()
         gc.enable()
         tally.cpu_seconds = time.process_time() - started
-    return Done(tally, failing)
+    return BlockResult(tally, failing)
 
 
-def _run_block(seeds: range) -> Done:
-    """In a process that only does this: what a block leaves is remembered for all runs (`MEMORY`), and no garbage. To
-    look through it after each block would take longer and longer."""
+def _run_block(seeds: range) -> BlockResult:
+    """Runs a block in a process that does nothing else. The objects that a block leaves are caches for all runs
+    (`MEMORY`). They are frozen, so that the garbage collector does not scan more and more of them."""
     done = run_block(seeds)
     gc.freeze()
     return done
@@ -95,11 +93,11 @@ def _blocks(seeds: range) -> Iterator[range]:
 
 
 @contextmanager
-def _done(seeds: range, jobs: int) -> Iterator[Iterator[Done]]:
-    """The blocks of these seeds, done, in their order."""
+def _done(seeds: range, jobs: int) -> Iterator[Iterator[BlockResult]]:
+    """Yield the results of the blocks of these seeds, in order."""
     if jobs == 1 or len(seeds) <= BLOCK_RUNS:
         gc.collect()
-        gc.freeze()  # what was imported is no garbage, and is much
+        gc.freeze()  # excludes the many imported objects from collection
         try:
             yield map(_run_block, _blocks(seeds))
         finally:
@@ -107,7 +105,7 @@ def _done(seeds: range, jobs: int) -> Iterator[Iterator[Done]]:
         return
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin)
     try:
-        # Only we hear an interrupt, and let the others finish: they inherit that it is not for them.
+        # Only this process handles SIGINT. The workers inherit SIG_IGN and finish their blocks.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         done = pool.map(_run_block, _blocks(seeds))
         signal.signal(signal.SIGINT, before)
@@ -125,16 +123,16 @@ def _begin() -> None:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A plan that fails, and the smallest found that does: with the story of that one."""
+class FailedPlan:
+    """A plan that fails, and the smallest plan found that still fails, with its event log."""
 
-    plan: Plan
-    breach: Breach
-    smallest: Plan
-    outcome: Outcome
+    plan: FaultPlan
+    breach: InvariantViolation
+    smallest: FaultPlan
+    outcome: WorldOutcome
 
     @classmethod
-    def of(cls, plan: Plan) -> Failure:
+    def of(cls, plan: FaultPlan) -> FailedPlan:
         breach = run_plan(plan).breach
         assert breach is not None, f"seed {plan.seed} failed, and does not fail again"
         smallest = shrink(plan, lambda candidate: run_plan(candidate).breach)
@@ -142,14 +140,14 @@ class Failure:
 
 
 @dataclass
-class Report:
+class SimulationReport:
     first_seed: int
-    tally: Tally = field(default_factory=Tally)
-    failure: Failure | None = None
+    tally: RunTotals = field(default_factory=RunTotals)
+    failure: FailedPlan | None = None
     is_stopped: bool = False
     seconds: float = 0.0
     story: tuple[str, ...] = ()
-    """Of the first run, if somebody asked for it."""
+    """The event log of the first run, if requested."""
 
     @property
     def verdict(self) -> str:
@@ -204,9 +202,9 @@ def _silent(_line: str) -> None:
     """Nobody listens."""
 
 
-def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, say: Say = _silent) -> Report:
-    """Run so many seeds from `first` on, until one fails or somebody interrupts; `say` hears how far we are."""
-    report, started, told = Report(first), time.monotonic(), time.monotonic()
+def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, say: Say = _silent) -> SimulationReport:
+    """Run seeds from `first` on, until one fails or the user interrupts. `say` gets the progress."""
+    report, started, told = SimulationReport(first), time.monotonic(), time.monotonic()
     failing = None
     try:
         with _done(range(first, first + runs), jobs) as blocks:
@@ -224,21 +222,21 @@ def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, sa
     except KeyboardInterrupt:
         report.is_stopped = True
     if failing is not None:
-        report.failure = Failure.of(plan_of(failing))
+        report.failure = FailedPlan.of(plan_of(failing))
     elif is_told:
         report.story = run_plan(plan_of(first), is_told=True).story
     report.seconds = time.monotonic() - started
     return report
 
 
-def run_again(plan: Plan, *, is_told: bool = False) -> Report:
-    """Run a plan that was written down."""
-    report, started, cpu_started = Report(plan.seed), time.monotonic(), time.process_time()
+def run_again(plan: FaultPlan, *, is_told: bool = False) -> SimulationReport:
+    """Run a saved plan."""
+    report, started, cpu_started = SimulationReport(plan.seed), time.monotonic(), time.process_time()
     outcome = run_plan(plan, is_told=is_told)
     report.tally.add(outcome)
     report.tally.cpu_seconds = time.process_time() - cpu_started
     if outcome.breach is not None:
-        report.failure = Failure.of(plan)
+        report.failure = FailedPlan.of(plan)
     report.story = outcome.story if report.failure is None else ()
     report.seconds = time.monotonic() - started
     return report

@@ -1,16 +1,16 @@
-"""The sequential run: what one loop over the log's rows, that never failed, would have written to each sink.
+"""The sequential run: the output of one loop over the log's rows without failures, for each sink.
 
-The one rule: it knows nothing of tasks, states or runs of an epoch. The log's rows are those of the gateways, one after
-the other inside an epoch and in their sequence; with one gateway no cut of epochs can be seen in them. Somebody who
-does not see the log folds what the first sink shows, which gets every record. Before it: the rounds that are decided.
-After it: `oracle`, which holds what sinks show against it (I11).
+Invariant: it knows nothing of tasks, states or runs of an epoch. Its input is the rows of the log: within an epoch one
+gateway after the other, each in sequence; with one gateway, epoch boundaries have no effect. A blind oracle, which does
+not read the log, uses the output of the first sink, which gets every record. `oracle` compares the result with the
+output of the sinks (I11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 
 Record = tuple[int, int]
 """Stream id and message id."""
@@ -48,7 +48,7 @@ class Sequential:
         self._epoch = 0
         self._ends: Mapping[str, int] = {}
 
-    def take(self, rounds: Mapping[int, Round], rows: Mapping[tuple[str, int], Record]) -> None:
+    def take(self, rounds: Mapping[int, RoundRecord], rows: Mapping[tuple[str, int], Record]) -> None:
         """Go on as far as epochs are decided; `rows` are the log's, by gateway and sequence."""
         while (decided := rounds.get(self._epoch)) is not None:
             for record in self._between(decided.offsets, rows):

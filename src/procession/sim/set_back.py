@@ -1,8 +1,9 @@
-"""A gateway's directory is set back to an older copy, or lost; and the operator who does it and mends it.
+"""Set-back faults: a gateway's directory is replaced by an older copy or lost, and an operator repairs it.
 
-The one rule: the copy lacks records of an epoch that is decided, so it must be refused, before any producer is
-admitted. When it was refused, the operator does as `docs/how-to/backup.md` says, and puts back the directory that the
-gateway had last. Before it: `world`, at a fault. After it: `simulated_gateway`, which is started on what is there.
+Invariant: the copy lacks records or committed positions of a decided epoch. So, before any producer is admitted, the
+gateway must refuse the driver or receive what it lacks. After a refusal the operator follows `docs/how-to/backup.md`,
+and restores the gateway's latest directory. `world` triggers it at a fault; `simulated_gateway` then starts on the
+replaced directory.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable
 
 from procession.errors import StorageError
 from procession.sim.disk import Directory, File
-from procession.sim.environment import Machine, Site
+from procession.sim.environment import Environment, Machine
 from procession.sim.simulated_leader_link import name_of
 from procession.sim.simulated_log import log_end
-from procession.sim.simulated_snapshot import load_snapshot, snapshot_path
+from procession.sim.simulated_snapshot import SNAPSHOT, load_snapshot, snapshot_path
 
 SET_BACK, LOST = "set-back", "lost"
 LOOK_S = 0.05
@@ -23,8 +24,8 @@ MEND_S = 0.1
 """From the refusal until the newest directory is put back."""
 
 
-class Operator:
-    def __init__(self, site: Site, machines: dict[str, Machine], kill: Callable[[str], None]) -> None:
+class SetBackOperator:
+    def __init__(self, site: Environment, machines: dict[str, Machine], kill: Callable[[str], None]) -> None:
         """`kill` kills a part, if it lives; it is started again."""
         self._site = site
         self._machines = machines
@@ -35,14 +36,22 @@ class Operator:
         """Take the copy now, if there is to be one, and put it in the directory's place when it is old."""
         found = self._machines[part].disk.directory(part)
         copy = copied(found) if found is not None and kind == SET_BACK else None
-        end = 0 if copy is None else log_end(copy)
-        self._when(seconds, lambda: self._is_old(part, end), lambda: self._set_back(part, copy))
+        lacks = (0, -1) if copy is None else (log_end(copy), load_snapshot(_snapshot_of(copy)).epoch)
+        self._when(seconds, lambda: self._is_old(part, *lacks), lambda: self._set_back(part, copy))
 
     def refused(self, part: str) -> None:
-        """A gateway has refused a driver. If that is our doing, it is mended."""
+        """A gateway has refused a driver. If a fault of ours caused it, undo the fault."""
         if part in self._site.set_back and part not in self._is_mending:
             self._is_mending.add(part)
             self._when(MEND_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
+
+    def confirmed(self, part: str) -> None:
+        """A driver takes the directory for the right one. If it is a copy, it has what it lacked, or is wrong."""
+        if part in self._site.set_back:
+            self._site.tell(part, "= the copy is taken")
+            self._is_mending.discard(part)
+            self._site.set_back.discard(part)
+            self._change(part, {_aside(part): None})
 
     def _when(self, delay_s: float, is_time: Callable[[], bool], do: Callable[[], None]) -> None:
         def look() -> None:
@@ -53,11 +62,12 @@ class Operator:
 
         self._site.clock.after(delay_s, look)
 
-    def _is_old(self, part: str, end: int) -> bool:
+    def _is_old(self, part: str, end: int, epoch: int) -> bool:
         machine, decided = self._machines[part], self._site.oracle.decided
-        known = load_snapshot(machine.disk.durable_file(snapshot_path(part))).end_sequence
+        known = load_snapshot(machine.disk.durable_file(snapshot_path(part)))
         committed = decided[max(decided)].offsets.get(name_of(part), 0) if decided else 0
-        return machine.is_up and part not in self._site.set_back and end < max(known, committed)
+        is_old = end < max(known.end_sequence, committed) or epoch < known.epoch
+        return machine.is_up and not self._site.set_back and is_old
 
     def _set_back(self, part: str, copy: Directory | None) -> None:
         self._kill(part)
@@ -67,6 +77,8 @@ class Operator:
         self._change(part, {part: copy, _aside(part): newest})
 
     def _put_back(self, part: str) -> None:
+        if part not in self._site.set_back:
+            return
         self._kill(part)
         self._site.tell(part, "= the newest directory is put back")
         self._is_mending.discard(part)
@@ -83,16 +95,22 @@ class Operator:
 
 
 def copied(directory: Directory) -> Directory:
-    """All of it as it is read, on disk."""
+    """A copy of the durable content. Unsynced writes are left out: a power cut may lose them, and then the copy would
+    hold data that never existed."""
     copy = Directory()
-    for name, node in directory.names.items():
+    for name, node in directory.durable.items():
         if isinstance(node, Directory):
             copy.names[name] = copied(node)
         else:
-            copy.names[name] = file = File(node.data)
+            copy.names[name] = file = File(node.durable)
             file.sync()
     copy.durable = dict(copy.names)
     return copy
+
+
+def _snapshot_of(directory: Directory) -> bytes | None:
+    found = directory.names.get(SNAPSHOT)
+    return bytes(found.data) if isinstance(found, File) else None
 
 
 def _aside(part: str) -> str:

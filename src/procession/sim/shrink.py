@@ -1,7 +1,6 @@
-"""Shrinking: a plan that fails, made as small as it goes, so that a person can read what happened.
+"""Shrinking: reduces a failing plan as far as possible, so that a person can read what happened.
 
-The one rule: every smaller plan is run, and only one that fails too is kept. Before it: a plan that failed. After it:
-the runner, which prints it and its story.
+Invariant: every smaller plan is run, and kept only if it fails too. The runner prints the result and its event log.
 """
 
 from __future__ import annotations
@@ -9,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from procession.sim.fault_plan import Plan, SinkPlan
-from procession.sim.violation import Breach
+from procession.sim.fault_plan import FaultPlan, SinkPlan
+from procession.sim.violation import InvariantViolation
 
 TRIES_MAX = 600
 SCHEDULES = 3
-"""A smaller plan takes other turns: each is tried with so many schedules."""
+"""Number of schedules that are tried for each smaller plan."""
 
-Run = Callable[[Plan], Breach | None]
+Run = Callable[[FaultPlan], InvariantViolation | None]
 
 
-def shrink(plan: Plan, run: Run, tries_max: int = TRIES_MAX) -> Plan:
-    """The smallest plan found that still fails; `plan` itself must fail."""
+def shrink(plan: FaultPlan, run: Run, tries_max: int = TRIES_MAX) -> FaultPlan:
+    """Return the smallest plan found that still fails; `plan` itself must fail."""
     tries = 0
     is_smaller = True
     while is_smaller:
@@ -38,8 +37,8 @@ def shrink(plan: Plan, run: Run, tries_max: int = TRIES_MAX) -> Plan:
     return plan
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans that are smaller by one step, the largest steps first."""
+def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
+    """Yield plans that are smaller by one step, the largest steps first."""
     faults = plan.faults
     if len(faults) > 3:
         half = len(faults) // 2
@@ -77,6 +76,6 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield simpler_plan
 
 
-def _without(plan: Plan, part: str) -> Plan:
+def _without(plan: FaultPlan, part: str) -> FaultPlan:
     """The plan without the faults of a part that is gone."""
     return plan.with_faults(tuple(fault for fault in plan.faults if not fault.part.startswith(part)))

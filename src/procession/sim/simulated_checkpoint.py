@@ -1,10 +1,10 @@
 """The checkpoint on a virtual disk: Spark's directory, a copy for each driver, `CURRENT`, and the round records.
 
-The one rule, as in `commit/checkpoint`: `CURRENT` is replaced durably, then offsets, commits and rounds are copied in
-this order, then the copy gets its name, then its driver decides. Every call is a `yield`, because two drivers work on
-one directory and either can be stopped between any two of them. What Spark writes is not synced, and a power cut can
-leave the name of such a file without its bytes; a driver writes it anew before it relies on it. Before it:
-`simulated_driver` and `simulated_spark`. After it: `disk_calls`.
+Invariant, as in `commit/checkpoint`: `CURRENT` is replaced durably, then offsets, commits and rounds are copied in this
+order, then the copy gets its name, then its driver decides. Every call is a `yield`, because two drivers work on one
+directory and either can be stopped between any two calls. Spark's files are not synced, so a power cut can leave such a
+file's name without its bytes; a driver writes the file again before it relies on it. Upstream: `simulated_driver` and
+`simulated_spark`. Downstream: `disk_calls`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import json
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.commit.stop_reasons import fenced
 from procession.errors import StorageError
 from procession.sim.disk_calls import Files, gone
 from procession.sim.oracle import CHECKPOINT, read_round
 from procession.sim.simulated_process import Steps
-from procession.storage.log_ranges import Offset, read_offsets
+from procession.storage.log_ranges import LogOffset, read_offsets
 
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
@@ -30,7 +30,7 @@ LINES = {"offsets": 2, "commits": 1}
 """How many ends of lines a whole file of Spark's has: none after the last line."""
 
 
-class Checkpoint:
+class SimulatedCheckpoint:
     """One process's view of one driver's copy."""
 
     def __init__(self, files: Files, fence: int = 0) -> None:
@@ -137,7 +137,7 @@ class Checkpoint:
 
     @property
     def decided(self) -> int:
-        """The last epoch whose commit the driver of this copy has put on disk, as it tells its helper."""
+        """The last epoch whose commit is durable, as the driver of this copy reports it to its helper."""
         return int(self._files.read(f"{self.directory}/{DECIDED}") or b"-1")
 
     def check(self) -> None:
@@ -148,7 +148,7 @@ class Checkpoint:
                 next_step="restore the checkpoint directory from a copy",
             )
 
-    def offset(self, epoch: int) -> dict[str, Offset]:
+    def offset(self, epoch: int) -> dict[str, LogOffset]:
         """Where the epoch ends at each gateway. A file that is there but cannot be read stops Spark, and us."""
         text = self._files.read(f"{self.directory}/offsets/{epoch}") or b""
         try:
@@ -165,7 +165,7 @@ class Checkpoint:
     def is_committed(self, epoch: int) -> bool:
         return self.committed >= epoch
 
-    def write_offset(self, epoch: int, ends: Mapping[str, Offset]) -> Steps:
+    def write_offset(self, epoch: int, ends: Mapping[str, LogOffset]) -> Steps:
         """Spark's way: a draft that is renamed, and nothing is synced."""
         told = {name: end.as_json() for name, end in ends.items()}
         yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(told).encode())
@@ -217,20 +217,20 @@ class Checkpoint:
 
     # Round records
 
-    def write_round(self, record: Round) -> Steps:
+    def write_round(self, record: RoundRecord) -> Steps:
         if not self._files.exists(f"{self.directory}/rounds"):
             self._files.make_directory(f"{self.directory}/rounds")
             self._files.sync_directory(self.directory)
         yield from write_durably(self._files, f"{self.directory}/rounds", f"{record.epoch:020d}", record.to_json())
 
-    def round(self, epoch: int) -> Round:
+    def round(self, epoch: int) -> RoundRecord:
         """As `Rounds._must`: what names that with which the next epoch begins."""
         data = self._files.read(f"{self.directory}/rounds/{epoch:020d}")
         if not data:
             raise StorageError(f"there is no round record of epoch {epoch}", next_step="restore the checkpoint")
         return read_round(data)
 
-    def rounds(self) -> dict[int, Round]:
+    def rounds(self) -> dict[int, RoundRecord]:
         folder = f"{self.directory}/rounds"
         names = [name for name in self._files.names(folder) if name.isdigit()]
         return {int(name): read_round(self._files.read(f"{folder}/{name}") or b"") for name in names}

@@ -1,8 +1,8 @@
 """The driver's and the Spark helper's clients of the simulated gateways, one for each gateway.
 
-The one rule, as in `driver/gateway_clients`: one that is away holds up nobody else, and is asked one thing at a time;
-what it answers late counts when it is asked next. The leader says who there is. Before it: `simulated_driver` and
-`simulated_spark`. After it: `simulated_gateway`, by requests.
+Invariant, as in `driver/gateway_clients`: a gateway that does not answer delays no other. Each gateway has one request
+in flight; a late reply counts for the next request. The leader says which gateways there are. Upstream:
+`simulated_driver` and `simulated_spark`. Downstream: `simulated_gateway`, by requests.
 """
 
 from __future__ import annotations
@@ -11,17 +11,35 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from procession.commit.round_record import RoundRecord
+from procession.driver.known_gateways import known_gateway
 from procession.errors import ProcessionError
+from procession.gateway.confirmation import KnownGateway
 from procession.gateway.global_registry import LEADER
+from procession.sim.environment import Environment
+from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_leader_link import part_of
-from procession.sim.simulated_process import Process
+from procession.sim.simulated_process import SimulatedProcess
 
 Answers = dict[str, tuple[Any, Any]]
 """By the gateway's name: what it was asked, and its answer."""
 
 
-class Desks:
-    def __init__(self, owner: Process) -> None:
+def last_record(site: Environment, checkpoint: SimulatedCheckpoint) -> RoundRecord | None:
+    """The last commit, with which the gateways are compared. Where no directory is set back, that is nothing."""
+    committed = checkpoint.committed if site.identities else -1
+    if committed < 0:
+        return None
+    checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
+    return checkpoint.round(committed)
+
+
+def known(site: Environment, record: RoundRecord | None, name: str) -> KnownGateway:
+    return known_gateway(record, name, site.identities.get(part_of(name), ""))
+
+
+class SimulatedGatewayClients:
+    def __init__(self, owner: SimulatedProcess) -> None:
         self._owner = owner
         self.names = [LEADER]
         self._asked: set[str] = set()
@@ -30,7 +48,7 @@ class Desks:
         self._done: Callable[[Answers], Any] | None = None
 
     def meet(self, gateways: Iterable[str]) -> None:
-        """The leader has said who there is; if it has not, nothing changes."""
+        """Takes the leader's list of gateways. An empty list changes nothing."""
         if there := set(gateways):
             self.names = sorted(there | {LEADER})
             self._found = {name: found for name, found in self._found.items() if name in self.names}

@@ -1,38 +1,50 @@
-"""Confirmation at a simulated gateway: the real `gateway/confirmation`, with the rim of `control` and `performer`.
+"""Confirmation at a simulated gateway: the real `gateway/confirmation`, with a model of `control` and `performer`.
 
-The one rule, as there: until a driver has named the log in this directory as the one that it was offered records from,
-no producer opens a stream. Only in plans in which a directory is set back or lost: elsewhere every gateway has the
-directory that it had last, and need not wait. Before it: `simulated_gateway`, which asks. After it: `set_back`, which
-hears of a refusal.
+Invariant, as there: no producer opens a stream until a driver has confirmed that it read from the log in this
+directory, and that no commit is missing in it. Only plans in which a directory is set back or lost use this. In all
+others every gateway has its latest directory and need not wait. Upstream: `simulated_gateway`. Downstream: `set_back`,
+which acts on a refusal.
 """
 
 from __future__ import annotations
 
 from procession.errors import StorageError
-from procession.gateway.confirmation import check_offered
-from procession.sim.environment import Site
+from procession.gateway.confirmation import KnownGateway, check_directory, check_offered
+from procession.gateway.snapshot import Snapshot
+from procession.sim.control_requests import ConfirmRequest, OfferRequest
+from procession.sim.disk_calls import Files
+from procession.sim.environment import Environment
 from procession.sim.set_back import blamed
-from procession.sim.simulated_log import InLog
-from procession.storage.log_ranges import Offset
+from procession.sim.simulated_log import SimulatedLog, log_folder
+
+IDENTITY = "identity"
 
 
 class Confirmation:
-    def __init__(self, site: Site, part: str, *, has_directory: bool, is_awaited: bool) -> None:
-        """`has_directory`: from an earlier life. Unless it `is_awaited`, the directory is taken for the last one."""
+    def __init__(self, site: Environment, part: str, files: Files, *, is_awaited: bool) -> None:
+        """Unless it `is_awaited`, the directory is taken for the last one."""
         self._site = site
         self._part = part
         self._is_awaited = is_awaited
-        self.is_confirmed = not is_awaited or not (has_directory or site.is_claimed())
+        self.is_confirmed = not is_awaited or not (files.exists(log_folder(part)) or site.is_claimed())
+        self.identity = self._identity(files) if is_awaited else ""
+
+    def _identity(self, files: Files) -> str:
+        found = files.read(f"{self._part}/{IDENTITY}") or b"%016x" % self.incarnation()
+        files.write_durably(self._part, IDENTITY, found)
+        self._site.identities.setdefault(self._part, found.decode())
+        return found.decode()
 
     def incarnation(self) -> int:
         """Of a log that is begun now."""
         return self._site.chance.randrange(1, 2**64) if self._is_awaited else 0
 
-    def check(self, log: InLog, offered: Offset) -> None:
+    def check(self, log: SimulatedLog, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot) -> None:
         if not self._is_awaited:
             return
         try:
-            check_offered(log, offered, self._part)
+            check_offered(log, asked.offered, self._part)
+            check_directory(self.identity, snapshot.epoch + 1, asked.known, self._part)
         except StorageError as error:
             self._site.tell(self._part, "! refuses: %s", error.sentence)
             self._site.refused(self._part)
@@ -42,7 +54,14 @@ class Confirmation:
         """The same error, not ours if the directory was set back."""
         return blamed(error, is_done_to_us=self._part in self._site.set_back)
 
-    def confirm(self) -> bool:
-        """A driver has named this log. Whether that is news."""
-        was_confirmed, self.is_confirmed = self.is_confirmed, True
-        return not was_confirmed
+    def is_behind(self, known: KnownGateway, snapshot: Snapshot) -> bool:
+        """Whether producers wait until the driver has sent the last commit to this gateway."""
+        return not self.is_confirmed and snapshot.epoch + 1 < known.epochs
+
+    def confirm(self, known: KnownGateway, snapshot: Snapshot) -> bool:
+        """A driver has named this log. Whether that admits producers."""
+        if self.is_confirmed or self.is_behind(known, snapshot):
+            return False
+        self.is_confirmed = True
+        self._site.confirmed(self._part)
+        return True

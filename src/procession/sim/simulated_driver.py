@@ -1,20 +1,20 @@
-"""A driver's Python half: the real `Coordinator`, with the rim of `commit/performer` and `driver/driver` around it.
+"""The Python half of a driver: the real `Coordinator`, with a model of `commit/performer` and `driver/driver`.
 
-The one rule, as in the conductor, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
+Invariant, as in the commit performer, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
 epoch is finished, `commits/N` before phase 2, and the fence is read again between that and phase 2. Each of these is a
-`yield`: another driver, or Spark, may come between. Before it: `simulated_spark`, which brings epochs. After it:
-`simulated_sink_link`, `simulated_checkpoint`, and the gateway.
+`yield`, because another driver, or Spark, may run in between. `simulated_spark` delivers the epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
-from procession.commit.coordinator import Coordinator, Phase
-from procession.commit.round_record import Round, next_positions
+from procession.commit.coordinator import Coordinator
+from procession.commit.round_record import RoundRecord, acknowledged_epoch, next_positions
+from procession.commit.round_state import RoundPhase
+from procession.driver.known_gateways import epochs_kept
 from procession.errors import (
     FencedError,
     LocalProtocolError,
@@ -23,21 +23,21 @@ from procession.errors import (
     RoundError,
     StorageError,
 )
-from procession.gateway.gateway_events import Committed, FenceRaised
+from procession.gateway.gateway_events import EpochCommitted, FenceRaised
 from procession.gateway.global_registry import LEADER
-from procession.sim.control_requests import Confirm
+from procession.sim.control_requests import ConfirmRequest
 from procession.sim.disk_calls import Files
-from procession.sim.environment import Machine, Site
+from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
-from procession.sim.network import End
-from procession.sim.simulated_checkpoint import Checkpoint
-from procession.sim.simulated_clients import Answers, Desks
-from procession.sim.simulated_process import Process, Steps
-from procession.sim.simulated_sink_link import Link
+from procession.sim.network import Endpoint
+from procession.sim.simulated_checkpoint import SimulatedCheckpoint
+from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, known, last_record
+from procession.sim.simulated_process import SimulatedProcess, Steps
+from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import drop_states, make_and_sweep
-from procession.sim.violation import Breach
-from procession.storage.log_ranges import Offset
-from procession.storage.state_store import Version
+from procession.sim.simulated_tasks import SimulatedEpoch
+from procession.sim.violation import InvariantViolation
+from procession.storage.log_ranges import LogOffset
 
 if TYPE_CHECKING:
     from procession.sim.simulated_spark import Spark
@@ -46,52 +46,43 @@ PIPELINE, CHECKPOINT_ID, FINGERPRINT = "p", "abc123", "f"
 RETRY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What Spark's tasks made of a range: the payloads for each sink, and the last id of each stream."""
-
-    number: int
-    first: int
-    last: int
-    payloads: Mapping[str, Sequence[bytes]]
-    positions: Mapping[int, int]
-    ends: Mapping[str, int]
-    """Where it ends in the log of each gateway."""
-    states: Mapping[str, Version]
-    """The files that its tasks have left."""
-
-
 def _is_passing(error: ProcessionError) -> bool:
     """Whether the supervisor may simply start a driver again, as `supervisor/supervisor` would."""
     return not error.next_step and not isinstance(error, LocalProtocolError)
 
 
-class Driver(Process):
+class SimulatedDriver(SimulatedProcess):
     def __init__(
-        self, site: Site, machine: Machine, sinks: Mapping[str, SinkPlan], start_spark: Callable[[Driver], Spark]
+        self,
+        site: Environment,
+        machine: Machine,
+        sinks: Mapping[str, SinkPlan],
+        start_spark: Callable[[SimulatedDriver], Spark],
     ) -> None:
         super().__init__(site, DRIVER, machine)
         self._files = Files(self, machine.disk)
-        self.checkpoint = Checkpoint(self._files)
+        self.checkpoint = SimulatedCheckpoint(self._files)
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
         self.leaves_zombie = False
-        """Nobody kills the JVM when this half dies."""
+        """Whether the JVM survives when this half dies."""
         self._start_spark = start_spark
-        self._links = {name: Link(self, name, is_authoritative=plan.is_ours) for name, plan in sinks.items()}
+        self._links = {
+            name: SimulatedSinkLink(self, name, is_authoritative=plan.is_ours) for name, plan in sinks.items()
+        }
         self._coordinator: Coordinator
-        self._epoch: Epoch | None = None
+        self._epoch: SimulatedEpoch | None = None
         self._is_idle = True
-        self._next_epoch: Epoch | None = None
-        self._unacknowledged: Round | None = None
-        self._acknowledged: Round | None = None
+        self._next_epoch: SimulatedEpoch | None = None
+        self._unacknowledged: RoundRecord | None = None
+        self._acknowledged: RoundRecord | None = None
         self._is_telling = False
-        self._fences, self._commits = Desks(self), Desks(self)
+        self._fences, self._commits = SimulatedGatewayClients(self), SimulatedGatewayClients(self)
         self._fenced: set[str] = set()
-        self._told: dict[str, int] = {}
-        """The last epoch that each gateway has heard of."""
+        self._notified: dict[str, int] = {}
+        """The last epoch that each gateway has acknowledged."""
         self._met: Mapping[str, int] = {}
-        """How far the gateways were read when the leader last said who there is."""
+        """How far each gateway was read when the leader last sent its list of gateways."""
 
     def start(self) -> None:
         self.post(self._begin)
@@ -118,13 +109,13 @@ class Driver(Process):
         try:
             self.checkpoint.check_fence()
         except FencedError as replaced:
-            error = replaced  # whatever went wrong, it went wrong because another driver has taken over
+            error = replaced  # the cause is that another driver has taken over
         self.error = error
         self.site.tell(self.part, "! %s: %s", self.checkpoint.fence, error.sentence)
         is_done_to_us = bool(error.fields.get("is_done_to_us"))
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
         if not is_done_to_us and not is_ours_to_bear:
-            raise Breach("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
+            raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
         self.later(0.0, self.kill)
 
     # Beginning
@@ -173,17 +164,21 @@ class Driver(Process):
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
-        ends, fence = self._offered_ends(), self.checkpoint.fence
-        self._fences.ask({name: Confirm(fence, ends.get(name, Offset())) for name in self._fences.names}, self._raised)
+        ends, fence, last = self._offered_ends(), self.checkpoint.fence, last_record(self.site, self.checkpoint)
+        words = {
+            name: ConfirmRequest(fence, ends.get(name, LogOffset()), known(self.site, last, name))
+            for name in self._fences.names
+        }
+        self._fences.ask(words, self._raised)
 
-    def _offered_ends(self) -> dict[str, Offset]:
+    def _offered_ends(self) -> dict[str, LogOffset]:
         offered = self.checkpoint.offered
         return self.checkpoint.offset(offered) if offered >= 0 else {}
 
     def _raised(self, answers: Answers) -> None:
         ends = self._offered_ends()
         for name, (_, told) in answers.items():
-            if told.end.sequence < (end := ends.get(name, Offset()).sequence):
+            if told.end.sequence < (end := ends.get(name, LogOffset()).sequence):
                 raise StorageError(
                     f"the log of {name} ends at {told.end.sequence}, but {end} were offered", next_step="restore it"
                 )
@@ -202,26 +197,28 @@ class Driver(Process):
 
     # Links
 
-    def heard(self, end: End, data: bytes) -> Steps:
-        link: Link = end.tag
+    def heard(self, end: Endpoint, data: bytes) -> Steps:
+        link: SimulatedSinkLink = end.tag
         try:
             for event in link.heard(data):
                 yield from self.handle(event)
         except RemoteProtocolError as error:
             if self.checkpoint.current() == self.checkpoint.fence and "the sink failed" not in error.sentence:
-                raise Breach("I7", f"driver and {link.sink} do not understand each other: {error.sentence}") from None
+                raise InvariantViolation(
+                    "I7", f"driver and {link.sink} do not understand each other: {error.sentence}"
+                ) from None
             link.close()
 
-    def lost(self, end: End, is_clean: bool) -> Steps | None:
+    def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
         return self.link_lost(end.tag, end) if end.tag is not None else None
 
-    def link_lost(self, link: Link, end: End) -> Steps:
+    def link_lost(self, link: SimulatedSinkLink, end: Endpoint) -> Steps:
         for event in link.lost(end):
             yield from self.handle(event)
 
     # The round
 
-    def run_epoch(self, epoch: Epoch) -> Steps:
+    def run_epoch(self, epoch: SimulatedEpoch) -> Steps:
         """`foreachBatch`: Spark waits until `finished` comes back."""
         if self.error is not None:
             return
@@ -238,7 +235,14 @@ class Driver(Process):
         lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
         yield from self.handle(
             ev.EpochReady(
-                epoch.number, lengths, epoch.first, epoch.last, positions, ends=epoch.ends, states=epoch.states
+                epoch.number,
+                lengths,
+                epoch.first,
+                epoch.last,
+                positions,
+                ends=epoch.ends,
+                states=epoch.states,
+                acknowledged=acknowledged_epoch(last, self._acknowledged),
             )
         )
 
@@ -255,15 +259,15 @@ class Driver(Process):
     def _perform(self, action: ev.Action) -> Steps | None:
         """Do it, or say in which steps it is done."""
         match action:
-            case ev.Emit():
+            case ev.EmitEpoch():
                 is_here = self._epoch is not None and self._epoch.number == action.epoch
                 payloads = self._epoch.payloads[action.sink] if self._epoch is not None and is_here else ()
                 self.soon(self._links[action.sink].emit, action, payloads)
-            case ev.Reserve(number):
+            case ev.ReserveAttempts(number):
                 return self.checkpoint.reserve(number)
-            case ev.Phase2():
+            case ev.SendPhase2():
                 return self._phase2(action.sink, action.txn, action.commit)
-            case ev.Reconnect(sink, delay_s):
+            case ev.ReconnectSink(sink, delay_s):
                 self._links[sink].close(delay_s)
             case ev.WriteRecord(record):
                 return self._write_record(record)
@@ -280,7 +284,7 @@ class Driver(Process):
                     self.soon(self.run_epoch, following)
             case ev.DropRuns() | ev.Warn():
                 pass
-            case ev.Stop(error):
+            case ev.StopPipeline(error):
                 raise error
         return None
 
@@ -290,14 +294,14 @@ class Driver(Process):
         self._links[sink].phase2(txn, commit)
         yield
 
-    def _write_record(self, record: Round) -> Steps:
+    def _write_record(self, record: RoundRecord) -> Steps:
         self.checkpoint.check_fence()
         yield
         yield from self.checkpoint.write_round(record)
         yield from self.handle(ev.RecordWritten(record.epoch))
 
-    def asks_for_vote(self, action: ev.Emit) -> None:
-        """Whoever was replaced may have lost its copy of the checkpoint; what it still says decides nothing."""
+    def asks_for_vote(self, action: ev.EmitEpoch) -> None:
+        """A replaced driver may have lost its copy of the checkpoint. Its later messages decide nothing."""
         self.site.oracle.attempted(action.sink, action.txn)
         if self.checkpoint.current() == self.checkpoint.fence:
             self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
@@ -307,7 +311,12 @@ class Driver(Process):
     def commit_seen(self, epoch: int) -> Steps:
         """We look into the directory all the time; now `commits/N` is there."""
         opened = self._coordinator.open
-        if self.error is None and opened is not None and opened.ready.epoch == epoch and opened.phase is Phase.IN_DOUBT:
+        if (
+            self.error is None
+            and opened is not None
+            and opened.ready.epoch == epoch
+            and opened.phase is RoundPhase.IN_DOUBT
+        ):
             yield from self._found(epoch)
 
     def _found(self, epoch: int) -> Steps:
@@ -322,21 +331,21 @@ class Driver(Process):
         opened = self._coordinator.open
         if opened is not None and self.error is None:
             epoch = opened.ready.epoch
-            if opened.phase is Phase.IN_DOUBT and self.checkpoint.is_committed(epoch):
+            if opened.phase is RoundPhase.IN_DOUBT and self.checkpoint.is_committed(epoch):
                 yield from self._found(epoch)
             else:
                 yield from self.handle(ev.QueryEnded())
         self.later(0.02 * self.site.chance.random(), self.kill)
 
     def query_failed(self, error: ProcessionError) -> Steps:
-        """Spark itself failed: the same, and the error goes to whoever started us."""
+        """Spark itself failed: as `query_ended`, and the driver ends with this error."""
         yield from self.query_ended()
         if self.error is None:
             self.failed(error)
 
     # The gateway
 
-    def _acknowledge(self, record: Round) -> None:
+    def _acknowledge(self, record: RoundRecord) -> None:
         self._unacknowledged = record
         if not self._is_telling:
             self._is_telling = True
@@ -354,23 +363,23 @@ class Driver(Process):
             return
         fence, ends = self.checkpoint.fence, record.offsets
         words = {
-            name: Committed(fence, record.epoch, ends.get(name, 0), record.positions)
+            name: EpochCommitted(fence, record.epoch, ends.get(name, 0), record.positions, epochs_kept(record, name))
             for name in self._commits.names
-            if self._told.get(name) != record.epoch
+            if self._notified.get(name) != record.epoch
         }
         self._commits.ask(words, self._heard_commit)
 
     def _heard_commit(self, answers: Answers) -> None:
-        self._told |= {name: word.epoch for name, (word, _) in answers.items()}
+        self._notified |= {name: word.epoch for name, (word, _) in answers.items()}
         record = self._unacknowledged
-        missing = [name for name in self._commits.names if record and self._told.get(name) != record.epoch]
+        missing = [name for name in self._commits.names if record and self._notified.get(name) != record.epoch]
         if not missing:
             self._acknowledged, self._unacknowledged = record, None
             self._is_telling = False
         elif LEADER in missing or not answers.keys().isdisjoint(missing):
             self.later(0.0 if answers else RETRY_S, self._tell_gateway)
         else:
-            self.later(RETRY_S, self._look_who_is_there)  # who is away may have left
+            self.later(RETRY_S, self._look_who_is_there)  # a missing gateway may have left
 
     def _look_who_is_there(self, met: Mapping[str, int] | None = None) -> None:
         def answered(answer: Any) -> None:

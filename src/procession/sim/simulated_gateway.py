@@ -1,10 +1,11 @@
-"""A gateway: the real `GatewayState` and `Connection`, with the rim of `gateway/performer`, `server` and `control`
-around. Where there are several, the first leads them with the real `Leadership`, and the others have a link to it.
+"""A gateway: the real `GatewayState` and `Connection`, with a model of `gateway/performer`, `server` and `control`. Of
+several gateways the first one leads with the real `Leadership`, and the others have a link to it.
 
-The one rule, as in `gateway/performer`: actions in the order in which they were decided; rows in the log before what
-counts on them; a snapshot on disk before its ACKs, which go out before the trim. Rows wait a moment for others;
-snapshots and syncs are written beside the loop, so other events come between a decision and its being durable. Before
-it: `simulated_producer`, over the network, and `simulated_driver`, by requests. After it: `simulated_log`.
+Invariant, as in `gateway/performer`: actions are performed in the order of their decisions. Rows are in the log before
+any action that depends on them. A snapshot is on disk before its ACKs are sent, and its ACKs before the log is trimmed.
+Rows are gathered for a moment. Snapshots and syncs run concurrently, so other events come between a decision and its
+durability. Upstream: `simulated_producer`, over the network, and `simulated_driver`, by requests. Downstream:
+`simulated_log`.
 """
 
 from __future__ import annotations
@@ -16,45 +17,36 @@ from typing import Any
 import pyarrow as pa
 
 from procession.errors import ConfigError, ProcessionError, StorageError
-from procession.gateway.gateway_events import (
-    Action,
-    Append,
-    Appended,
-    Ask,
-    Close,
-    Committed,
-    Event,
-    FenceRaised,
-    Received,
-    Relinquish,
-    Retire,
-    Send,
-    SessionClosed,
-    SessionOpened,
-    SnapshotWritten,
-    Ticked,
-    Trim,
-    WriteSnapshot,
-)
-from procession.gateway.gateway_options import Limits
+from procession.gateway import gateway_events as ev
+from procession.gateway.confirmation import KnownGateway
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.leader import Leadership
+from procession.gateway.members import Members
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.state import GatewayState
 from procession.sim import simulated_snapshot as snapshots
-from procession.sim.control_requests import Confirm, Offer, Told
+from procession.sim.control_requests import ConfirmRequest, GatewayReply, OfferRequest
 from procession.sim.disk_calls import Files
-from procession.sim.environment import Machine, Site
+from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
-from procession.sim.network import End
+from procession.sim.network import Endpoint
 from procession.sim.simulated_confirmation import Confirmation
-from procession.sim.simulated_leader_link import LEADERS_DOOR, STARTS, LeaderLink, SimMembers, Talk, member_of, name_of
-from procession.sim.simulated_log import InLog, log_folder, read_tail
-from procession.sim.simulated_process import Process
-from procession.sim.simulated_session import Session, check_told
-from procession.sim.violation import Breach
-from procession.storage.log_ranges import Offset
+from procession.sim.simulated_leader_link import (
+    LEADERS_DOOR,
+    STARTS,
+    LeaderEnd,
+    SimulatedLeaderLink,
+    SimulatedMemberFile,
+    member_of,
+    name_of,
+)
+from procession.sim.simulated_log import SimulatedLog, log_folder, read_tail
+from procession.sim.simulated_process import SimulatedProcess
+from procession.sim.simulated_session import SimulatedSession, check_told
+from procession.sim.violation import InvariantViolation
+from procession.storage.log_ranges import LogOffset
 from procession.wire.draft_messages import AnyFrame
-from procession.wire.lifecycle import State
+from procession.wire.lifecycle import ConnectionState
 from procession.wire.messages import Restart
 from procession.wire.stream_lifecycle import StreamState
 
@@ -65,13 +57,13 @@ OPEN = StreamState.OPEN
 
 
 Reply = Callable[[Any], None]
-Request = Committed | FenceRaised | Confirm | Offer | Retire
+Request = ev.EpochCommitted | ev.FenceRaised | ConfirmRequest | OfferRequest | ev.RetireStreams
 
 
-class Gateway(Process):
+class SimulatedGateway(SimulatedProcess):
     def __init__(
         self,
-        site: Site,
+        site: Environment,
         part: str,
         machine: Machine,
         limits: Limits,
@@ -80,8 +72,8 @@ class Gateway(Process):
         *,
         is_confirmed: bool = True,
     ) -> None:
-        """`peers` are the parts that are gateways, this one among them, if there are several. Unless it `is_confirmed`,
-        a driver must say that it knows the directory."""
+        """`peers` are all gateways, including this one, if there are several. Unless it `is_confirmed`, a driver must
+        confirm the directory first."""
         super().__init__(site, part, machine)
         self.has_left = False
         self._peers = peers
@@ -90,7 +82,7 @@ class Gateway(Process):
         self._limits = limits
         self._segment_rows_max = segment_rows_max
         self._files = Files(self, machine.disk)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, SimulatedSession] = {}
         self._numbers = 0
         self._waiting: list[pa.RecordBatch] = []
         self._is_flushing = False
@@ -100,11 +92,11 @@ class Gateway(Process):
         """A session came, went or spoke since the last check."""
         self._durable: tuple[int, Snapshot] = -1, Snapshot()
         self.state: GatewayState
-        self._log: InLog
-        self._confirmation: Confirmation
+        self._log: SimulatedLog
+        self.confirmation: Confirmation
         self._is_awaited = not is_confirmed
         self._leadership: Leadership | None = None
-        self._link: LeaderLink | None = None
+        self._link: SimulatedLeaderLink | None = None
 
     def start(self) -> None:
         self.post(self._begin)
@@ -114,11 +106,8 @@ class Gateway(Process):
         self._files.make_directory(self.part)
         self._files.sync_directory("")
         found, retired = snapshots.recover_snapshot(self._files, self.part)
-        has_directory = self._files.exists(folder)
-        told = self._confirmation = Confirmation(
-            self.site, self.part, has_directory=has_directory, is_awaited=self._is_awaited
-        )
-        self._log = InLog(self._files, folder, found.end_sequence, self._segment_rows_max, told.incarnation())
+        told = self.confirmation = Confirmation(self.site, self.part, self._files, is_awaited=self._is_awaited)
+        self._log = SimulatedLog(self._files, folder, found.end_sequence, self._segment_rows_max, told.incarnation())
         tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
         is_leading = self.part == GATEWAY if self._peers else None
         end, now = self._log.next_sequence, self.site.clock.now
@@ -132,25 +121,26 @@ class Gateway(Process):
 
     def _lead_or_follow(self) -> None:
         if self.part == GATEWAY:
-            self._leadership = Leadership(SimMembers(self._files, self.part), self.state, self.handle)
-            self._leadership.begin(member_of(self.part), is_confirmed=self._confirmation.is_confirmed)
+            self._leadership = Leadership(Members(SimulatedMemberFile(self._files, self.part)), self.state, self.handle)
+            own = member_of(self.part, self.confirmation.identity)
+            self._leadership.begin(own, is_confirmed=self.confirmation.is_confirmed)
             self.site.network.listeners[LEADERS_DOOR] = self
             return
-        starts = int(self._files.read(f"{self.part}/{STARTS}") or b"0")
-        self._link = LeaderLink(self, starts)
+        starts = max(int(self._files.read(f"{self.part}/{STARTS}") or b"0"), int(1000 * self.site.clock.now))
+        self._link = SimulatedLeaderLink(self, starts)
         self._link.connect()
         self._files.write_durably(self.part, STARTS, b"%d" % (starts + 1))
 
     def failed(self, error: ProcessionError) -> None:
         if not error.fields.get("is_done_to_us"):
-            raise Breach("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
+            raise InvariantViolation("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
         self.site.tell(self.part, "! %s", error.sentence)
         self.kill()
 
     def stop(self) -> None:
         """SIGTERM: producers are sent away with a RESTART, and what is here is put on disk."""
         for session in list(self._sessions.values()):
-            if session.connection.state is State.STREAMING:
+            if session.connection.state is ConnectionState.STREAMING:
                 self._send(session.number, Restart())
             session.end.close()
         self._flush()
@@ -165,17 +155,20 @@ class Gateway(Process):
         sessions = self.state.sessions
         for stream in self.state.registry:
             if stream.session is not None and stream.session not in sessions:
-                raise Breach("I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone")
+                raise InvariantViolation(
+                    "I8", f"stream {stream.stream_id} is held by session {stream.session}, which is gone"
+                )
             if len(sessions) > 1 and (holders := self._holders(stream.stream_id)) > 1:
-                raise Breach("I8", f"stream {stream.stream_id} is open in {holders} sessions at once")
+                raise InvariantViolation("I8", f"stream {stream.stream_id} is open in {holders} sessions at once")
         if self._peers and (held := self.held):
             for part, other in self.site.gateways.items():
                 if other is not self and other.is_alive and (both := held & other.held):
-                    raise Breach("I8", f"{self.part} and {part} both hold {sorted(both)}")
+                    raise InvariantViolation("I8", f"{self.part} and {part} both hold {sorted(both)}")
 
     @property
     def held(self) -> set[int]:
-        return set() if self.state.claims is None else set(self.state.claims.held)
+        claims = self.state.claims if self.confirmation.is_confirmed else None
+        return set() if claims is None else set(claims.held)
 
     def _holders(self, stream_id: int) -> int:
         living = [self._sessions[number] for number in self.state.sessions if number in self._sessions]
@@ -183,84 +176,86 @@ class Gateway(Process):
 
     # Sessions
 
-    def accepted(self, end: End) -> None:
+    def accepted(self, end: Endpoint) -> None:
         if end.address == LEADERS_DOOR:
             assert self._leadership is not None
-            end.tag = Talk(end, self, self._leadership)
+            end.tag = LeaderEnd(end, self, self._leadership)
             return
         if self._is_departing:
-            end.close()  # the door is shut
+            end.close()  # it accepts no more connections
             return
         self._numbers += 1
-        end.tag = session = Session(end, self._numbers)
+        end.tag = session = SimulatedSession(end, self._numbers)
         self._sessions[session.number] = session
-        self.handle(SessionOpened(session.number))
+        self.handle(ev.SessionOpened(session.number))
         self.later(HANDSHAKE_S, self._give_up_handshake, session)
 
-    def _give_up_handshake(self, session: Session) -> None:
-        if session.end.is_open and session.connection.state in (State.CONNECTED, State.HANDSHAKE):
-            self.handle(SessionClosed(session.number))
+    def _give_up_handshake(self, session: SimulatedSession) -> None:
+        if session.end.is_open and session.connection.state in (ConnectionState.CONNECTED, ConnectionState.HANDSHAKE):
+            self.handle(ev.SessionClosed(session.number))
             self._close(session.number, "no HELLO in time")
 
-    def heard(self, end: End, data: bytes) -> None:
-        if isinstance(end.tag, Talk):
+    def heard(self, end: Endpoint, data: bytes) -> None:
+        if isinstance(end.tag, LeaderEnd):
             end.tag.take(data)
             return
-        if isinstance(end.tag, LeaderLink):
+        if isinstance(end.tag, SimulatedLeaderLink):
             end.tag.take(end, data)
             return
-        session: Session = end.tag
+        session: SimulatedSession = end.tag
         for event in session.connection.receive(data):
-            self.handle(Received(session.number, event))
+            self.handle(ev.FrameReceived(session.number, event))
 
-    def lost(self, end: End, is_clean: bool) -> None:
-        if isinstance(end.tag, Talk):
+    def lost(self, end: Endpoint, is_clean: bool) -> None:
+        if isinstance(end.tag, LeaderEnd):
             end.tag.lost()
             return
-        if isinstance(end.tag, LeaderLink):
+        if isinstance(end.tag, SimulatedLeaderLink):
             end.tag.lost(end)
             return
         self._sessions.pop(end.tag.number, None)
-        self.handle(SessionClosed(end.tag.number))
+        self.handle(ev.SessionClosed(end.tag.number))
 
     def _tick(self) -> None:
-        self.handle(Ticked())
-        self.asked(Retire(), lambda _: None)
+        self.handle(ev.AckIntervalPassed())
+        self.asked(ev.RetireStreams(), lambda _: None)
         self.later(TICK_S, self._tick)
 
     # Doing
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: ev.Event) -> None:
+        if isinstance(event, ev.LeaderFound) and not self.confirmation.is_confirmed:
+            return  # streams are refused until it is
         self._is_dirty = True
         for action in self._decided(event):
             self._perform(action)
 
-    def _decided(self, event: Event) -> list[Action]:
+    def _decided(self, event: ev.Event) -> list[ev.Action]:
         return self.state.handle(event, self.site.clock.now)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: ev.Action) -> None:
         match action:
-            case Append():
+            case ev.AppendRows():
                 self._waiting.append(action.batch)
                 if not self._is_flushing:
                     self._is_flushing = True
                     self.later(APPEND_DELAY_S, self._flush)
-            case Send():
+            case ev.SendFrame():
                 self._send(action.session, action.frame)
-            case Close():
+            case ev.CloseSession():
                 self._close(action.session, action.reason)
-            case Trim():
+            case ev.TrimLog():
                 self.site.oracle.trimmed(action.before_sequence, self._durable_snapshot().end_sequence)
                 self._log.trim(action.before_sequence)
-            case Ask(stream_id):
+            case ev.AskForStream(stream_id):
                 self._leader.ask(stream_id)
-            case Relinquish(stream_id, committed):
+            case ev.RelinquishStream(stream_id, committed):
                 self._leader.relinquish(stream_id, committed)
-            case WriteSnapshot():
-                raise Breach("I4", "a snapshot is asked for by something that does not wait for it")
+            case ev.WriteSnapshot():
+                raise InvariantViolation("I4", "a snapshot is asked for by something that does not wait for it")
 
     @property
-    def _leader(self) -> Leadership | LeaderLink:
+    def _leader(self) -> Leadership | SimulatedLeaderLink:
         leader = self._leadership or self._link
         assert leader is not None
         return leader
@@ -286,12 +281,12 @@ class Gateway(Process):
             batch = pa.concat_batches(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
             self._waiting = []
             self._log.append(batch)
-            self.handle(Appended(self._log.next_sequence))
+            self.handle(ev.RowsAppended(self._log.next_sequence))
 
     # Leaving
 
     def let_go(self, part: str) -> None:
-        """The operator wants a gateway to go, and asks us, who lead."""
+        """The operator asks this gateway, the leader, to remove a gateway."""
         if self._leadership is not None:
             try:
                 self._leadership.leave(name_of(part))
@@ -299,15 +294,15 @@ class Gateway(Process):
                 self.site.tell(self.part, "! %s", error.sentence)
 
     def depart(self, others: Sequence[str]) -> None:
-        """Nobody comes in any more, and who is here is sent to another one."""
+        """Accepts no more producers, and redirects those that are connected to another gateway."""
         if self._is_departing:
             return
         self._is_departing = True
         self.site.tell(self.part, "= departs, producers may go to %s", others)
         for number, session in enumerate(list(self._sessions.values())):
-            if session.connection.state is State.STREAMING:
+            if session.connection.state is ConnectionState.STREAMING:
                 self._send(session.number, Restart(others[number % len(others)] if others else None))
-            self.handle(SessionClosed(session.number))
+            self.handle(ev.SessionClosed(session.number))
             self._close(session.number, None)
 
     @property
@@ -335,52 +330,60 @@ class Gateway(Process):
             return
         request, reply = self._requests.popleft()
         try:
-            actions: list[Action] = []
-            if isinstance(request, Committed | Retire):
+            actions: list[ev.Action] = []
+            if isinstance(request, ev.EpochCommitted | ev.RetireStreams):
                 actions = self._decided(request)
             else:
-                if isinstance(request, Confirm | Offer):
-                    self._confirmation.check(self._log, request.offered)
+                if isinstance(request, ConfirmRequest | OfferRequest):
+                    self.confirmation.check(self._log, request, self.state.snapshot)
                 self.state.snapshot.check_fence(request.fence)
                 if request.fence > self.state.snapshot.fence:
-                    actions = self._decided(FenceRaised(request.fence))
+                    actions = self._decided(ev.FenceRaised(request.fence))
         except StorageError as error:
-            self._answer(reply, self._confirmation.excused(error))
+            self._answer(reply, self.confirmation.excused(error))
             return
         except ProcessionError as error:
             self._answer(reply, error)
             return
         self._begin_snapshot(actions, request, reply)
 
-    def _begin_snapshot(self, actions: list[Action], request: Request, reply: Reply) -> None:
+    def _begin_snapshot(self, actions: list[ev.Action], request: Request, reply: Reply) -> None:
         if not actions:
             self._written(request, reply)
             return
         (action,) = actions
-        assert isinstance(action, WriteSnapshot)
+        assert isinstance(action, ev.WriteSnapshot)
         self.soon(self._save, action, request, reply)
 
-    def _save(self, write: WriteSnapshot, request: Request, reply: Reply) -> None:
+    def _save(self, write: ev.WriteSnapshot, request: Request, reply: Reply) -> None:
         if write.retiring is not None and write.retiring.mark is not None:
             snapshots.write_retired(self._files, self.part, write.retiring)
         self._files.write_durably(self.part, snapshots.SNAPSHOT, snapshots.dump_snapshot(write.snapshot))
         self.soon(self._saved, write, request, reply)
 
-    def _saved(self, write: WriteSnapshot, request: Request, reply: Reply) -> None:
-        for action in self._decided(SnapshotWritten(write.snapshot, write.retiring)):
+    def _saved(self, write: ev.WriteSnapshot, request: Request, reply: Reply) -> None:
+        for action in self._decided(ev.SnapshotWritten(write.snapshot, write.retiring)):
             self._perform(action)
         self._written(request, reply)
 
     def _written(self, request: Request, reply: Reply) -> None:
         end = self.state.next_sequence
-        if isinstance(request, Offer):
+        if isinstance(request, OfferRequest):
             self._flush()
             self._log.sync()
             end = self._log.end_for(request.offered.sequence, request.records_max)
-        if isinstance(request, Confirm | Offer) and self._confirmation.confirm() and self._leadership is not None:
-            self._leadership.lead()
-        offset = self._log.offset(end) if isinstance(request, Offer) else Offset(end)
-        self._answer(reply, Told(offset, self._gateways()))
+        is_behind = isinstance(request, ConfirmRequest | OfferRequest) and not self._confirmed(request.known)
+        offset = self._log.offset(end) if isinstance(request, OfferRequest) else LogOffset(end)
+        self._answer(reply, GatewayReply(offset, self._gateways(), is_behind))
+
+    def _confirmed(self, known: KnownGateway) -> bool:
+        """A driver knows this log. Whether producers may come now."""
+        if self.confirmation.confirm(known, self.state.snapshot):
+            if self._leadership is not None:
+                self._leadership.lead()
+            elif self._link is not None:
+                self._link.greet_again()
+        return self.confirmation.is_confirmed
 
     def _gateways(self) -> tuple[str, ...]:
         return tuple(self._leadership.gateways) if self._leadership is not None else ()

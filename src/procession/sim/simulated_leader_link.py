@@ -1,9 +1,9 @@
-"""Several gateways: the link of each to the leader, both ends of it, and the leader's file of members.
+"""Several gateways: both ends of the link between each gateway and the leader, and the leader's file of members.
 
-The one rule, as in `gateway/leader_link`: an answer counts only on the connection on which it was asked; when a link is
-lost, all that waits is told so, and the next one begins with what the gateway holds. Real are the words, `Leadership`,
-the global registry and the members; modelled are the rims, `gateway/leader_link`, `leader_control` and `control`.
-Before it: `simulated_gateway`, which asks. After it: `simulated_gateway` again, at the leader.
+Invariant, as in `gateway/leader_link`: a reply counts only on the connection of its request. When a link is lost, all
+waiting requests fail, and the next link starts with the list of streams that the gateway holds. The messages,
+`Leadership`, the global registry and the members are the real ones; `gateway/leader_link`, `leader_control` and
+`control` are modelled. Upstream: `simulated_gateway`. Downstream: `simulated_gateway` of the leader.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from procession.errors import ConfigError, ProcessionError, RemoteProtocolError, StorageError
-from procession.gateway.gateway_events import Granted, LeaderFound, LeaderKeeps, LeaderLost, Refused, Relinquished
+from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
+from procession.gateway.gateway_events import (
+    LeaderFound,
+    LeaderKeeps,
+    LeaderLost,
+    StreamGranted,
+    StreamRefused,
+    StreamRelinquished,
+)
 from procession.gateway.global_registry import LEADER
 from procession.gateway.leader import Leadership, greeting
-from procession.gateway.members import Member, Members, members_of
+from procession.gateway.members import Member
 from procession.gateway.request_parsing import positions
 from procession.sim.disk_calls import Files
-from procession.sim.network import End
-from procession.sim.violation import Breach
+from procession.sim.network import Endpoint
+from procession.sim.violation import InvariantViolation
 
 if TYPE_CHECKING:
-    from procession.sim.simulated_gateway import Gateway
+    from procession.sim.simulated_gateway import SimulatedGateway
 
 LEADERS_DOOR = "leader"
 """Where the others find the leader."""
@@ -45,33 +52,29 @@ def part_of(name: str) -> str:
     return name if name != LEADER else LEADER.partition("-")[0]
 
 
-def member_of(part: str) -> Member:
-    return Member(name_of(part), f"of {part}", part, part, part)
+def member_of(part: str, identity: str) -> Member:
+    return Member(name_of(part), identity or f"of {part}", part, part, part)
 
 
-class SimMembers(Members):
-    """The real ones, on a virtual disk."""
+class SimulatedMemberFile:
+    """As `gateway.gateway_directory.MemberFile`, on a virtual disk."""
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
         self._folder = folder
-        super().__init__(Path(folder))
+        self.path = Path(folder) / MEMBERS
 
-    def _load(self) -> dict[str, Member]:
-        document = self._files.read(f"{self._folder}/{MEMBERS}")
-        try:
-            return {} if document is None else members_of(document)
-        except ValueError as error:
-            raise StorageError(f"{MEMBERS} cannot be read: {error!r}.", next_step="Restore it.") from error
+    def load(self) -> bytes | None:
+        return self._files.read(f"{self._folder}/{MEMBERS}")
 
-    def _write(self, document: bytes) -> None:
+    def save(self, document: bytes) -> None:
         self._files.write_durably(self._folder, MEMBERS, document)
 
 
-class Lines:
+class LineChannel:
     """Words over a connection, one object a line."""
 
-    def __init__(self, end: End) -> None:
+    def __init__(self, end: Endpoint) -> None:
         self.end = end
         self._rest = b""
 
@@ -83,10 +86,10 @@ class Lines:
         return [json.loads(line) for line in lines]
 
 
-class Talk(Lines):
-    """The leader's end of a link: as `control` and `doorway`."""
+class LeaderEnd(LineChannel):
+    """The leader's end of a link, as `gateway/control` and `gateway/leader_control`."""
 
-    def __init__(self, end: End, leader: Gateway, leadership: Leadership) -> None:
+    def __init__(self, end: Endpoint, leader: SimulatedGateway, leadership: Leadership) -> None:
         super().__init__(end)
         self._leader = leader
         self._leadership = leadership
@@ -128,7 +131,8 @@ class Talk(Lines):
         if request["op"] == "join":
             self.lost()
             told, turn = Member.from_dict(request["gateway"]), (request["starts"], request["turn"])
-            self._link, name = leads.join(told, request["held"], positions(request), request["committed_end"], turn)
+            held, end, is_confirmed = request["held"], request["committed_end"], request.get("is_confirmed", True)
+            self._link, name = leads.join(told, held, positions(request), end, turn, is_confirmed=is_confirmed)
             return {"name": name}
         if self._link is None:
             raise RemoteProtocolError(f"{request['op']} before join")
@@ -143,14 +147,14 @@ class Talk(Lines):
                 return {"is_left": leads.left(self._link, request["epochs"])}
 
 
-class LeaderLink:
+class SimulatedLeaderLink:
     """A gateway's end, over all its links: as `gateway.link.LeaderLink`."""
 
-    def __init__(self, gateway: Gateway, starts: int) -> None:
+    def __init__(self, gateway: SimulatedGateway, starts: int) -> None:
         self._gateway = gateway
         self._starts = starts
         self._turn = 0
-        self._lines: Lines | None = None
+        self._lines: LineChannel | None = None
         self._asked: deque[Words] = deque()
         self._is_linked = False
         self._is_leaving = False
@@ -159,13 +163,13 @@ class LeaderLink:
     def connect(self) -> None:
         self._gateway.site.network.connect(self._gateway, LEADERS_DOOR, self._connected)
 
-    def _connected(self, end: End | None) -> None:
+    def _connected(self, end: Endpoint | None) -> None:
         gateway = self._gateway
         if end is None:
             gateway.later(RETRY_S * (0.5 + gateway.site.chance.random()), self.connect)
             return
         end.tag = self
-        self._lines, self._is_linked = Lines(end), False
+        self._lines, self._is_linked = LineChannel(end), False
         self._asked.clear()
         self._heard_s = gateway.site.clock.now
         self._say(self._greeting())
@@ -173,7 +177,14 @@ class LeaderLink:
 
     def _greeting(self) -> Words:
         self._turn += 1
-        return greeting(self._gateway.state, member_of(self._gateway.part), self._starts, self._turn)
+        gateway = self._gateway
+        own, is_confirmed = member_of(gateway.part, gateway.confirmation.identity), gateway.confirmation.is_confirmed
+        return greeting(gateway.state, own, self._starts, self._turn, is_confirmed=is_confirmed)
+
+    def greet_again(self) -> None:
+        """End this link: the next one begins with what this gateway holds now."""
+        if self._lines is not None:
+            self.lost(self._lines.end)
 
     def _say(self, words: Words) -> None:
         if self._lines is not None:
@@ -188,10 +199,10 @@ class LeaderLink:
 
     # The life of links
 
-    def _is_this(self, end: End) -> bool:
+    def _is_this(self, end: Endpoint) -> bool:
         return self._lines is not None and self._lines.end is end
 
-    def _watch(self, end: End) -> None:
+    def _watch(self, end: Endpoint) -> None:
         if not self._is_this(end):
             return
         left_s = self._heard_s + LINK_TIMEOUT_S - self._gateway.site.clock.now
@@ -200,7 +211,7 @@ class LeaderLink:
         else:
             self.lost(end)
 
-    def lost(self, end: End) -> None:
+    def lost(self, end: Endpoint) -> None:
         """The link is gone, or the leader says nothing: the next one is begun."""
         if self._is_this(end):
             self._lines = None
@@ -209,30 +220,32 @@ class LeaderLink:
             self._gateway.handle(LeaderLost())
             self._gateway.later(RETRY_S * (0.5 + self._gateway.site.chance.random()), self.connect)
 
-    def take(self, end: End, data: bytes) -> None:
+    def take(self, end: Endpoint, data: bytes) -> None:
         if not self._is_this(end) or self._lines is None:
             return
         self._heard_s = self._gateway.site.clock.now
         for reply in self._lines.heard(data):
             if not reply["ok"]:
-                if reply["is_config"]:
-                    raise Breach("I8", f"the leader has no place for {self._gateway.part}: {reply['error']}")
+                if reply["is_config"] and not self._gateway.site.set_back:
+                    raise InvariantViolation(
+                        "I8", f"the leader has no place for {self._gateway.part}: {reply['error']}"
+                    )
                 self.lost(end)
                 return
             self._heard(end, self._asked.popleft(), reply)
 
-    def _heard(self, end: End, request: Words, reply: Words) -> None:
+    def _heard(self, end: Endpoint, request: Words, reply: Words) -> None:
         gateway = self._gateway
         match request["op"]:
             case "join":
                 gateway.handle(LeaderFound())
                 self._beat(end)
             case "notify" if reply["granted"]:
-                gateway.handle(Granted(request["stream"], reply["committed"]))
+                gateway.handle(StreamGranted(request["stream"], reply["committed"]))
             case "notify":
-                gateway.handle(Refused(request["stream"]))
+                gateway.handle(StreamRefused(request["stream"]))
             case "relinquish":
-                gateway.handle(Relinquished(request["stream"]))
+                gateway.handle(StreamRelinquished(request["stream"]))
             case "beat":
                 gateway.handle(LeaderKeeps(reply["epoch"]))
                 if reply["is_leaving"]:
@@ -241,7 +254,7 @@ class LeaderLink:
             case "left" if reply["is_left"]:
                 gateway.leave()
 
-    def _beat(self, end: End) -> None:
+    def _beat(self, end: Endpoint) -> None:
         if self._is_this(end):
             if self._is_leaving and self._gateway.is_settled:
                 self._say({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})

@@ -1,9 +1,9 @@
 """The ingress log on a virtual disk: the real entries in files of the same shape, opened, synced and trimmed alike.
 
-The one rule, as in `storage/log`: only what is synced is offered, a torn tail is cut off at open, and entries of which
-no later one says that they were synced are written into a new file before they are relied on. The bytes of the entries
-are the real ones (`storage/segment`), so a torn write is found by its checksum. Before it: `simulated_gateway`. After
-it: `disk_calls`; Spark's tasks read through `read_rows`.
+Invariant, as in `storage/log`: only synced rows are offered, a torn tail is cut off at open, and entries that no later
+entry marks as synced are written to a new file before anything relies on them. The bytes of the entries are the real
+ones (`storage/segment`), so a torn write is found by its checksum. Upstream: `simulated_gateway`. Downstream:
+`disk_calls`; Spark's tasks read through `read_rows`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pyarrow as pa
 from procession.errors import StorageError
 from procession.sim.disk import Directory, File
 from procession.sim.disk_calls import Files
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
 from procession.storage.segment import (
     FILE_MAGIC,
     INGRESS,
-    Header,
+    SegmentHeader,
     SegmentIndex,
     batch_at,
     encode_entry,
@@ -42,7 +42,7 @@ def log_folder(part: str) -> str:
     return f"{part}/log"
 
 
-class InLog:
+class SimulatedLog:
     def __init__(
         self, files: Files, folder: str, committed_end: int, segment_rows_max: int, incarnation: int = 0
     ) -> None:
@@ -59,7 +59,7 @@ class InLog:
             files.sync_directory(folder)
             self._ends = {committed_end: committed_end}
             self._base = committed_end
-            self._create(Header(committed_end, incarnation, incarnation))
+            self._create(SegmentHeader(committed_end, incarnation, incarnation))
         self._rewrite_tail()
         files.sync_directory(folder)
         files.sync(self._path)
@@ -98,14 +98,14 @@ class InLog:
     def end_for(self, start: int, records_max: int) -> int:
         return max(start, min(self.durable_end, start + records_max))
 
-    def offset(self, sequence: int) -> Offset:
-        """As `IngressLog.offset`; of a log that has no incarnation, only the sequence. A request that comes late may be
-        about what is trimmed; nobody waits for the answer."""
+    def offset(self, sequence: int) -> LogOffset:
+        """As `IngressLog.offset`; only the sequence if the log has no incarnation. A late request may refer to trimmed
+        rows; nothing waits for its reply."""
         base = max((base for base in self._ends if base <= sequence), default=-1)
         if base < 0 or not _header(self._files.read(f"{self._folder}/{base}") or b"", base).incarnation:
-            return Offset(sequence)
+            return LogOffset(sequence)
         index = self._index(base)
-        return Offset(sequence, f"{index.header.incarnation:016x}", f"{index.checksum_at(sequence):016x}")
+        return LogOffset(sequence, f"{index.header.incarnation:016x}", f"{index.checksum_at(sequence):016x}")
 
     def _index(self, base: int) -> SegmentIndex:
         data = self._files.read(f"{self._folder}/{base}") or b""
@@ -115,11 +115,11 @@ class InLog:
             index.add(entry)
         return index
 
-    def _following(self, first: int) -> Header:
+    def _following(self, first: int) -> SegmentHeader:
         last = self._index(self._base)
-        return Header(first, last.header.incarnation, last.checksum)
+        return SegmentHeader(first, last.header.incarnation, last.checksum)
 
-    def _create(self, header: Header, entries: bytes = b"") -> None:
+    def _create(self, header: SegmentHeader, entries: bytes = b"") -> None:
         head = encode_header(header) if header.incarnation else b""
         self._files.write_durably(self._folder, str(header.base), head + entries)
 
@@ -175,10 +175,10 @@ def log_end(directory: Directory) -> int:
     return end
 
 
-def _header(data: bytes, base: int) -> Header:
+def _header(data: bytes, base: int) -> SegmentHeader:
     """What a file says of itself; one without a header says nothing."""
     if not data.startswith(FILE_MAGIC):
-        return Header(base, size_bytes=0)
+        return SegmentHeader(base, size_bytes=0)
     return read_header(pa.py_buffer(data), base, Path(str(base)), INGRESS)
 
 

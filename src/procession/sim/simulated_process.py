@@ -1,9 +1,9 @@
 """A process: something that can be killed, paused and started again, and does one thing at a time.
 
-The one rule: everything that it does is a *step* (an event it takes, a call to the disk, a write to the network), steps
-are counted for each part, and a fault strikes at a count; so a fault can come between any two things, and a schedule of
-faults says exactly when. A handler that is a generator can also be interrupted at each `yield`: other processes go on
-meanwhile, and the rest of this one waits, as behind a blocking call. Before it: `clock`. After it: the parts.
+Invariant: each event that it handles, each disk call and each network write is a *step*. Steps are counted for each
+part, and a fault strikes at a count. So a fault can strike between any two steps, and the schedule determines exactly
+when. A handler that is a generator can also be interrupted at each `yield`: other processes continue, and the rest of
+this process waits, as after a blocking call. Upstream: `clock`. Downstream: the parts.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from procession.errors import ProcessionError
-from procession.sim.violation import Breach
+from procession.sim.violation import InvariantViolation
 
 if TYPE_CHECKING:
-    from procession.sim.environment import Machine, Site
-    from procession.sim.network import End
+    from procession.sim.environment import Environment, Machine
+    from procession.sim.network import Endpoint
 
 Steps = Generator[None, None, Any]
-"""What a handler does, with a `yield` wherever another process may come between."""
+"""The steps of a handler, with a `yield` wherever another process may run."""
 
 INTERRUPTED = 0.2
 """How likely another process gets a turn at a `yield`."""
 
 
-class Killed(BaseException):
-    """This process is gone; raised through whatever it was doing."""
+class ProcessKilled(BaseException):
+    """Raised in a handler of a process that has died."""
 
 
-class Process:
+class SimulatedProcess:
     """One incarnation of a part. `part` names it in fault schedules, over all its incarnations."""
 
-    def __init__(self, site: Site, part: str, machine: Machine) -> None:
+    def __init__(self, site: Environment, part: str, machine: Machine) -> None:
         self.site = site
         self.part = part
         self.machine = machine
         self.is_alive = True
         self.is_paused = False
-        self.ends: set[End] = set()
+        self.ends: set[Endpoint] = set()
         self._pace = site.pace(part)
         self._after = site.clock.after
         self._random = site.chance.random
@@ -52,14 +52,14 @@ class Process:
     # What parts override
 
     def start(self) -> None:
-        """Come to life."""
+        """Start."""
 
     def stop(self) -> None:
         """SIGTERM."""
 
     def failed(self, error: ProcessionError) -> None:
         """An error came out of a handler. Unless a part knows better, it is a bug of ours."""
-        raise Breach("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
+        raise InvariantViolation("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
 
     check: Callable[[], None] | None = None
     """What must hold of it after each of its steps: a Breach if it does not. None: nothing that others do not check."""
@@ -67,12 +67,12 @@ class Process:
     def died(self) -> None:
         """Gone, of whatever cause: nothing may be done any more but to tell the neighbours on the same machine."""
 
-    def accepted(self, end: End) -> None:
-        """Somebody connected to us."""
+    def accepted(self, end: Endpoint) -> None:
+        """A peer has connected to this process."""
 
-    def heard(self, end: End, data: bytes) -> Steps | None: ...
+    def heard(self, end: Endpoint, data: bytes) -> Steps | None: ...
 
-    def lost(self, end: End, is_clean: bool) -> Steps | None:
+    def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
         """The connection is gone; `is_clean` if the peer closed it in order."""
 
     # Doing
@@ -84,7 +84,7 @@ class Process:
         if taken == pace.next_fault:
             self.site.strike_due(self, pace.due())
         if not self.is_alive:
-            raise Killed
+            raise ProcessKilled
 
     def edge(self) -> None:
         """A step that makes something durable, or gives it its name: what was done before it may matter now."""
@@ -117,7 +117,7 @@ class Process:
             if type(steps) is GeneratorType:
                 self._busy = steps
                 self._advance()
-        except Killed:
+        except ProcessKilled:
             return
         except ProcessionError as error:
             self._fail(error)
@@ -147,7 +147,7 @@ class Process:
             return
         try:
             self._advance()
-        except Killed:
+        except ProcessKilled:
             return
         except ProcessionError as error:
             self._fail(error)

@@ -1,10 +1,9 @@
-"""A producer: the real `Connection` and `Progress`, with the rim of `sdk/source_session` and `sdk/source_client` around
-them.
+"""A producer: the real `Connection` and `StreamProgress`, with a copy of `sdk/source_session` and `sdk/source_client`.
 
-The one rule, as there: nothing without a credit, every stream is read from what the gateway says is committed, and it
-is done only when every record and the end of its stream are committed; a NOTIFY that is accepted after the end confirms
-that. Some producers in the wild are not so wise and begin again at the beginning. Before it: the records of its stream.
-After it: `simulated_gateway`.
+Invariant, as there: it sends nothing without a credit, reads every stream from the committed position that the gateway
+reports, and is done only when every record and the end of its stream are committed. A NOTIFY that is accepted after the
+end confirms this. Some producers ignore the committed position and start from the beginning, as third-party clients do.
+Upstream: the records of its stream. Downstream: `simulated_gateway`.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from collections import deque
 from collections.abc import Sequence
 
 from procession.sdk.source_records import Stream
-from procession.sdk.stream_progress import Progress
-from procession.sim.environment import Machine, Site
+from procession.sdk.stream_progress import StreamProgress
+from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
-from procession.sim.network import End
-from procession.sim.simulated_process import Process
-from procession.sim.violation import Breach
+from procession.sim.network import Endpoint
+from procession.sim.simulated_process import SimulatedProcess
+from procession.sim.violation import InvariantViolation
 from procession.wire.connection import Connection, Event, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, NotifyAck, Ok, Restart
 from procession.wire.v3 import SOURCE_VERSION
 
 HANDSHAKE_S = 0.5
 RETRY_S = 0.05
-"""Whoever was refused asks again when the next ACK has come, and takes its time: where the window is small every NOTIFY
-is paid back by an ACK at once, and the two would do nothing but ask and refuse."""
+"""Delay before a refused producer asks again after the next ACK. Without it, with a small window, every NOTIFY would be
+answered at once and the two would only ask and refuse."""
 
 
-class Producer(Process):
+class Producer(SimulatedProcess):
     def __init__(
         self,
-        site: Site,
+        site: Environment,
         part: str,
         machine: Machine,
         stream: int,
@@ -47,9 +46,9 @@ class Producer(Process):
         self._replays = replays
         self._homes = deque(homes)
         self._address = self._homes[0]
-        self._progress = Progress(Stream(stream, f"stream {stream}"))
+        self._progress = StreamProgress(Stream(stream, f"stream {stream}"))
         self._connection: Connection
-        self._end: End | None = None
+        self._end: Endpoint | None = None
         self._next: int | None = None
         """The number of the record to be sent next; None while the stream is not open."""
         self._is_leaving = False
@@ -75,24 +74,24 @@ class Producer(Process):
         self._address = self._homes[0]
         self._again()
 
-    def _connected(self, end: End | None) -> None:
+    def _connected(self, end: Endpoint | None) -> None:
         if end is None:
             self._elsewhere()
             return
         self._end = end
-        self._connection = Connection(Side.INITIATOR, Role.SOURCE)
+        self._connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
         self._next, self._is_leaving, self._was_refused, self._is_waiting = None, False, False, False
         self._is_confirming = False
         self._progress.begin()
         end.write(self._connection.send(Hello(SOURCE_VERSION, b"", "simulated", self.part)))
         self.later(HANDSHAKE_S, self._give_up, end)
 
-    def _give_up(self, end: End) -> None:
+    def _give_up(self, end: Endpoint) -> None:
         if end is self._end and not self._connection.credit.available and self._connection.state.name != "STREAMING":
             end.close()
             self._again()
 
-    def lost(self, end: End, is_clean: bool) -> None:
+    def lost(self, end: Endpoint, is_clean: bool) -> None:
         if end is not self._end:
             return
         if is_clean and self._progress.is_done:
@@ -101,12 +100,12 @@ class Producer(Process):
         else:
             self._elsewhere()
 
-    def heard(self, end: End, data: bytes) -> None:
+    def heard(self, end: Endpoint, data: bytes) -> None:
         if end is self._end:
             for event in self._connection.receive(data):
                 self._take(end, event)
 
-    def _take(self, end: End, event: Event) -> None:
+    def _take(self, end: Endpoint, event: Event) -> None:
         stream, oracle = self._progress.stream.id, self.site.oracle
         match event:
             case Ok():
@@ -138,11 +137,11 @@ class Producer(Process):
                 self._again()
             case Error(reason):
                 if reason not in ("the gateway is stopping", "no HELLO in time"):
-                    raise Breach("I7", f"the gateway ended {self.part}'s session with {reason!r}")
+                    raise InvariantViolation("I7", f"the gateway ended {self.part}'s session with {reason!r}")
             case Violation(reason):
-                raise Breach("I7", f"the gateway broke the protocol towards {self.part}: {reason}")
+                raise InvariantViolation("I7", f"the gateway broke the protocol towards {self.part}: {reason}")
 
-    def _notify(self, end: End) -> None:
+    def _notify(self, end: Endpoint) -> None:
         if end is self._end and not self._connection.is_over:
             if not self._connection.credit.available:
                 self._was_refused = True  # the next ACK brings some
@@ -150,7 +149,7 @@ class Producer(Process):
             stream, committed = self._progress.stream, self._progress.committed
             end.write(self._connection.send(Notify(stream.id, stream.name, committed or 0)))
 
-    def _open(self, end: End) -> None:
+    def _open(self, end: Endpoint) -> None:
         committed = self._progress.committed
         first = next((number for number, one in enumerate(self._ids) if committed is None or one > committed), None)
         after = len(self._ids) if first is None else first
@@ -160,7 +159,7 @@ class Producer(Process):
         self._next = after
         self.soon(self._pump, end)
 
-    def _pump(self, end: End) -> None:
+    def _pump(self, end: Endpoint) -> None:
         """A few records, or the end."""
         if end is not self._end or self._next is None or self._connection.is_over:
             return
@@ -183,7 +182,7 @@ class Producer(Process):
             self.later(0.02 * chance.random(), self._pump, end)
         self._farewell_if_done(end)
 
-    def _farewell_if_done(self, end: End) -> None:
+    def _farewell_if_done(self, end: Endpoint) -> None:
         if self._progress.is_acknowledged and not self._is_confirming:
             self._is_confirming = True
             self._notify(end)

@@ -1,7 +1,7 @@
-"""A producer's session at a simulated gateway, and what the oracle must know of all that is said to producers.
+"""A producer's session at a simulated gateway. Reports to the oracle what is sent to producers.
 
-The one rule: a number is never used again, so that what is said to a session that is gone reaches nobody. Before it:
-`network`. After it: `simulated_gateway`.
+Invariant: a session number is never reused, so a message for an ended session reaches no other one. Upstream:
+`network`. Downstream: `simulated_gateway`.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from procession.gateway.snapshot import Snapshot
-from procession.sim.environment import Site
-from procession.sim.network import End
+from procession.sim.environment import Environment
+from procession.sim.network import Endpoint
 from procession.sim.simulated_snapshot import is_durable_anywhere
 from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck
 
 
-class Session:
+class SimulatedSession:
     __slots__ = ("connection", "end", "number")
 
-    def __init__(self, end: End, number: int) -> None:
+    def __init__(self, end: Endpoint, number: int) -> None:
         self.end = end
         self.number = number
-        self.connection = Connection(Side.ACCEPTOR, Role.SOURCE)
+        self.connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
 
 
-def check_told(site: Site, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
+def check_told(site: Environment, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
     """A gateway sends this frame, and has this snapshot on disk."""
     if isinstance(frame, NotifyAck) and frame.success:
         site.oracle.opened(frame.stream_id, frame.point_of_reference)

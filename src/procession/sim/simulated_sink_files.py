@@ -1,9 +1,9 @@
 """A sink's files on a virtual disk: its output, and its transaction log.
 
-The one rule: the same calls in the same order as `connectors/file_sink` (output in place, cut at each session) and
+Invariant: the same calls in the same order as `connectors/file_sink` (output in place, cut at each session) and
 `storage/journal` (one line an entry, written whole, then synced; a torn tail is cut off at open; replaced by a draft
-that is renamed) under the real `TxnLog`, which is made to compact often. Before it: the real `Outlet`, in
-`simulated_sink`. After it: `disk_calls`.
+that is renamed) under the real `TransactionLog`, which is made to compact often. Used by the
+real `SinkParticipant` in `simulated_sink`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from procession.errors import StorageError
-from procession.sdk.transaction_log import Ledger, Transaction, TxnLog
+from procession.sdk.transaction_log import Transaction, TransactionLog, TransactionStates
 from procession.sim.disk import Disk
 from procession.sim.disk_calls import Files
 from procession.sim.oracle import MEMORY, Oracle
@@ -27,7 +27,7 @@ ENTRIES_MAX = 4
 TRANSACTIONS_KEPT = 1
 
 
-class FileOutput:
+class SimulatedFileOutput:
     """As `connectors.file_sink.FileOutput`."""
 
     def __init__(self, files: Files, folder: str) -> None:
@@ -74,8 +74,8 @@ class FileOutput:
         """Nothing is held."""
 
 
-class SimJournal:
-    """As `storage.journal.Journal`, with its own lines; `hear` gets each entry just before it is written."""
+class SimulatedJournal:
+    """As `storage.journal.Journal`, with its own lines. Calls `hear` with each entry just before it is written."""
 
     def __init__(self, files: Files, folder: str, hear: Callable[[Entry], None]) -> None:
         self._files = files
@@ -109,12 +109,12 @@ class SimJournal:
         """Nothing is held."""
 
 
-class SimTxnLog(TxnLog):
-    """The real one on a virtual journal; tells the oracle of votes, and of what becomes visible."""
+class SimulatedTransactionLog(TransactionLog):
+    """The real transaction log on a virtual journal. Reports votes and visible output to the oracle."""
 
-    def __init__(self, files: Files, output: FileOutput, oracle: Oracle, sink: str) -> None:
+    def __init__(self, files: Files, output: SimulatedFileOutput, oracle: Oracle, sink: str) -> None:
         super().__init__(Path(sink), entries_max=ENTRIES_MAX, transactions_kept=TRANSACTIONS_KEPT)
-        self._sim = SimJournal(files, sink, self._heard)
+        self._sim = SimulatedJournal(files, sink, self._heard)
         self._journal = cast(Journal, self._sim)
         self._files = files
         self._output = output
@@ -124,7 +124,7 @@ class SimTxnLog(TxnLog):
     def open(self) -> None:
         super().open()
         # What the last life wrote, and died before anybody could see it, is visible now.
-        output, ledger = self._output.data, Ledger()
+        output, ledger = self._output.data, TransactionStates()
         for entry in self._sim.read():
             transaction = ledger.take(entry)
             if transaction is not None and transaction.end > len(self._oracle.outputs[self._sink]):
@@ -164,7 +164,7 @@ def _entry(line: bytes) -> Entry:
 
 def durable_output(disk: Disk, sink: str) -> bytes:
     """What of the sink's output is committed, and would survive a power cut now."""
-    ledger = Ledger()
+    ledger = TransactionStates()
     for line in (disk.durable_file(f"{sink}/txnlog") or b"").splitlines(keepends=True):
         if not line.endswith(b"\n"):
             break

@@ -1,8 +1,8 @@
-"""A driver's link to one sink: the real `Connection`, with the rim of `commit/sink_link` around it.
+"""A driver's link to one sink: the real `Connection`, with a model of `commit/sink_link`.
 
-The one rule, as there: HELLO, NOTIFY and LIST_UNCOMMITTED in one breath; no data before all three are answered and the
-coordinator has settled what was listed. Records go out a few at a time, and other events come between. Before it:
-`simulated_driver`. After it: `simulated_sink`, over the network.
+Invariant, as there: HELLO, NOTIFY and LIST_UNCOMMITTED are sent together; no data before all three are answered and the
+coordinator has settled what was listed. Records go out a few at a time, and other events come between. Upstream:
+`simulated_driver`. Downstream: `simulated_sink`, over the network.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from procession.commit.coordinator import REFUSALS_MAX
-from procession.commit.round_events import Emit, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
+from procession.commit.round_events import EmitEpoch, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.stop_reasons import not_greeted, not_voted
 from procession.errors import RemoteProtocolError
-from procession.sim.network import End
+from procession.sim.network import Endpoint
 from procession.sim.oracle import MEMORY
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Violation
-from procession.wire.lifecycle import Role, Side
+from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
     NOTHING_COMMITTED,
@@ -39,7 +39,7 @@ from procession.wire.messages import (
 from procession.wire.v3 import SINK_VERSION
 
 if TYPE_CHECKING:
-    from procession.sim.simulated_driver import Driver
+    from procession.sim.simulated_driver import SimulatedDriver
 
 ANSWER_S = 0.4
 BACKOFF_S = 0.1
@@ -49,12 +49,12 @@ read = lru_cache(MEMORY)(two_phase_commit.decode)
 wrap = lru_cache(MEMORY)(two_phase_commit.wrap)
 
 
-class Link:
-    def __init__(self, driver: Driver, sink: str, *, is_authoritative: bool) -> None:
+class SimulatedSinkLink:
+    def __init__(self, driver: SimulatedDriver, sink: str, *, is_authoritative: bool) -> None:
         self._driver = driver
         self.sink = sink
         self._is_authoritative = is_authoritative
-        self._end: End | None = None
+        self._end: Endpoint | None = None
         """The connection that is being greeted, or in use."""
         self._connection: Connection
         self._is_ready = False
@@ -70,12 +70,12 @@ class Link:
     def connect(self) -> None:
         self._driver.site.network.connect(self._driver, self.sink, self._connected)
 
-    def _connected(self, end: End | None) -> None:
+    def _connected(self, end: Endpoint | None) -> None:
         if end is None:
             self._driver.later(BACKOFF_S * (0.5 + self._driver.site.chance.random()), self.connect)
             return
         end.tag = self
-        self._end, self._connection = end, Connection(Side.INITIATOR, Role.SINK)
+        self._end, self._connection = end, Connection(ConnectionSide.INITIATOR, Role.SINK)
         self._is_ready = self._granted = self._is_hung = False
         self._position = self._listed = None
         hello = Hello(SINK_VERSION, b"", "simulated", self.sink)
@@ -83,7 +83,7 @@ class Link:
         end.write(b"".join(self._connection.send(frame) for frame in frames))
         self._driver.later(ANSWER_S, self._give_up_greeting, end)
 
-    def _give_up_greeting(self, end: End) -> None:
+    def _give_up_greeting(self, end: Endpoint) -> None:
         if end is self._end and not self._is_ready:
             self.close(BACKOFF_S)
 
@@ -134,8 +134,8 @@ class Link:
                 raise RemoteProtocolError(reason)
         return None
 
-    def lost(self, end: End) -> Iterable[object]:
-        """The connection is gone, by whoever closed it; another is opened."""
+    def lost(self, end: Endpoint) -> Iterable[object]:
+        """The connection is closed, by either end. Opens another."""
         if end is not self._end:
             return
         self._end = None
@@ -169,14 +169,15 @@ class Link:
 
     # What the driver asks for
 
-    def emit(self, action: Emit, payloads: Sequence[bytes]) -> None:
+    def emit(self, action: EmitEpoch, payloads: Sequence[bytes]) -> None:
         if self._end is not None and self._is_ready:
             self._asked = action.txn
             self._emit(self._end, self._connection, action, payloads, action.start)
 
-    def _emit(self, end: End, connection: Connection, action: Emit, payloads: Sequence[bytes], position: int) -> None:
-        """A few records; then, if they were the last, ask for the vote. To a connection that is gone all this goes
-        unheard."""
+    def _emit(
+        self, end: Endpoint, connection: Connection, action: EmitEpoch, payloads: Sequence[bytes], position: int
+    ) -> None:
+        """Sends a few records and, after the last one, requests the vote. Does nothing if the connection is closed."""
         if connection.is_over:
             return
         chance, frames = self._driver.site.chance, []
@@ -194,7 +195,7 @@ class Link:
             self._deadline += 1
             self._driver.later(ANSWER_S, self._give_up, end, self._deadline)
 
-    def _give_up(self, end: End, deadline: int) -> None:
+    def _give_up(self, end: Endpoint, deadline: int) -> None:
         if end is self._end and deadline == self._deadline:
             self._is_hung = True
             self.close()

@@ -1,7 +1,7 @@
 """A gateway's snapshot on a virtual disk: what `gateway/snapshot` writes, in fewer bytes.
 
-The one rule: all that a restarted gateway needs beside its log is in it. Before it: `simulated_gateway`, which writes
-it. After it: the next incarnation, and the oracle, which asks what is durable.
+Invariant: all that a restarted gateway needs beside its log is in it. Upstream: `simulated_gateway`, which writes it.
+Downstream: the next incarnation, and the oracle, which asks what is durable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from procession.errors import StorageError
-from procession.gateway.gateway_options import Limits
+from procession.gateway.gateway_limits import Limits
 from procession.gateway.retired_streams import Mark, RetiredStreams, Retiring, checked
 from procession.gateway.snapshot import Position, Snapshot
 from procession.sim.disk import Disk
@@ -47,7 +47,7 @@ def load_snapshot(data: bytes | None) -> Snapshot:
 
 
 def recover_snapshot(files: Files, part: str) -> tuple[Snapshot, bytes]:
-    """As `retired_file.recover`: whoever wrote these may have failed to sync them; they are relied on from here on."""
+    """As `retired_file.recover`: writes the files again, because an earlier process may not have synced them."""
     kept, retired = files.read(snapshot_path(part)), b""
     found = load_snapshot(kept)
     mark = found.retired
@@ -75,8 +75,8 @@ def write_retired(files: Files, part: str, retiring: Retiring) -> None:
 
 
 def is_durable_anywhere(disks: Mapping[str, Disk], stream_id: int, point: int) -> bool:
-    """Whether any gateway would still know, after a power cut, that this id is committed. A stream that has moved:
-    whoever had it last does."""
+    """Whether, after a power cut, any gateway would still know that this id is committed. For a stream that has moved,
+    that is its last holder."""
     for part, disk in disks.items():
         found = load_snapshot(disk.durable_file(snapshot_path(part)))
         position = found.streams.get(stream_id)

@@ -1,10 +1,10 @@
-"""Spark, as far as an epoch goes: the JVM half of a driver, with the helper that asks the gateway.
+"""Spark's part in an epoch: the JVM half of a driver, with the helper that polls the gateway.
 
-The one rule, as in Spark: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced; after a start
-the range of an `offsets/N` without `commits/N` is run again exactly. It outlives its Python half, and then still writes
-what it was about to write. The application (`tasks`) counts records by key, and is not deterministic in one thing: each
-run of an epoch marks its records with a number of its own, so that a sink which shows one run and another which shows a
-second one are told apart. Before it: `simulated_gateway` and its log. After it: `simulated_driver`.
+Invariant, as in Spark: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced. After a start it runs
+exactly the same range again if there is an `offsets/N` without `commits/N`. It outlives its Python half, and then still
+finishes its pending writes. The application (`tasks`) counts records by key. It is deterministic except for one thing:
+each run of an epoch marks its records with its own number, so the oracle can detect two sinks that show different runs.
+Upstream: `simulated_gateway` and its log. Downstream: `simulated_driver`.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from procession.commit.round_record import RoundRecord
+from procession.driver.known_gateways import epochs_kept
 from procession.errors import ProcessionError, StorageError
+from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.global_registry import LEADER
-from procession.sim.control_requests import Offer
+from procession.sim.control_requests import OfferRequest
 from procession.sim.disk_calls import Files
-from procession.sim.environment import Machine, Site
+from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
 from procession.sim.set_back import blamed
-from procession.sim.simulated_checkpoint import Checkpoint
-from procession.sim.simulated_clients import Answers, Desks
-from procession.sim.simulated_driver import Epoch
+from procession.sim.simulated_checkpoint import SimulatedCheckpoint
+from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, known, last_record
 from procession.sim.simulated_leader_link import name_of, part_of
 from procession.sim.simulated_log import Row as LogRow
 from procession.sim.simulated_log import log_folder, read_rows
-from procession.sim.simulated_process import Process, Steps
-from procession.sim.simulated_states import KIND, STAGE, SimKeeping
-from procession.sim.simulated_tasks import Route, Row, dealt, payloads, run_task
-from procession.storage.log_ranges import Offset, numbered_from
+from procession.sim.simulated_process import SimulatedProcess, Steps
+from procession.sim.simulated_states import KIND, STAGE, SimulatedStateStore
+from procession.sim.simulated_tasks import Route, Row, SimulatedEpoch, dealt, payloads, run_task
+from procession.storage.log_ranges import LogOffset, numbered_from
 from procession.storage.segment import KIND_RECORD
-from procession.storage.state_store import Version
+from procession.storage.state_version import StateVersion
 
 if TYPE_CHECKING:
-    from procession.sim.simulated_driver import Driver
+    from procession.sim.simulated_driver import SimulatedDriver
 
 TRIGGER_S = 0.02
 TRIGGER_MAX_S = 0.3
 """Spark asks at a steady rate; asking less often while nothing comes only saves the simulation steps."""
 
 
-class Spark(Process):
+class Spark(SimulatedProcess):
     def __init__(
         self,
-        site: Site,
+        site: Environment,
         machine: Machine,
-        driver: Driver,
+        driver: SimulatedDriver,
         gateways: Mapping[str, Machine],
         routes: Mapping[str, Route],
         epoch_records_max: int,
@@ -55,16 +57,17 @@ class Spark(Process):
         self.driver = driver
         self._machines = {name_of(part): home for part, home in gateways.items()}
         self._logs = {name: Files(self, home.disk) for name, home in self._machines.items()}
-        self._desks = Desks(self)
+        self._desks = SimulatedGatewayClients(self)
         files = Files(self, machine.disk)
-        self._checkpoint = Checkpoint(files, driver.checkpoint.fence)
-        self._keeping = SimKeeping(files, self._checkpoint, site.oracle)
+        self._checkpoint = SimulatedCheckpoint(files, driver.checkpoint.fence)
+        self._keeping = SimulatedStateStore(files, self._checkpoint, site.oracle)
         self._tasks = tasks
         self._routes = routes
         self._epoch_records_max = epoch_records_max
         self._number = 0
-        self._starts: dict[str, Offset] = {}
-        self._ends = {LEADER: Offset()}
+        self._starts: dict[str, LogOffset] = {}
+        self._ends = {LEADER: LogOffset()}
+        self._last: RoundRecord | None = None
         self._is_waiting = False
         self._wait_s = TRIGGER_S
         self._has_ended = False
@@ -74,7 +77,7 @@ class Spark(Process):
         self.post(self._begin)
 
     def failed(self, error: ProcessionError) -> None:
-        """The query ends with this error; the driver hears of it."""
+        """The query ends with this error, which is passed to the driver."""
         self.site.tell(self.part, "! %s", error.sentence)
         self._has_ended = True
         self.kill()
@@ -101,7 +104,7 @@ class Spark(Process):
         self._number = offered
         yield
         if offered > committed:
-            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: Offset()}
+            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: LogOffset()}
             yield from self._run_tasks()
         else:
             yield from self._trigger()
@@ -117,17 +120,22 @@ class Spark(Process):
             return
         yield
         self.site.oracle.look()
-        fence, names = self._checkpoint.fence, self._desks.names
-        records_max = max(1, self._epoch_records_max // len(names))
-        self._desks.ask(
-            {name: Offer(fence, self._ends.get(name, Offset()), records_max) for name in names},
-            self._offered,
-        )
+        self._last, names = last_record(self.site, self._checkpoint), self._desks.names
+        fence, records_max = self._checkpoint.fence, max(1, self._epoch_records_max // len(names))
+        words = {
+            name: OfferRequest(
+                fence, self._ends.get(name, LogOffset()), known(self.site, self._last, name), records_max
+            )
+            for name in names
+        }
+        self._desks.ask(words, self._offered)
 
     def _offered(self, answers: Answers) -> Steps | None:
         ends = dict(self._ends)
         for name, (_, told) in sorted(answers.items()):
-            if told.end.sequence > ends.get(name, Offset()).sequence:
+            if told.is_behind:
+                self._tell(name)
+            elif told.end.sequence > ends.get(name, LogOffset()).sequence:
                 ends[name] = told.end
         if LEADER in answers:
             self._desks.meet(answers[LEADER][1].gateways)
@@ -138,7 +146,14 @@ class Spark(Process):
         self._wait_s = TRIGGER_S
         return self._construct(ends)
 
-    def _construct(self, ends: dict[str, Offset]) -> Steps:
+    def _tell(self, name: str) -> None:
+        """As `driver/last_commit`: a gateway that was started again must have the last commit."""
+        if (record := self._last) is not None:
+            end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
+            word = EpochCommitted(self._checkpoint.fence, record.epoch, end, record.positions, kept)
+            self.site.network.call(self, part_of(name), word, lambda _: None)
+
+    def _construct(self, ends: dict[str, LogOffset]) -> Steps:
         self._number += 1
         self._starts, self._ends = self._ends, ends
         yield from self._checkpoint.write_offset(self._number, ends)
@@ -173,8 +188,8 @@ class Spark(Process):
             made.append(run_task(self._keeping, task, self._tasks, self._number, attempt, own))
             yield
         lines = payloads([path for path, _ in made], self._routes)
-        states = {STAGE: Version(tuple(files for _, files in made), KIND)}
-        epoch = Epoch(self._number, first, last, lines, positions, ends, states)
+        states = {STAGE: StateVersion(tuple(files for _, files in made), KIND)}
+        epoch = SimulatedEpoch(self._number, first, last, lines, positions, ends, states)
         self._is_waiting = True
         if self.driver.is_alive:
             self.driver.soon(self.driver.run_epoch, epoch)

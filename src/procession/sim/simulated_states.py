@@ -1,9 +1,9 @@
-"""States on a virtual disk: the real `States`, in files that the round record names, and the rim of `spark/task_state`.
+"""States on a virtual disk: the real `TaskStates`, in files that the round record names, as `spark/task_state` has it.
 
-The one rule, as there: epoch N begins with the version that `rounds/N-1` names and with no other; what a worker has in
-memory counts only if it is that version; and files are synced, with their names, before the task is done. The files'
-bytes, how they are laid over one another and how keys go to other tasks are the real ones. Before it: `tasks`. After
-it: `disk_calls`, and the oracle, which is told of every file that is written and read.
+Invariant, as there: epoch N starts with the version that `rounds/N-1` names and with no other. A worker uses its state
+in memory only if it is that version. Files and their names are synced before the task is done. The file format, the
+layering of files and the redistribution of keys to tasks are the real ones. Upstream: `tasks`. Downstream:
+`disk_calls`, and the oracle, which checks every file that is written and read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.errors import StorageError
 from procession.operators.buckets import SHARES
 from procession.sim.disk_calls import Files
 from procession.sim.oracle import STATES, Oracle
-from procession.sim.simulated_checkpoint import Checkpoint
+from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_process import Steps
-from procession.storage.state_file import Fresh, Sorted, StateFile, merged_pieces, write_pieces
-from procession.storage.state_store import Codec, States, Version, file_prefix
+from procession.storage.state_file import SortedStates, StateFile, UnwrittenStates, merged_pieces, write_pieces
+from procession.storage.state_store import TaskStates
+from procession.storage.state_version import (
+    StateCodec,
+    StateVersion,
+    file_prefix,
+)
 
 STAGE, KIND = "count", "fold"
 KEYS_MAX = 2
@@ -31,23 +36,23 @@ FILES_MAX = 4_096
 
 Share = tuple[int, int, int]
 
-CODEC = Codec(lambda count: b"%d" % count, int)
+CODEC = StateCodec(lambda count: b"%d" % count, int)
 
 
-class SimStates(States):
-    """The real ones of one task, with other hands."""
+class SimulatedStates(TaskStates):
+    """The real states of one task, on the simulated disk."""
 
-    def __init__(self, keeping: SimKeeping, names: tuple[tuple[str, int], ...]) -> None:
+    def __init__(self, keeping: SimulatedStateStore, names: tuple[tuple[str, int], ...]) -> None:
         self._keeping = keeping
         super().__init__(Path(STATES), names, CODEC, keys_max=KEYS_MAX)
 
     def _open(self, name: str) -> StateFile:
         return self._keeping.read(name)
 
-    def _fresh(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> Sorted:
+    def _fresh(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> SortedStates:
         return _fresh(tuple(keys), tuple(states))
 
-    def _put(self, name: str, layers: Sequence[Sorted], is_oldest: bool, share: Share | None) -> int:
+    def _put(self, name: str, layers: Sequence[SortedStates], is_oldest: bool, share: Share | None) -> int:
         data, count = _merged(tuple(layers), is_oldest, share)
         self._keeping.write(name, data)
         return count
@@ -59,49 +64,49 @@ class SimStates(States):
         self._keeping.sync_names()
 
 
-class SimKeeping:
+class SimulatedStateStore:
     """As `spark.keeping.Keeping`, for the workers of one Spark."""
 
-    def __init__(self, files: Files, checkpoint: Checkpoint, oracle: Oracle) -> None:
+    def __init__(self, files: Files, checkpoint: SimulatedCheckpoint, oracle: Oracle) -> None:
         self.files = files
         self._checkpoint = checkpoint
         self._oracle = oracle
-        self._warm: dict[int, SimStates] = {}
+        self._warm: dict[int, SimulatedStates] = {}
         self._epoch = 0
         self._own: set[str] = set()
         """What the attempt at hand has written."""
 
-    def version(self, epoch: int) -> Version:
+    def version(self, epoch: int) -> StateVersion:
         """What the epoch begins with."""
         if not epoch:
-            return Version()
-        return self._checkpoint.round(epoch - 1).states.get(STAGE, Version())
+            return StateVersion()
+        return self._checkpoint.round(epoch - 1).states.get(STAGE, StateVersion())
 
-    def open(self, task: int, tasks: int, epoch: int, attempt: int) -> SimStates:
+    def open(self, task: int, tasks: int, epoch: int, attempt: int) -> SimulatedStates:
         self._epoch = epoch
         self._own.clear()
         version = self.version(epoch)
         prefix = file_prefix(self._checkpoint.fence, STAGE, task, epoch, attempt)
         if version.tasks and len(version.tasks) != tasks:
-            states = SimStates(self, ())
+            states = SimulatedStates(self, ())
             states.begin(prefix, epoch)
             states.adopt(version.tasks, (SHARES, tasks, task))
             return states
         names = version.tasks[task] if version.tasks else ()
         warm = self._warm.pop(task, None)
         if warm is None or warm.files != names:
-            warm = SimStates(self, names)
+            warm = SimulatedStates(self, names)
         warm.begin(prefix, epoch)
         return warm
 
-    def keep(self, task: int, states: SimStates) -> None:
+    def keep(self, task: int, states: SimulatedStates) -> None:
         self._warm[task] = states
 
     # The disk
 
     def read(self, name: str) -> StateFile:
         data = self.files.read(f"{STATES}/{name}")
-        # Whoever was replaced may find anything, and decides nothing.
+        # A replaced driver may find any files, and decides nothing.
         if name not in self._own and self._checkpoint.is_current:
             self._oracle.state_read(self._epoch, name, data)
         if data is None:
@@ -125,12 +130,12 @@ def _opened(data: bytes) -> StateFile:
 
 
 @lru_cache(FILES_MAX)
-def _fresh(keys: tuple[bytes, ...], states: tuple[bytes | None, ...]) -> Fresh:
-    return Fresh(keys, states)
+def _fresh(keys: tuple[bytes, ...], states: tuple[bytes | None, ...]) -> UnwrittenStates:
+    return UnwrittenStates(keys, states)
 
 
 @lru_cache(FILES_MAX)
-def _merged(layers: tuple[Sorted, ...], is_oldest: bool, share: Share | None) -> tuple[bytes, int]:
+def _merged(layers: tuple[SortedStates, ...], is_oldest: bool, share: Share | None) -> tuple[bytes, int]:
     file = io.BytesIO()
     count = write_pieces(file, merged_pieces(layers, is_oldest=is_oldest, share=share))
     return file.getvalue(), count
@@ -139,7 +144,7 @@ def _merged(layers: tuple[Sorted, ...], is_oldest: bool, share: Share | None) ->
 # The driver's side, as `storage.states.StateStore`
 
 
-def make_and_sweep(files: Files, last: Round | None, fence: int) -> Steps:
+def make_and_sweep(files: Files, last: RoundRecord | None, fence: int) -> Steps:
     """Before anything is started: what the last epoch does not name was never committed."""
     files.make_directory(STATES)
     files.sync_directory("")
@@ -151,12 +156,12 @@ def make_and_sweep(files: Files, last: Round | None, fence: int) -> Steps:
             yield
 
 
-def drop_states(files: Files, rounds: Mapping[int, Round], record: Round) -> None:
+def drop_states(files: Files, rounds: Mapping[int, RoundRecord], record: RoundRecord) -> None:
     """The files that this epoch was the last to need."""
     for name in sorted(names_in(rounds.get(record.epoch - 1)) - names_in(record)):
         files.remove(STATES, name)
 
 
-def names_in(record: Round | None) -> set[str]:
+def names_in(record: RoundRecord | None) -> set[str]:
     versions = () if record is None else record.states.values()
     return {name for version in versions for name in version.names}

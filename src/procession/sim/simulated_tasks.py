@@ -1,14 +1,14 @@
-"""The tasks of an epoch: rows dealt out by key, a running count of each key, and the paths merged into one again.
+"""The tasks of an epoch: rows are partitioned by key, counted for each key, and merged again.
 
-The one rule: however many tasks there are and wherever epochs are cut, what comes out is what one loop over the log's
-rows would give (I11). Real are the share of a key, the states and the merger; the exchange between, and the retries of
-tasks, are not here. Before it: `simulated_spark`, which reads the rows. After it: `simulated_driver`, which sends the
-payloads.
+Invariant: the output equals that of one loop over the log's rows, for any number of tasks and any epoch boundaries
+(I11). The partitioning, the states and the merge are the real ones; the exchange and task retries are not simulated.
+Upstream: `simulated_spark`, which reads the rows. Downstream: `simulated_driver`, which sends the payloads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -16,8 +16,8 @@ from procession.merge.kway import merged
 from procession.operators.buckets import share_of
 from procession.record import ORDER
 from procession.sim.sequential_run import KEYS, key_of
-from procession.sim.simulated_states import SimKeeping
-from procession.storage.state_store import Files
+from procession.sim.simulated_states import SimulatedStateStore
+from procession.storage.state_version import Files, StateVersion
 
 Route = Callable[[int], bool]
 """Whether a sink gets the record with this message id."""
@@ -32,6 +32,21 @@ BATCH_ROWS = 2
 SHARE_OF = {key: share_of(key) for key in KEYS}
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedEpoch:
+    """What Spark's tasks made of a range: the payloads for each sink, and the last id of each stream."""
+
+    number: int
+    first: int
+    last: int
+    payloads: Mapping[str, Sequence[bytes]]
+    positions: Mapping[int, int]
+    ends: Mapping[str, int]
+    """Where it ends in the log of each gateway."""
+    states: Mapping[str, StateVersion]
+    """The files that its tasks have left."""
+
+
 def dealt(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
     """The rows of each task, in their order."""
     paths: list[list[Row]] = [[] for _ in range(tasks)]
@@ -41,7 +56,7 @@ def dealt(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
 
 
 def run_task(
-    keeping: SimKeeping, task: int, tasks: int, epoch: int, attempt: int, rows: Sequence[Row]
+    keeping: SimulatedStateStore, task: int, tasks: int, epoch: int, attempt: int, rows: Sequence[Row]
 ) -> tuple[list[Row], Files]:
     """One attempt at one task: its lines, and the files of its states, which are durable."""
     states = keeping.open(task, tasks, epoch, attempt)

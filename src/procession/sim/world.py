@@ -1,7 +1,7 @@
-"""The world of one run: machines, processes, a supervisor that starts again what died, and the faults.
+"""The world of one run: machines, processes, a supervisor that restarts dead processes, and the faults.
 
-The one rule: faults end some day, and then everything must come to its end: every producer done, every record visible
-once at every sink that is to get it, and durable. Before it: a `Plan`. After it: an `Outcome`.
+Invariant: faults end, and then the run must complete: every producer is done, and every record is visible once at every
+sink that gets it, and durable. Takes a `FaultPlan` and returns a `WorldOutcome`.
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ import traceback
 from dataclasses import dataclass
 
 from procession.errors import FencedError
-from procession.gateway.gateway_options import Limits
-from procession.sim.environment import Machine, Site
-from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, Fault, Plan
+from procession.gateway.gateway_limits import Limits
+from procession.sim.environment import Environment, Machine
+from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault
 from procession.sim.oracle import CHECKPOINT, Oracle
-from procession.sim.randomness import Chance
-from procession.sim.set_back import Operator
+from procession.sim.randomness import Randomness
+from procession.sim.set_back import SetBackOperator
 from procession.sim.simulated_checkpoint import CURRENT
-from procession.sim.simulated_driver import Driver
-from procession.sim.simulated_gateway import Gateway
-from procession.sim.simulated_process import Process
+from procession.sim.simulated_driver import SimulatedDriver
+from procession.sim.simulated_gateway import SimulatedGateway
+from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_producer import Producer
-from procession.sim.simulated_sink import Sink
+from procession.sim.simulated_sink import SimulatedSink
 from procession.sim.simulated_sink_files import durable_output
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
-from procession.sim.violation import Breach
+from procession.sim.violation import InvariantViolation
 
 EVENTS_MAX = 60_000
-"""A run that takes more than this has stalled."""
+"""Maximum number of steps. A run that takes more has stalled."""
 STALL_S = 120.0
 AFTERMATH_S = 0.2
-"""How long we look on after the last record: nothing may come twice."""
+"""Time to wait after the last record, in which nothing may appear twice."""
 RESTART_S = 0.02
 AWAY_S = 0.3
-"""How long a gateway stays away that has left."""
+"""Time after which a departed gateway joins again."""
 RETIRE_AFTER_S = 0.05
 """Low, so that streams are retired while their producers are away for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    breach: Breach | None
-    struck: tuple[Fault, ...]
+class WorldOutcome:
+    breach: InvariantViolation | None
+    struck: tuple[PlannedFault, ...]
     records: int
     epochs: int
     events: int
@@ -50,9 +50,9 @@ class Outcome:
 
 
 class World:
-    def __init__(self, plan: Plan, chance: Chance, *, is_told: bool = False, is_blind: bool = False) -> None:
+    def __init__(self, plan: FaultPlan, chance: Randomness, *, is_told: bool = False, is_blind: bool = False) -> None:
         self.plan = plan
-        self.site = site = Site(chance, plan.faults, is_told=is_told)
+        self.site = site = Environment(chance, plan.faults, is_told=is_told)
         site.strike, site.gone = self._strike, self._gone
         site.network.loss = plan.loss
         self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
@@ -66,12 +66,16 @@ class World:
             for name, route in self._routes.items()
         }
         site.oracle = Oracle(self._machines[DRIVER].disk, expected, is_blind=is_blind)
-        self._drivers: list[Driver] = []
+        self._drivers: list[SimulatedDriver] = []
         self._producers: dict[str, Producer] = {}
-        self._operator = Operator(site, self._machines, self._kill)
-        site.refused, site.is_claimed = self._operator.refused, self._is_claimed
+        self._operator = SetBackOperator(site, self._machines, self._kill)
+        site.refused, site.confirmed, site.is_claimed = (
+            self._operator.refused,
+            self._operator.confirmed,
+            self._is_claimed,
+        )
         self._absence_s: dict[str, float] = {}
-        """How long a part that was struck stays away."""
+        """Downtime of a part after a fault."""
 
     def _make_machines(self) -> dict[str, Machine]:
         parts = [*self.plan.gateway_parts, DRIVER, *self._sinks, *self._producer_parts()]
@@ -89,7 +93,7 @@ class World:
 
     # The run
 
-    def run(self) -> Outcome:
+    def run(self) -> WorldOutcome:
         events, breach = 0, None
         try:
             for part in (GATEWAY, *self._sinks, DRIVER, *self._producer_parts()):
@@ -105,14 +109,16 @@ class World:
                 if end_s is not None and now > end_s:
                     break
                 if events > EVENTS_MAX or now > STALL_S:
-                    raise Breach("I2", f"nothing moves any more: {self._standing()}")
+                    raise InvariantViolation("I2", f"nothing moves any more: {self._standing()}")
             self._audit()
-        except Breach as found:
+        except InvariantViolation as found:
             breach = found
         except Exception as error:  # whatever it is, no part may die of it
             where = traceback.extract_tb(error.__traceback__)[-1]
-            breach = Breach("I7", f"an exception: {error!r} in {where.name}, line {where.lineno} of {where.filename}")
-        return Outcome(
+            breach = InvariantViolation(
+                "I7", f"an exception: {error!r} in {where.name}, line {where.lineno} of {where.filename}"
+            )
+        return WorldOutcome(
             breach,
             tuple(self.site.struck),
             sum(map(len, self._ids.values())),
@@ -136,7 +142,7 @@ class World:
         for sink in self._sinks:
             output = durable_output(self._machines[sink].disk, sink)
             if output != self.site.oracle.outputs[sink]:
-                raise Breach(
+                raise InvariantViolation(
                     "I2", f"{sink} showed {len(self.site.oracle.outputs[sink])} bytes; {len(output)} are durable"
                 )
 
@@ -158,18 +164,18 @@ class World:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
             is_confirmed = not self.plan.sets_back
             peers = tuple(self._gateways) if len(self._gateways) > 1 or not is_confirmed else ()
-            Gateway(
+            SimulatedGateway(
                 self.site, part, machine, limits, self.plan.segment_rows_max, peers, is_confirmed=is_confirmed
             ).start()
         elif part == DRIVER:
             self._start_driver()
         elif part in self._sinks:
-            Sink(self.site, part, machine, self._sinks[part]).start()
+            SimulatedSink(self.site, part, machine, self._sinks[part]).start()
         else:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
             homes = list(self._gateways)
-            first = (number + part.endswith("twin")) % len(homes)  # twins knock at different doors
+            first = (number + part.endswith("twin")) % len(homes)  # twins connect to different gateways
             producer = Producer(
                 self.site, part, machine, number + 1, self._ids[number + 1], replays, homes[first:] + homes[:first]
             )
@@ -177,29 +183,29 @@ class World:
             producer.start()
 
     def _start_driver(self) -> None:
-        driver = Driver(self.site, self._machines[DRIVER], self._sinks, self._start_spark)
+        driver = SimulatedDriver(self.site, self._machines[DRIVER], self._sinks, self._start_spark)
         self._drivers.append(driver)
         driver.start()
 
-    def _start_spark(self, driver: Driver) -> Spark:
+    def _start_spark(self, driver: SimulatedDriver) -> Spark:
         machine = self._machines[DRIVER]
         tasks = self.plan.tasks[(driver.checkpoint.fence - 1) % len(self.plan.tasks)]
         spark = Spark(self.site, machine, driver, self._gateways, self._routes, self.plan.epoch_records_max, tasks)
         spark.start()
         return spark
 
-    def _gone(self, process: Process) -> None:
+    def _gone(self, process: SimulatedProcess) -> None:
         if isinstance(process, Producer) and process.is_done:
             return
         if process.part == SPARK:
             return
         delay_s = self._absence_s.pop(process.part, RESTART_S)
-        if isinstance(process, Gateway) and process.has_left:
+        if isinstance(process, SimulatedGateway) and process.has_left:
             delay_s = AWAY_S  # and comes back, with the directory that it had
-        if isinstance(process, Driver):
+        if isinstance(process, SimulatedDriver):
             self._drivers.remove(process)
             if isinstance(process.error, FencedError):
-                delay_s += 0.2  # it was told to stay away; its successor may be dying too
+                delay_s += 0.2  # it was fenced off; its successor may be dying too
             self.site.clock.after(delay_s, self._start, DRIVER)
         elif process.machine.is_up:
             self.site.clock.after(delay_s, self._start, process.part)
@@ -230,7 +236,7 @@ class World:
 
     # Faults
 
-    def _strike(self, fault: Fault, process: Process) -> None:
+    def _strike(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         chance = self.site.chance
         match fault.kind:
             case "kill":
@@ -238,7 +244,7 @@ class World:
                 process.kill()
             case "zombie":
                 driver = process.driver if isinstance(process, Spark) else process
-                assert isinstance(driver, Driver)
+                assert isinstance(driver, SimulatedDriver)
                 driver.leaves_zombie = True
                 self._absence_s[DRIVER] = fault.seconds
                 driver.kill()
@@ -266,7 +272,7 @@ class World:
             case _:
                 self._strike_lightly(fault, process)
 
-    def _strike_lightly(self, fault: Fault, process: Process) -> None:
+    def _strike_lightly(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         chance = self.site.chance
         ends = sorted(process.ends, key=lambda end: end.number)
         if fault.kind == "cut":
@@ -281,7 +287,7 @@ class World:
         elif fault.kind == "leave":
             if (leader := self.site.gateways.get(GATEWAY)) is not None:
                 leader.post(leader.let_go, process.part)
-        elif isinstance(process, Sink):
+        elif isinstance(process, SimulatedSink):
             process.refusals += fault.kind == "abort"
             process.hangs += fault.kind == "hang"
 
@@ -294,7 +300,7 @@ class World:
         machine.disk.fsync_failures = 0
 
 
-def _ids(plan: Plan, number: int, chance: Chance) -> list[int]:
+def _ids(plan: FaultPlan, number: int, chance: Randomness) -> list[int]:
     stream = plan.streams[number]
     if stream.is_dense:
         return list(range(stream.records))

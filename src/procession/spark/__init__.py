@@ -1,1 +1,1 @@
-"""The Spark room: the only one that imports pyspark."""
+"""Spark's session, data source, tasks and exchanges. Besides `bench/` the only package that imports pyspark."""

@@ -1,8 +1,8 @@
-"""The asynchronous map: a user's coroutine function on many records at a time, results in the order of the records.
+"""The asynchronous map: calls a user's coroutine function for many records at once and keeps the records' order.
 
-The one rule: never more calls under way than allowed, none longer than allowed, and the first that fails ends them all.
-One event loop for the life of a worker, so that a function may keep its connections open between batches. Before it
-`operators/chain`, which is pure and is handed `await_all`; after it whatever service the function asks.
+Invariant: there are never more than `concurrency` calls in flight, each call has a timeout, and the first failure
+cancels the rest. A worker keeps one event loop for its lifetime, so a function can keep connections open between
+batches. `operators/chain` is pure and gets `await_all` as an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from procession.operators.chain import CallFailed
 def await_all(
     function: Callable[[Any], Awaitable[Any]], values: list[Any], concurrency: int, timeout_s: float
 ) -> list[Any]:
-    """The function's result for each value, in their order. Raises `CallFailed` for the first call that fails."""
+    """Return the function's result for each value, in the order of the values.
+
+    Raises `CallFailed` for the first call that fails."""
     return _runner().run(_all(function, values, concurrency, timeout_s))
 
 
@@ -28,8 +30,8 @@ async def _all(
     results: list[Any] = [None] * len(values)
     waiting = iter(range(len(values)))
 
-    async def work() -> None:
-        for row in waiting:  # shared: each takes the next that nobody has
+    async def worker() -> None:
+        for row in waiting:  # shared iterator: each worker takes the next row
             try:
                 async with asyncio.timeout(timeout_s):
                     results[row] = await function(values[row])
@@ -41,9 +43,9 @@ async def _all(
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(values))):
-                group.create_task(work())
+                group.create_task(worker())
     except ExceptionGroup as failures:
-        # Of several that failed at once, the first in the order of the records.
+        # If several calls failed, report the first one in the order of the records.
         failed = [error for error in failures.exceptions if isinstance(error, CallFailed)]
         raise min(failed, key=lambda error: error.row) from None
     return results

@@ -1,7 +1,8 @@
-"""The class archive: a class-data-sharing archive of the classes that Spark loads for one of our epochs.
+"""The class archive: a class-data-sharing (CDS) archive of the JVM classes that an epoch loads.
 
-The one rule: it is derived and never needed; without it everything works and starts a few seconds later. Made once for
-an environment, by `make setup`; used by `spark/session`. The rehearsal that fills it also warms a spare driver.
+Invariant: the archive is an optimization. Without it everything works, but the JVM starts a few seconds later.
+`make setup` creates it once per environment; `spark/session` uses it. The warm-up query that fills it also warms up a
+spare driver.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DUMP = "PROCESSION_DUMP_CLASSES"
 
 
 def warm() -> Path | None:
-    """Make the archive if there is none. Gives its path, or None if this Java cannot make one."""
+    """Create the archive if there is none. Return its path, or None if this Java cannot create one."""
     archive = archive_path()
     if archive.exists():
         return archive
@@ -37,11 +38,11 @@ def warm() -> Path | None:
         archive.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
-            f"{archive.parent} cannot be made: {error.strerror}",
+            f"{archive.parent} cannot be created: {error.strerror}",
             next_step=f"run `make setup` as the owner of .venv, or set {VARIABLE} to a directory of your own",
         ) from error
     draft = archive.with_name(f"{archive.name}.{os.getpid()}")
-    # In a process of its own: the archive is written when its JVM ends.
+    # In a separate process, because the JVM writes the archive when it exits.
     rehearsal = [sys.executable, "-m", "procession.spark.class_archive"]
     result = subprocess.run(
         rehearsal, env={**os.environ, DUMP: str(draft)}, capture_output=True, text=True, check=False
@@ -53,8 +54,8 @@ def warm() -> Path | None:
     return archive
 
 
-class Counting(DataSourceStreamReader):
-    """A few numbers, so that an epoch has something to carry."""
+class CountingSource(DataSourceStreamReader):
+    """A source of a few numbers, so that each warm-up epoch has a row."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  (Spark's name)
         return {"number": 0}
@@ -69,7 +70,7 @@ class Counting(DataSourceStreamReader):
         yield partition.value, str(partition.value)
 
 
-class Rehearsal(DataSource):
+class RehearsalSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "rehearsal"
@@ -78,12 +79,12 @@ class Rehearsal(DataSource):
         return "partition int, manifest string"
 
     def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return Counting()
+        return CountingSource()
 
 
 def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
-    """Run a few epochs as the driver would: what they load and start is there when it counts."""
-    spark.dataSource.register(Rehearsal)
+    """Run a few epochs as the driver does, to load classes and start workers before the first real epoch."""
+    spark.dataSource.register(RehearsalSource)
     is_over = threading.Event()
 
     def each(rows: DataFrame, epoch: int) -> None:
@@ -97,14 +98,14 @@ def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
         writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(each)
         query = writer.option("checkpointLocation", checkpoint).start()
         is_over.wait(REHEARSAL_TIMEOUT_S)
-        with suppress(Exception):  # a batch that fails on purpose
+        with suppress(Exception):  # the last batch fails on purpose
             query.awaitTermination(REHEARSAL_TIMEOUT_S) if fails else query.stop()
 
 
 def dump_classes(archive: str) -> None:
-    """Rehearse in a JVM that writes the archive when it ends."""
+    """Run the warm-up epochs in a JVM that writes the archive when it exits."""
     spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
-    rehearse(spark, fails=True)  # the classes of failure belong into the archive, too
+    rehearse(spark, fails=True)  # so that the archive has the classes for failures too
     spark.stop()
 
 

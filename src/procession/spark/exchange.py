@@ -1,8 +1,8 @@
-"""Spark's part of an exchange: manifests are shuffled by slot, and each slot's task runs its chain.
+"""Spark's part of an exchange: shuffles manifests by slot, then each slot's task runs its chain.
 
-The one rule: Spark decides where and when a task runs, never what it gets; a parcel's slot is its partition, by number
-and not by hash, so every partition has its work. Before it `spark/log_source`, whose tasks run the first chain; after
-it `spark/query`, which collects what comes out.
+Invariant: Spark decides where and when a task runs, never what it reads. An envelope's slot is its partition number,
+without hashing, so every partition has exactly one task's work. `spark/log_source` runs the first chain;
+`spark/query` collects the result.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from pyspark.util import PythonEvalType
 
 from procession.spark.epoch_tasks import run_slot
 from procession.spark.log_source import attempt_of, freeze_once
-from procession.spark.manifest_routing import SCHEMA, Parcel, as_rows, from_rows, slots
+from procession.spark.manifest_routing import SCHEMA, RoutedManifest, as_rows, from_rows, slots
 from procession.spark.tasks import Task
 
 
 def with_exchanges(rows: DataFrame, task: Task, first: int, end: int) -> DataFrame:
-    """Parcels, sent through the chains of the levels in [first, end)."""
+    """Send envelopes through the chains of the levels in [first, end)."""
     for level in range(first, end):
-        rows = map_in_arrow(rows.repartitionById(len(slots(task.plan, level)), "at"), Hop(task, level), SCHEMA)
+        rows = map_in_arrow(
+            rows.repartitionById(len(slots(task.plan, level)), "at"), ExchangeLevel(task, level), SCHEMA
+        )
     return rows
 
 
 def map_in_arrow(rows: DataFrame, function: Callable[..., Any], schema: str) -> DataFrame:
-    """`DataFrame.mapInArrow`, word for word but for one: that refuses to work without pandas, and needs none."""
+    """`DataFrame.mapInArrow` without its check that pandas is installed, which it does not need."""
     wrapped = vectorized_udf(function, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = wrapped(*(rows[name] for name in rows.columns))
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
 
 
 def physical_plan(rows: DataFrame) -> str:
-    """What Spark is about to run for these rows."""
+    """Return the physical plan that Spark is about to run for these rows."""
     return str(rows._jdf.queryExecution().executedPlan().toString())
 
 
-class Hop:
-    """One level of the plan, in Spark's workers: parcels in, parcels out."""
+class ExchangeLevel:
+    """Runs one level of the plan in Spark's workers: reads envelopes, returns envelopes."""
 
     def __init__(self, task: Task, level: int) -> None:
         self._task = task
@@ -51,10 +53,10 @@ class Hop:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        yield from self.run(context, (parcel for batch in batches for parcel in from_rows(batch)))
+        yield from self.run(context, (envelope for batch in batches for envelope in from_rows(batch)))
         freeze_once()
 
-    def run(self, context: TaskContext, parcels: Iterable[Parcel]) -> Iterator[pa.RecordBatch]:
+    def run(self, context: TaskContext, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
         slot = context.partitionId()
-        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, parcels)
+        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, envelopes)
         yield from as_rows(self._task.plan, self._level + 1, made)

@@ -1,7 +1,7 @@
-"""Java: which one Spark will start, and whether it is new enough. Told before anything is started.
+"""Java: finds the Java that Spark will start, and checks its version before anything starts.
 
-The one rule: look where Spark's own scripts look, in JAVA_HOME first, then in PATH. Imports no pyspark, so that a
-command can ask before it loads anything. Before it the command line; after it `spark/session`.
+Invariant: it looks where Spark's own scripts look, first in JAVA_HOME, then in PATH. It imports no pyspark, so a
+command can check Java before it loads anything.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ def java() -> str:
 
 
 def check_java() -> None:
-    """Raise ConfigError unless there is a Java that Spark can use, and a user whom it knows."""
+    """Raise ConfigError unless Spark can use an installed Java and the current user has a name."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError as error:
         raise ConfigError(
-            f"user {os.getuid()} has no name here, and Spark does not start for a user without one",
-            next_step="add a line for this user to /etc/passwd (in a container: when it is built), or run as another",
+            f"user {os.getuid()} has no user name on this machine, and Spark needs one to start",
+            next_step="add a line for this user to /etc/passwd (in a container: in its image), or run as another user",
         ) from error
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(java())
     if found is None:
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java in PATH"
-        step = f"point JAVA_HOME at one, or unset it; or {INSTALL}" if home else INSTALL
+        step = f"point JAVA_HOME at a Java installation, or unset it; or {INSTALL}" if home else INSTALL
         raise ConfigError(f"Spark needs Java {JAVA_MIN} or newer, and {where}", next_step=step)
     major = _major(_version_of(Path(found)))
     if major is not None and major < JAVA_MIN:
         raise ConfigError(
             f"Spark needs Java {JAVA_MIN} or newer, and {found} is Java {major}",
-            next_step=f"{INSTALL}, and let JAVA_HOME or PATH name it",
+            next_step=f"{INSTALL}, and point JAVA_HOME or PATH to it",
         )
 
 
 def _version_of(found: Path) -> str:
-    """From the file `release` of the installation; starting a JVM to ask takes longer."""
+    """Read the version from the installation's `release` file, because starting a JVM to ask is slower."""
     try:
         text = (found.resolve().parent.parent / "release").read_text()
         if version := re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE):
@@ -56,14 +56,14 @@ def _version_of(found: Path) -> str:
     except (OSError, ValueError):
         pass
     try:
-        told = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+        output = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    version = re.search(r'version "([^"]+)"', told)
+    version = re.search(r'version "([^"]+)"', output)
     return version[1] if version else ""
 
 
 def _major(version: str) -> int | None:
-    """17 of 17.0.2, 8 of 1.8.0_292; None of what is no version: then Spark finds out."""
+    """Return 17 for 17.0.2 and 8 for 1.8.0_292. Return None for an unknown format; Spark then checks it."""
     found = re.match(r"(?:1\.)?([0-9]+)", version)
     return int(found[1]) if found else None

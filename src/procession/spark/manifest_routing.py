@@ -1,9 +1,9 @@
-"""Manifest routing: manifests on their way through Spark, from the tasks that made them to those that need them.
+"""Manifest routing: carries manifests through Spark, from the task that made them to the tasks that read them.
 
-The one rule: a task behind an exchange opens its parcels only if there is exactly one from every task before it, and
-the driver takes an epoch only if all who read of a task have read of the same try at it; a parcel that is missing, or
-comes twice, or is of another try, would be records lost or doubled, and fails the epoch by name. Before it the tasks of
-one level of the plan; after it those of the next, and at last the driver, which gets every manifest.
+A manifest travels in an envelope (`RoutedManifest`) with the address of a task. Invariant: a task behind an exchange
+opens its envelopes only if there is exactly one from every task that feeds it. The driver accepts an epoch only if all
+readers of a task read the same attempt of it. A missing or duplicate envelope, or one of another attempt, would lose or
+duplicate records, so it fails the epoch. The driver gets every manifest.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
-from procession.operators.end_of_input import Change
+from procession.operators.end_of_input import StreamChange
 from procession.planner.plan import Plan
 from procession.storage.inline_runs import CELL_BYTES_MAX, CellStore
 from procession.storage.run_store import Manifest, Run, RunStore
 
-SCHEMA = "at int, parcel string, cell binary"
-"""What Spark's rows are: the partition that a parcel goes to next, the parcel, and, with exchange="spark", a piece of
+SCHEMA = "at int, envelope string, cell binary"
+"""A row in Spark: the partition that the envelope goes to next, the envelope, and, with exchange="spark", one chunk of
 its run."""
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """From task `partition` of `tasks` that ran a chain, to a slot of a level: the run that it made for that slot, if
-    it had any rows for it. To the driver, which stands behind the last level: the whole manifest."""
+class RoutedManifest:
+    """An envelope from task `partition` of the `tasks` of a chain, addressed to a slot of a level.
+
+    It holds the run that the task made for that slot, if it has rows for it. An envelope for the driver, which comes
+    after the last level, holds the whole manifest."""
 
     level: int
     slot: int
@@ -39,46 +41,46 @@ class Parcel:
     run: Run | None = None
     manifest: str = ""
     is_failed: bool = False
-    """The task failed, and the epoch with it: nobody need work on it any more."""
+    """The task failed, and with it the epoch: later tasks skip their work."""
     attempt: int = 0
-    """Which try at the task sent it."""
+    """The task attempt that sent the envelope."""
     changes: tuple[tuple[int, int, bool, int], ...] = ()
-    """What the log told of streams, as the task that sent it knows: to the tasks behind, not to the driver."""
+    """Stream changes in the log that the sending task knows. For later tasks, not for the driver."""
     piece: int = 0
     pieces: int = 1
-    """A run that goes along in cells has a row for each: this one, of so many."""
+    """A run that travels inside envelopes is cut into cells, one per row: this is cell `piece` of `pieces`."""
     cell: bytes | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
-        """All but the cell, which has a column of its own."""
+        """Encode everything except the cell, which has its own column."""
         fields = asdict(replace(self, cell=None))
         del fields["cell"]
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, cell: bytes | None = None) -> Parcel:
+    def from_json(cls, text: str, cell: bytes | None = None) -> RoutedManifest:
         fields = json.loads(text)
         run, changes = fields.pop("run"), tuple(map(tuple, fields.pop("changes")))
         return cls(**fields, run=None if run is None else Run(**run), changes=changes, cell=cell)
 
 
 def slots(plan: Plan, level: int) -> list[tuple[int, int]]:
-    """The tasks of a level: for each slot, the chain and the bucket that it runs."""
+    """Return the tasks of a level: the chain and the bucket that each slot runs."""
     return [(chain.number, bucket) for chain in plan.at_level(level) for bucket in range(chain.tasks)]
 
 
-def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
-    """What a task of `tasks` sends when it is done: a parcel to each task that it feeds, and its manifest to the
+def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
+    """Return what a finished task of `tasks` sends: an envelope to each task that it feeds, and its manifest to the
     driver."""
     chain = plan.chains[manifest.stage]
     runs = {(run.to, run.bucket): run for run in manifest.runs}
-    parcels = []
+    envelopes = []
     for exchange in chain.feeds:
         to = plan.node(exchange).id
         behind = next(other for other in plan.chains if other.root == exchange)
         first = slots(plan, behind.level).index((behind.number, 0))
-        parcels += [
-            Parcel(
+        envelopes += [
+            RoutedManifest(
                 behind.level,
                 first + bucket,
                 chain.number,
@@ -91,75 +93,76 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[Parcel]:
             )
             for bucket in range(behind.tasks)
         ]
-    # The driver draws what goes to sinks; the rest is for the tasks.
+    # The driver gets only the runs for sinks; the other runs are for tasks.
     sinks = {plan.node(sink).id for sink in chain.sinks}
-    told = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks), changes=())
-    parcels.append(
-        Parcel(
+    for_driver = replace(manifest, runs=tuple(run for run in manifest.runs if run.to in sinks), changes=())
+    envelopes.append(
+        RoutedManifest(
             plan.levels,
             manifest.partition,
             chain.number,
             manifest.partition,
             tasks,
-            manifest=told.to_json(),
+            manifest=for_driver.to_json(),
             attempt=manifest.attempt,
         )
     )
-    return parcels
+    return envelopes
 
 
-def loaded(parcels: Iterable[Parcel], store: RunStore | CellStore) -> Iterator[Parcel]:
-    """Parcels with the cells of their runs, if it is cells that the store has: one for each cell. The runs of a whole
-    manifest, which the driver is to have, follow it."""
-    for parcel in parcels:
+def loaded(envelopes: Iterable[RoutedManifest], store: RunStore | CellStore) -> Iterator[RoutedManifest]:
+    """Add the cells of their runs to the envelopes, one envelope per cell, if the store holds cells.
+
+    The runs of a whole manifest, which the driver gets, follow that manifest."""
+    for envelope in envelopes:
         if not isinstance(store, CellStore):
-            yield parcel
-        elif parcel.run is not None:
-            yield from _in_pieces(parcel, store.cells(parcel.run))
+            yield envelope
+        elif envelope.run is not None:
+            yield from _in_pieces(envelope, store.cells(envelope.run))
         else:
-            yield parcel
-            for run in Manifest.from_json(parcel.manifest).runs if parcel.manifest else ():
-                yield from _in_pieces(replace(parcel, manifest="", run=run), store.cells(run))
+            yield envelope
+            for run in Manifest.from_json(envelope.manifest).runs if envelope.manifest else ():
+                yield from _in_pieces(replace(envelope, manifest="", run=run), store.cells(run))
 
 
-def _in_pieces(parcel: Parcel, cells: Sequence[bytes]) -> Iterator[Parcel]:
+def _in_pieces(envelope: RoutedManifest, cells: Sequence[bytes]) -> Iterator[RoutedManifest]:
     for piece, cell in enumerate(cells):
-        yield replace(parcel, piece=piece, pieces=len(cells), cell=cell)
+        yield replace(envelope, piece=piece, pieces=len(cells), cell=cell)
 
 
-def unloaded(parcels: Iterable[Parcel], store: RunStore | CellStore) -> list[Parcel]:
-    """Parcels again, one for each run; their cells are in the store."""
-    whole: list[Parcel] = []
-    pieces: dict[str, list[Parcel]] = {}
-    for parcel in parcels:
-        if parcel.run is None or parcel.cell is None:
-            whole.append(parcel)
+def unloaded(envelopes: Iterable[RoutedManifest], store: RunStore | CellStore) -> list[RoutedManifest]:
+    """Put the cells into the store. Return one envelope per run."""
+    whole: list[RoutedManifest] = []
+    pieces: dict[str, list[RoutedManifest]] = {}
+    for envelope in envelopes:
+        if envelope.run is None or envelope.cell is None:
+            whole.append(envelope)
         else:
-            pieces.setdefault(parcel.run.file, []).append(parcel)
+            pieces.setdefault(envelope.run.file, []).append(envelope)
     for file, found in pieces.items():
-        found.sort(key=lambda parcel: parcel.piece)
+        found.sort(key=lambda envelope: envelope.piece)
         first = found[0]
-        if [parcel.piece for parcel in found] != list(range(first.pieces)):
-            came = [parcel.piece for parcel in found]
-            raise StorageError(f"of the {first.pieces} cells of run {file} there came {came}")
+        if [envelope.piece for envelope in found] != list(range(first.pieces)):
+            arrived = [envelope.piece for envelope in found]
+            raise StorageError(f"run {file} has {first.pieces} cells, but cells {arrived} arrived")
         assert isinstance(store, CellStore)
-        store.put(file, (parcel.cell for parcel in found if parcel.cell is not None))
+        store.put(file, (envelope.cell for envelope in found if envelope.cell is not None))
         whole.append(replace(first, piece=0, pieces=1, cell=None))
     return whole
 
 
-def addressed(plan: Plan, level: int, parcel: Parcel) -> int:
-    """The partition of this level that a parcel goes to: its own slot, or any if it only passes through."""
-    return parcel.slot if parcel.level == level else parcel.slot % max(1, len(slots(plan, level)))
+def addressed(plan: Plan, level: int, envelope: RoutedManifest) -> int:
+    """Return the partition of this level that an envelope goes to: its slot, or any if it is for a later level."""
+    return envelope.slot if envelope.level == level else envelope.slot % max(1, len(slots(plan, level)))
 
 
-def as_rows(plan: Plan, level: int, parcels: Iterable[Parcel]) -> Iterator[pa.RecordBatch]:
-    """Parcels for Spark, on their way to this level; many small ones at a time, or a few with cells."""
-    found: list[Parcel] = []
+def as_rows(plan: Plan, level: int, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
+    """Encode envelopes to this level as Spark rows: many small ones per batch, or a few with cells."""
+    found: list[RoutedManifest] = []
     size = 0
-    for parcel in parcels:
-        found.append(parcel)
-        size += len(parcel.cell or b"")
+    for envelope in envelopes:
+        found.append(envelope)
+        size += len(envelope.cell or b"")
         if size >= CELL_BYTES_MAX:
             yield _batch(plan, level, found)
             found, size = [], 0
@@ -167,87 +170,99 @@ def as_rows(plan: Plan, level: int, parcels: Iterable[Parcel]) -> Iterator[pa.Re
         yield _batch(plan, level, found)
 
 
-def _batch(plan: Plan, level: int, parcels: Sequence[Parcel]) -> pa.RecordBatch:
+def _batch(plan: Plan, level: int, envelopes: Sequence[RoutedManifest]) -> pa.RecordBatch:
     columns = {
-        "at": pa.array([addressed(plan, level, parcel) for parcel in parcels], pa.int32()),
-        "parcel": pa.array([parcel.to_json() for parcel in parcels], pa.string()),
-        "cell": pa.array([parcel.cell for parcel in parcels], pa.binary()),
+        "at": pa.array([addressed(plan, level, envelope) for envelope in envelopes], pa.int32()),
+        "envelope": pa.array([envelope.to_json() for envelope in envelopes], pa.string()),
+        "cell": pa.array([envelope.cell for envelope in envelopes], pa.binary()),
     }
     return pa.record_batch(columns)
 
 
-def from_rows(batch: pa.RecordBatch) -> Iterator[Parcel]:
-    """Parcels as Spark brought them."""
-    for text, cell in zip(batch.column("parcel").to_pylist(), batch.column("cell").to_pylist(), strict=True):
-        yield Parcel.from_json(text, cell)
+def from_rows(batch: pa.RecordBatch) -> Iterator[RoutedManifest]:
+    """Decode the envelopes in Spark's rows."""
+    for text, cell in zip(batch.column("envelope").to_pylist(), batch.column("cell").to_pylist(), strict=True):
+        yield RoutedManifest.from_json(text, cell)
 
 
-def heard(parcels: Iterable[Parcel]) -> int:
-    """Which tries at their tasks these parcels came from, as one number."""
-    return _digest((parcel.chain, parcel.partition, parcel.attempt) for parcel in parcels)
+def heard(envelopes: Iterable[RoutedManifest]) -> int:
+    """Return a digest of the task attempts that sent these envelopes."""
+    return _digest((envelope.chain, envelope.partition, envelope.attempt) for envelope in envelopes)
 
 
-def changes_in(parcels: Iterable[Parcel]) -> tuple[Change, ...]:
-    """What the log told of streams: every task before has told what it knows of it, most of them the same."""
-    return tuple(sorted({Change(*change) for parcel in parcels for change in parcel.changes}))
+def changes_in(envelopes: Iterable[RoutedManifest]) -> tuple[StreamChange, ...]:
+    """Return the stream changes that the sending tasks know, deduplicated."""
+    return tuple(sorted({StreamChange(*change) for envelope in envelopes for change in envelope.changes}))
 
 
 def _digest(tries: Iterable[tuple[int, int, int]]) -> int:
     return zlib.crc32(json.dumps(sorted(tries)).encode())
 
 
-def opened(plan: Plan, level: int, slot: int, parcels: Iterable[Parcel]) -> list[Parcel]:
-    """The parcels for this slot, by chain and partition: one from each task of each chain that feeds it."""
+def opened(plan: Plan, level: int, slot: int, envelopes: Iterable[RoutedManifest]) -> list[RoutedManifest]:
+    """Return the envelopes for this slot by chain and partition: one from each task of each chain that feeds it.
+
+    Raises StorageError if an envelope is missing, duplicated or addressed to another slot."""
     chain, _ = slots(plan, level)[slot]
     root = plan.chains[chain].root
     assert root is not None
-    found = sorted(parcels, key=lambda parcel: (parcel.chain, parcel.partition))
-    if any(parcel.slot != slot for parcel in found):
-        raise StorageError(f"task {slot} of level {level} was given a parcel of another: Spark dealt them wrongly")
+    found = sorted(envelopes, key=lambda envelope: (envelope.chain, envelope.partition))
+    if any(envelope.slot != slot for envelope in found):
+        raise StorageError(
+            f"task {slot} of level {level} got an envelope for another task: Spark partitioned them wrongly"
+        )
     for feeding in plan.fed_by(root):
-        _check_whole(f"chain {chain}, task {slot}", [parcel for parcel in found if parcel.chain == feeding.number])
-    if {parcel.chain for parcel in found} != {feeding.number for feeding in plan.fed_by(root)}:
-        raise StorageError(f"task {slot} of level {level} was given parcels of a chain that does not feed it")
+        _check_whole(
+            f"chain {chain}, task {slot}", [envelope for envelope in found if envelope.chain == feeding.number]
+        )
+    if {envelope.chain for envelope in found} != {feeding.number for feeding in plan.fed_by(root)}:
+        raise StorageError(f"task {slot} of level {level} got envelopes from a chain that does not feed it")
     return found
 
 
-def manifests(plan: Plan, parcels: Sequence[Parcel], runs: RunStore | None = None) -> list[Manifest]:
-    """The manifests of an epoch, by chain and partition, if every task of every chain has told, and of one try only.
-    Runs that came along in cells are put into the store, for whoever emits them."""
+def manifests(plan: Plan, envelopes: Sequence[RoutedManifest], runs: RunStore | None = None) -> list[Manifest]:
+    """Return the manifests of an epoch, by chain and partition.
+
+    Raises unless every task of every chain sent one manifest and all readers used the same attempts. Runs that
+    arrived in cells are put into the store, from which the driver emits them."""
     cells = CellStore()
-    landing = [parcel for parcel in unloaded(parcels, cells) if parcel.run is not None]
-    parcels = [parcel for parcel in parcels if parcel.manifest]
+    with_runs = [envelope for envelope in unloaded(envelopes, cells) if envelope.run is not None]
+    envelopes = [envelope for envelope in envelopes if envelope.manifest]
     for chain in plan.chains:
-        _check_whole("the driver", [parcel for parcel in parcels if parcel.chain == chain.number])
-    told = [Manifest.from_json(parcel.manifest) for parcel in parcels]
-    _check_tries(plan, told)
-    for parcel in landing:
-        assert parcel.run is not None
+        _check_whole("the driver", [envelope for envelope in envelopes if envelope.chain == chain.number])
+    reported = [Manifest.from_json(envelope.manifest) for envelope in envelopes]
+    _check_tries(plan, reported)
+    for envelope in with_runs:
+        assert envelope.run is not None
         assert runs is not None
-        runs.land(told[0].epoch, parcel.run, cells.read(told[0].epoch, parcel.run))
-    return sorted(told, key=lambda manifest: (manifest.stage, manifest.partition))
+        runs.land(reported[0].epoch, envelope.run, cells.read(reported[0].epoch, envelope.run))
+    return sorted(reported, key=lambda manifest: (manifest.stage, manifest.partition))
 
 
-def _check_tries(plan: Plan, told: Sequence[Manifest]) -> None:
-    """What a task gave when it was run again may differ from what it gave before: nobody may have read of both."""
-    if any(manifest.failure is not None for manifest in told):
-        return  # nothing will be taken of it
+def _check_tries(plan: Plan, reported: Sequence[Manifest]) -> None:
+    """Check that all tasks read the same attempt of each task, because two attempts may have different output."""
+    if any(manifest.failure is not None for manifest in reported):
+        return  # the epoch fails anyway
     for chain in plan.chains:
         if chain.root is None:
             continue
         feeding = {other.number for other in plan.fed_by(chain.root)}
-        tries = _digest((one.stage, one.partition, one.attempt) for one in told if one.stage in feeding)
-        for manifest in told:
+        tries = _digest(
+            (sender.stage, sender.partition, sender.attempt) for sender in reported if sender.stage in feeding
+        )
+        for manifest in reported:
             if manifest.stage == chain.number and manifest.heard != tries:
                 raise RoundError(
-                    f"task {manifest.partition} of chain {chain.number} has read what another try at a task before it"
-                    " had made: Spark ran a stage again after its output had been used; the epoch is run again",
+                    f"task {manifest.partition} of chain {chain.number} read the output of another attempt of a task"
+                    " before it: Spark re-ran a stage whose output was already in use; the epoch is run again",
                     epoch=manifest.epoch,
                 )
 
 
-def _check_whole(who: str, parcels: Sequence[Parcel]) -> None:
-    tasks = {parcel.tasks for parcel in parcels}
-    if len(tasks) != 1 or sorted(parcel.partition for parcel in parcels) != list(range(*tasks)):
-        came = sorted(parcel.partition for parcel in parcels)
-        raise StorageError(f"{who} was told by tasks {came} of {sorted(tasks)}: some are missing, or came twice")
+def _check_whole(who: str, envelopes: Sequence[RoutedManifest]) -> None:
+    tasks = {envelope.tasks for envelope in envelopes}
+    if len(tasks) != 1 or sorted(envelope.partition for envelope in envelopes) != list(range(*tasks)):
+        arrived = sorted(envelope.partition for envelope in envelopes)
+        raise StorageError(
+            f"{who} got envelopes from tasks {arrived} of {sorted(tasks)}: some are missing or duplicates"
+        )

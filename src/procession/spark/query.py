@@ -1,8 +1,8 @@
 """The query: one streaming query whose micro-batches are our epochs.
 
-The one rule: `on_epoch` gets the manifests of an epoch, of every task of every chain, in order, and returns only when
-its round record is on disk; Spark then writes the commit. Before it `spark/log_source` and `spark/exchange`; after it
-`commit/performer`, which the driver puts into `on_epoch`.
+Invariant: `on_epoch` gets the manifests of every task of every chain of an epoch, in order. It returns only when the
+epoch's round record is on disk; Spark then writes the commit. `spark/log_source` and `spark/exchange` make the
+manifests; the driver passes `commit/performer` as `on_epoch`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from procession import faults
 from procession.errors import ProcessionError
 from procession.spark.exchange import physical_plan, with_exchanges
-from procession.spark.log_source import FORMAT, Feed, IngressSource
-from procession.spark.manifest_routing import SCHEMA, Parcel, addressed, manifests
+from procession.spark.log_source import FORMAT, EpochFeed, IngressSource
+from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, manifests
 from procession.spark.plan_check import check_paths
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
@@ -33,15 +33,15 @@ OnEpoch = Callable[[int, list[Manifest]], None]
 def start_query(
     spark: SparkSession,
     task: Task,
-    feed: Feed,
+    feed: EpochFeed,
     *,
     checkpoint: Path,
     interval_s: float,
     on_epoch: OnEpoch,
 ) -> StreamingQuery:
-    """Start the query on this checkpoint; it runs until it is stopped or `on_epoch` raises."""
+    """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises."""
 
-    # One job takes an epoch through all levels; only where records go through Spark SQL another begins.
+    # One job runs all levels of an epoch. A level with a Spark SQL transform starts another job.
     edges = [*sql_levels(task.plan), task.plan.levels]
     is_checked = False
 
@@ -49,45 +49,45 @@ def start_query(
         nonlocal is_checked
         faults.point("driver:after-offsets")
         try:
-            # A transform has Spark's settings in its hands, and may have changed them since.
+            # A transform can change Spark's settings, so its plan is checked in every epoch.
             if not is_checked or len(edges) > 1:
                 check_paths(task.plan, executed_plan(spark), range(1, edges[0]))
                 is_checked = True
-            parcels = collected(rows)
+            envelopes = collected(rows)
             for level, following in pairwise(edges):
-                parcels = through_sql(rows.sparkSession, task, level, parcels)
-                batch = [(addressed(task.plan, level, one), one.to_json(), one.cell) for one in parcels]
+                envelopes = through_sql(rows.sparkSession, task, level, envelopes)
+                batch = [(addressed(task.plan, level, item), item.to_json(), item.cell) for item in envelopes]
                 hops = with_exchanges(rows.sparkSession.createDataFrame(batch, SCHEMA), task, level, following)
                 check_paths(task.plan, physical_plan(hops), range(level, following))
-                parcels = collected(hops)
-            told = manifests(task.plan, parcels, RunStore(task.runs_directory))
+                envelopes = collected(hops)
+            reported = manifests(task.plan, envelopes, RunStore(task.runs_directory))
         except ProcessionError as error:
-            # The way of every failure that somebody must act on; Spark would tell it as an exception of Java's.
-            told = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
-        on_epoch(epoch, told)
+            # A manifest carries the failure to `on_epoch`; Spark would wrap it into a Java exception.
+            reported = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
+        on_epoch(epoch, reported)
 
     spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, interval_s))
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")  # the reader keeps the pace (`spark/trigger` says why)
+        .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/trigger`)
         .start()
     )
 
 
-def collected(rows: DataFrame) -> list[Parcel]:
-    found = ((row["parcel"], row["cell"]) for row in rows.collect())
-    return [Parcel.from_json(text, None if cell is None else bytes(cell)) for text, cell in found]
+def collected(rows: DataFrame) -> list[RoutedManifest]:
+    found = ((row["envelope"], row["cell"]) for row in rows.collect())
+    return [RoutedManifest.from_json(text, None if cell is None else bytes(cell)) for text, cell in found]
 
 
 def executed_plan(spark: SparkSession) -> str:
-    """The physical plan of the epoch that Spark is about to run, of the one query that there is."""
+    """Return the physical plan of the epoch that Spark is about to run for the only active query."""
     (query,) = spark.streams.active
     return str(query._jsq.streamingQuery().lastExecution().executedPlan().toString())
 
 
 def ship_by_value(module: ModuleType) -> None:
-    """Let workers get the user's functions inside the plan: they cannot import the user's file."""
+    """Pickle the functions of the user's module by value, because workers cannot import the user's file."""
     sys.modules.setdefault(module.__name__, module)
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

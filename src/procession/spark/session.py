@@ -1,8 +1,8 @@
-"""The session: Spark as we start it, each setting with its reason.
+"""The session: starts Spark with our settings, and gives the reason for each setting.
 
-The one rule: every setting that differs from Spark's default stands in SETTINGS with why, and `procession bench
-epoch-time` measures what they buy together. Records do not pass through the JVM, only manifests, so it is tuned for
-many small jobs and a quick start rather than for peak speed. After it `spark/query`.
+Invariant: every setting that differs from Spark's default is in SETTINGS with its reason; `procession bench
+epoch-time` measures their combined effect. Records do not pass through the JVM, only manifests do. So the JVM is tuned
+for many small jobs and a quick start, not for peak speed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procession.spark.java import java
 from procession.spark.master import LOCAL_CLUSTER
 
 Session = SparkSession
-"""For rooms that hold one and know nothing else of Spark."""
+"""For packages that hold a session without importing pyspark."""
 
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
@@ -37,31 +37,31 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
         "spark.hadoop.fs.permissions.umask-mode",
         "077",
-        "its files are nobody else's; Hadoop does not ask the system's mask",
+        "only the owner may read the files; Hadoop ignores the system's umask",
     ),
     ("spark.python.unix.domain.socket.enabled", "true", "loopback TCP to the Python workers stalls for 40 ms"),
     ("spark.sql.adaptive.enabled", "false", "it merges partitions; ours are counted"),
-    ("spark.speculation", "false", "a second copy of a task would burn time only to be thrown away"),
-    ("spark.sql.shuffle.partitions", "2", "the default of 200 makes 200 tasks of nothing"),
-    ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "an epoch without records decides nothing"),
-    ("spark.sql.streaming.metricsEnabled", "false", "we count ourselves"),
+    ("spark.speculation", "false", "a second copy of a task costs time, and its output is discarded"),
+    ("spark.sql.shuffle.partitions", "2", "the default of 200 starts 200 empty tasks"),
+    ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "an epoch without records has nothing to commit"),
+    ("spark.sql.streaming.metricsEnabled", "false", "Procession has its own metrics"),
     ("spark.sql.streaming.numRecentProgressUpdates", "4", "the default keeps a hundred in memory"),
-    ("spark.sql.streaming.minBatchesToRetain", "100", "so many round records are kept, too"),
-    ("spark.sql.streaming.stopTimeout", "20s", "a stop that hangs must say so"),
+    ("spark.sql.streaming.minBatchesToRetain", "100", "as many as the round records that are kept"),
+    ("spark.sql.streaming.stopTimeout", "20s", "report a stop that hangs"),
     ("spark.sql.ui.retainedExecutions", "1", "no user interface reads them"),
-    ("spark.ui.enabled", "false", "nobody looks at it, and it opens a port"),
-    ("spark.ui.showConsoleProgress", "false", "we show progress ourselves"),
+    ("spark.ui.enabled", "false", "it is not used, and it opens a port"),
+    ("spark.ui.showConsoleProgress", "false", "Procession shows progress itself"),
     ("spark.ui.retainedJobs", "10", "kept in memory even without the user interface"),
     ("spark.ui.retainedStages", "10", "kept in memory even without the user interface"),
     ("spark.ui.retainedTasks", "100", "kept in memory even without the user interface"),
-    ("spark.driver.host", "127.0.0.1", "listen on loopback unless told otherwise"),
-    ("spark.driver.bindAddress", "127.0.0.1", "listen on loopback unless told otherwise"),
+    ("spark.driver.host", "127.0.0.1", "listen on loopback by default"),
+    ("spark.driver.bindAddress", "127.0.0.1", "listen on loopback by default"),
     ("spark.driver.memory", "1g", "manifests are small"),
 )
 
 JAVA_OPTIONS = (
-    "-Xss4m",  # Spark matches whole Python traces with one regular expression, and overflows the default stack
-    "-XX:TieredStopAtLevel=1",  # the JVM moves manifests only: compile quickly rather than well
+    "-Xss4m",  # Spark matches whole Python tracebacks with one regular expression, which overflows the default stack
+    "-XX:TieredStopAtLevel=1",  # the JVM handles only manifests: prefer fast compilation to fast code
     "-XX:+UseSerialGC",  # a small heap on few cores
     "-Xshare:auto",
 )
@@ -69,7 +69,7 @@ JAVA_OPTIONS = (
 MEMORY_REFUSED = "Asked to launch cluster with"
 
 TASK_FAILURES_MAX = 4
-"""A task whose worker was killed is tried again this often; a user's error never is (it comes back as a manifest)."""
+"""Maximum number of attempts of a task whose worker was killed. A user's error is not retried; a manifest has it."""
 
 
 def open_session(
@@ -83,9 +83,11 @@ def open_session(
     sockets: Path | None = None,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A session as SETTINGS says, on `master` or on as many local threads as the plan has tasks. Executors that Spark
-    starts here by itself, for a `local-cluster`, leave their logs in `home`, in `work`. Temporary files are in
-    `scratch`, sockets in `sockets`, both of this machine; without them, where the system keeps such."""
+    """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks.
+
+    Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
+    files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
+    directory."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(spark_home(home))
@@ -94,7 +96,7 @@ def open_session(
     for key, value, _ in SETTINGS:
         builder = builder.config(key, value)
     if master is None or master.startswith("local["):
-        # Who reaches Spark's ports can run code; here Spark makes a secret for itself. A cluster has one of its own.
+        # A peer that reaches Spark's ports can run code. In local mode Spark generates a secret; a cluster has its own.
         builder = builder.config("spark.authenticate", "true")
     if scratch is not None:
         os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
@@ -114,27 +116,28 @@ def open_session(
 
 
 def _refused(error: Py4JJavaError, master: str | None) -> ConfigError | None:
-    """Why Spark does not take this master, if that is what its error says. Trying again would not help."""
+    """Return the error if Spark refuses this master, in which case a retry does not help."""
     thrown = error.java_exception
-    told = str(thrown.getMessage())
-    if not (master or "").startswith(LOCAL_CLUSTER) or MEMORY_REFUSED not in told:
+    message = str(thrown.getMessage())
+    if not (master or "").startswith(LOCAL_CLUSTER) or MEMORY_REFUSED not in message:
         return None
     return ConfigError(
-        f"Spark does not start with the master {master}: {told.splitlines()[0]}",
+        f"Spark does not start with the master {master}: {message.splitlines()[0]}",
         next_step="give the workers more memory, such as --master local-cluster[2,1,1024]",
     )
 
 
 def spark_home(home: Path | None = None) -> Path:
-    """A Spark home whose Python path is the installed package. Spark would put its own zip first, which holds no
-    compiled modules and costs each worker most of a second."""
+    """Return a SPARK_HOME whose Python path is the installed package.
+
+    Spark's own zip has no compiled modules, and importing it costs each worker most of a second."""
     package = Path(pyspark.__file__).parent
     name = f"spark-home-{pyspark.__version__}"
     links = {"bin": package / "bin", "jars": package / "jars", "python/lib/pyspark.zip": package.parent}
     for archive in (package / "python" / "lib").glob("py4j-*-src.zip"):
         links[f"python/lib/{archive.name}"] = Path(py4j.__file__).parent.parent
     if home is None and all(_is_link(INSTALLED / name / link, target) for link, target in links.items()):
-        return INSTALLED / name  # it may be read-only
+        return INSTALLED / name  # the installation may be read-only
     home = home or _cache() / name
     for link, target in links.items():
         (home / link).parent.mkdir(parents=True, exist_ok=True)
@@ -150,13 +153,13 @@ def _is_link(name: Path, target: Path) -> bool:
 
 
 def archive_options() -> list[str]:
-    """The class-data-sharing archive, if `procession warm` has made one for this Java and this Spark."""
+    """Return the JVM options for the class-data-sharing archive, if there is one for this Java and this Spark."""
     archive = archive_path()
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
 
 
 def archive_path() -> Path:
-    """Where the archive is, or is to be made."""
+    """Return the path of the archive, whether or not it exists."""
     version = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr
     key = hashlib.sha256(f"{version}{pyspark.__version__}".encode()).hexdigest()[:12]
     installed = INSTALLED / f"classes-{key}.jsa"
@@ -164,17 +167,17 @@ def archive_path() -> Path:
 
 
 def _cache() -> Path:
-    place = cache_directory()
-    if place is None:
+    directory = cache_directory()
+    if directory is None:
         raise ConfigError(
-            f"there is no place for a cache: neither {sys.prefix} nor a home directory can be written to",
+            f"there is no directory for the cache: neither {sys.prefix} nor a home directory is writable",
             next_step=f"set {VARIABLE} to a directory of your own",
         )
-    return place
+    return directory
 
 
 def _log_settings(log_file: Path | None) -> Path:
-    """Spark's own log: warnings, into a file that rolls over, or errors to the standard error stream."""
+    """Return the log4j settings: warnings to a rotated file, or errors to the standard error stream."""
     name = "log4j2-file.properties" if log_file else "log4j2-console.properties"
     if log_file:
         os.environ["PROCESSION_SPARK_LOG"] = str(log_file)

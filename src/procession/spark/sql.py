@@ -1,8 +1,8 @@
 """SQL: a user's `transform`, a function from DataFrame to DataFrame, on the records of one epoch.
 
-The one rule: rows may come back from Spark SQL in any order and any number, but each brings its order key along, and is
-put in its place by it. So records are written as runs before and behind it, as at any exchange: what is in between is
-Spark's. Before it the tasks of the level before; after it the tasks of the transform's chain.
+Invariant: Spark SQL may return rows in any order and any number. Each row keeps its order key, and is sorted by it
+afterwards. So records are written as runs before and after the transform, as at any exchange. The tasks of the
+previous level feed it; the tasks of the transform's chain read its result.
 """
 
 from __future__ import annotations
@@ -32,50 +32,52 @@ from procession.planner.plan import Plan, PlannedChain
 from procession.record import COLUMNS, ORDER
 from procession.spark.exchange import map_in_arrow, physical_plan
 from procession.spark.log_source import attempt_of
-from procession.spark.manifest_routing import Parcel, loaded, slots
+from procession.spark.manifest_routing import RoutedManifest, loaded, slots
 from procession.spark.plan_check import check_sql
 from procession.spark.tasks import Task
 from procession.storage.inline_runs import CellStore, batches_in
 from procession.storage.run_store import Manifest, Run, RunStore
 
 CHILD = "child"
-"""A column of this name, if the function gives one, says in which order the rows that it made of one record come."""
+"""An optional column of the function's result: the order of the rows that come from one record."""
 
 BEHIND_SQL = 5000
-"""Manifests of what came back are published under the number of their chain and this."""
+"""The manifests of a transform's result are published under this number plus the number of their chain."""
 
 FAILURE = "failure"
 ROW = "run string, cell binary"
-"""A run on its way to Spark SQL or back, or a cell of it."""
+"""A run, or a cell of a run, on the way to Spark SQL or back."""
 
 WIDTHS = {"payload": "binary", "key": "binary"}
 
 
 def sql_levels(plan: Plan) -> list[int]:
-    """The levels that have a transform."""
+    """Return the levels that have a transform."""
     return sorted({chain.level for chain in plan.chains if _is_sql(plan, chain)})
 
 
-def through_sql(spark: SparkSession, task: Task, level: int, parcels: Sequence[Parcel]) -> list[Parcel]:
-    """Run the transforms of a level: the parcels for their tasks hold what came back, instead of what went in."""
+def through_sql(
+    spark: SparkSession, task: Task, level: int, envelopes: Sequence[RoutedManifest]
+) -> list[RoutedManifest]:
+    """Run the transforms of a level. Return the envelopes for their tasks with the results in place of the input."""
     plan = task.plan
-    if any(parcel.is_failed for parcel in parcels):
-        return list(parcels)
-    changed: list[Parcel] = []
-    own: dict[int, list[Parcel]] = {chain.number: [] for chain in plan.at_level(level) if _is_sql(plan, chain)}
-    for parcel in parcels:
-        chain = slots(plan, level)[parcel.slot][0] if parcel.level == level else None
-        (changed if chain is None or chain not in own else own[chain]).append(parcel)
+    if any(envelope.is_failed for envelope in envelopes):
+        return list(envelopes)
+    changed: list[RoutedManifest] = []
+    own: dict[int, list[RoutedManifest]] = {chain.number: [] for chain in plan.at_level(level) if _is_sql(plan, chain)}
+    for envelope in envelopes:
+        chain = slots(plan, level)[envelope.slot][0] if envelope.level == level else None
+        (changed if chain is None or chain not in own else own[chain]).append(envelope)
     for number, mine in own.items():
         first = slots(plan, level).index((number, 0))
-        runs, store = _transformed(spark, task, plan.chains[number], [(one.slot - first, one) for one in mine])
-        lowest = min(parcel.chain for parcel in mine)
-        for parcel in mine:
-            if parcel.piece == 0:
-                # Each task still gets a parcel from every task before it; one of them has all that came back.
-                is_first = (parcel.partition, parcel.chain) == (0, lowest)
-                run = runs.get(parcel.slot - first) if is_first else None
-                changed += loaded([replace(parcel, run=run, cell=None, pieces=1)], store)
+        runs, store = _transformed(spark, task, plan.chains[number], [(item.slot - first, item) for item in mine])
+        lowest = min(envelope.chain for envelope in mine)
+        for envelope in mine:
+            if envelope.piece == 0:
+                # Each task still gets an envelope from every task before it; the first one holds the whole result.
+                is_first = (envelope.partition, envelope.chain) == (0, lowest)
+                run = runs.get(envelope.slot - first) if is_first else None
+                changed += loaded([replace(envelope, run=run, cell=None, pieces=1)], store)
     return changed
 
 
@@ -84,35 +86,35 @@ def _is_sql(plan: Plan, chain: PlannedChain) -> bool:
 
 
 def _transformed(
-    spark: SparkSession, task: Task, chain: PlannedChain, parcels: Sequence[tuple[int, Parcel]]
+    spark: SparkSession, task: Task, chain: PlannedChain, envelopes: Sequence[tuple[int, RoutedManifest]]
 ) -> tuple[dict[int, Run], RunStore | CellStore]:
-    """The runs of what came back, by bucket, and where they are."""
+    """Run one transform. Return the runs of its result by bucket, and the store that holds them."""
     plan, root = task.plan, chain.root
     assert root is not None
     node = plan.node(root)
     edge = next(edge for edge in plan.edges if edge.after == root)
     keys = len(plan.keys[root]) - 1 if edge.is_merged else 1
-    written = [(bucket, json.dumps(asdict(one.run)), one.cell) for bucket, one in parcels if one.run is not None]
+    written = [(bucket, json.dumps(asdict(item.run)), item.cell) for bucket, item in envelopes if item.run is not None]
     named = spark.createDataFrame(written, f"at int, {ROW}").repartitionById(chain.tasks, "at")
     order = [f"{ORDER}{place}" for place in range(keys)]
     schema = ", ".join(f"{name} {WIDTHS.get(name, 'bigint')}" for name in ["payload", *COLUMNS, *order])
-    answer = _answer(node, map_in_arrow(named, Unroll(task), schema))
+    answer = _answer(node, map_in_arrow(named, ReadRuns(task), schema))
     needed = ["payload", *order, *(COLUMNS if _shown_behind(plan, root) else ())]
     back = _checked(answer, node.name, needed)
-    # All that was made of a record goes to one task, by its sequence and by nothing else: so a stage that Spark runs
-    # again, with functions that give other rows this time, can neither lose nor double any.
+    # All rows of a record go to one task, chosen by the record's sequence only. So a stage that Spark re-runs can
+    # neither lose nor duplicate rows, even if the functions return different rows this time.
     back = back.withColumn("at", F.expr(f"cast(pmod(coalesce({ORDER}0, 0), {chain.tasks}) as int)"))
-    stored = map_in_arrow(back.repartitionById(chain.tasks, "at"), Store(task, chain.number, keys), ROW)
-    with _told(node.name):
+    stored = map_in_arrow(back.repartitionById(chain.tasks, "at"), StoreRows(task, chain.number, keys), ROW)
+    with _function_errors(node.name):
         executed = physical_plan(stored)
-        check_sql(plan, node.name, executed, tasks=chain.tasks, inlet=Unroll.__name__, outlet=Store.__name__)
+        check_sql(plan, node.name, executed, tasks=chain.tasks, reader=ReadRuns.__name__, writer=StoreRows.__name__)
         found = [(json.loads(row["run"]), row["cell"]) for row in stored.collect()]
     store = task.store()
-    for told, cell in found:
-        if FAILURE in told:
-            raise ProcessionError.from_dict(told[FAILURE])
+    for run, cell in found:
+        if FAILURE in run:
+            raise ProcessionError.from_dict(run[FAILURE])
         if isinstance(store, CellStore):
-            store.put(told["file"], [bytes(cell)])
+            store.put(run["file"], [bytes(cell)])
     return {run["bucket"]: Run(**run) for run, _ in found}, store
 
 
@@ -125,9 +127,10 @@ def _answer(node: Node, records: DataFrame) -> Any:
 
 
 @contextmanager
-def _told(stage: str) -> Iterator[None]:
-    """What Spark says of a query that cannot be right, or of a value that it cannot take, is the function's error; what
-    befell a worker is not, and has been tried again already."""
+def _function_errors(stage: str) -> Iterator[None]:
+    """Raise Spark's errors about an invalid query or value as errors of the user's function.
+
+    A failure of a worker is not the function's error, and Spark has already retried it."""
     try:
         yield
     except PySparkException as error:
@@ -141,18 +144,17 @@ def _raised(stage: str, error: Exception) -> PlanError:
     first = next(iter(str(error).strip().splitlines()), "")
     return PlanError(
         f"transform {stage!r} failed: {type(error).__name__}: {first}",
-        next_step="mend the function; or, where a record cannot be taken, give it another value there (try_cast,"
-        " coalesce) or filter it out before. Nothing of this epoch was committed, and it is run again when you start"
-        " again",
+        next_step="fix the function; for records that it cannot process, use try_cast or coalesce, or filter them out"
+        " before it. Nothing of this epoch is committed; the next start runs it again",
         stage=stage,
         trace="".join(traceback.format_exception(error)),
     )
 
 
 def _shown_behind(plan: Plan, index: int) -> bool:
-    """Whether a stage behind this one is shown what records have beside their payload."""
+    """Whether a later stage gets the records' metadata besides their payload."""
     behind = set(plan.graph.children(index))
-    while more := {child for one in behind for child in plan.graph.children(one)} - behind:
+    while more := {child for stage in behind for child in plan.graph.children(stage)} - behind:
         behind |= more
     return bool(behind & plan.shown)
 
@@ -160,14 +162,14 @@ def _shown_behind(plan: Plan, index: int) -> bool:
 def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
     if not isinstance(answer, DataFrame):
         raise PlanError(
-            f"transform {stage!r} gave back {type(answer).__name__}", next_step="give back a DataFrame", stage=stage
+            f"transform {stage!r} returned {type(answer).__name__}", next_step="return a DataFrame", stage=stage
         )
     missing = [name for name in needed if name not in answer.columns]
     if missing:
         raise PlanError(
-            f"transform {stage!r} gave back a DataFrame without {', '.join(missing)}",
-            next_step="carry these columns along: those that begin with 'order_' say where a row belongs; or use"
-            " map_batches, which keeps rows in their places by itself",
+            f"transform {stage!r} returned a DataFrame without {', '.join(missing)}",
+            next_step="keep these columns: those that begin with 'order_' hold a row's position; or use map_batches,"
+            " which keeps rows in order by itself",
             stage=stage,
         )
     for name in needed:
@@ -175,10 +177,10 @@ def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
         wanted = ("string", "binary") if name == "payload" else (WIDTHS.get(name, "bigint"),)
         if kind not in wanted:
             raise PlanError(
-                f"transform {stage!r} gave back the column {name} as {kind}, which is not {' or '.join(wanted)}",
+                f"transform {stage!r} returned the column {name} as {kind}, not as {' or '.join(wanted)}",
                 next_step=f"cast it: df.withColumn({name!r}, df[{name!r}].cast({wanted[0]!r}))"
                 if name == "payload"
-                else "carry the column along as it came",
+                else "return the column unchanged",
                 stage=stage,
             )
     form = TEXT if isinstance(answer.schema["payload"].dataType, StringType) else BYTES
@@ -190,8 +192,8 @@ def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
     )
 
 
-class Unroll:
-    """In Spark's workers: the rows of these runs, for Spark."""
+class ReadRuns:
+    """Reads runs in Spark's workers and passes their rows to Spark SQL."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -214,12 +216,12 @@ def _ordered(names: Sequence[str]) -> list[str]:
 
 
 def _signed(column: pa.Array) -> pa.Array:
-    """Spark has no numbers without a sign: the same bits, and the same again on the way back."""
+    """Reinterpret unsigned integers as signed, because Spark has no unsigned types. The way back reverses it."""
     return column.view(pa.int64()) if column.type == pa.uint64() else column
 
 
-class Store:
-    """In Spark's workers: rows that came back, in their places, as a run for one task of the transform's chain."""
+class StoreRows:
+    """Sorts the transform's result in Spark's workers and stores it as a run for one task of the transform's chain."""
 
     def __init__(self, task: Task, chain: int, keys: int) -> None:
         self._task = task
@@ -248,26 +250,28 @@ class Store:
             yield _row({FAILURE: error.as_dict()}, None)
 
 
-def _row(told: dict[str, Any], cell: bytes | None) -> pa.RecordBatch:
-    return pa.record_batch({"run": [json.dumps(told)], "cell": pa.array([cell], pa.binary())})
+def _row(run: dict[str, Any], cell: bytes | None) -> pa.RecordBatch:
+    return pa.record_batch({"run": [json.dumps(run)], "cell": pa.array([cell], pa.binary())})
 
 
 def _whole(rows: pa.RecordBatch, stage: str) -> pa.RecordBatch:
-    """The rows, if each has a payload and knows its place."""
+    """Return the rows. Raise PlanError if one has no payload or no order key."""
     for name in rows.schema.names:
         if (name == "payload" or name.startswith(ORDER)) and rows.column(name).null_count:
             raise PlanError(
-                f"transform {stage!r} gave back a row without {name}: it is null",
-                next_step="filter such rows out, or give them a payload; a row that an outer join made of no record has"
-                " no place in the order",
+                f"transform {stage!r} returned a row whose {name} is null",
+                next_step="filter such rows out, or give them a payload; a row that an outer join made without a record"
+                " has no position in the order",
                 stage=stage,
             )
     return rows
 
 
 def placed(rows: pa.RecordBatch, keys: int) -> pa.RecordBatch:
-    """The rows in order: by their key; those of one record by `child`, if there is one, then by their payload, so that
-    it does not matter how they came. Each gets its number among those of its record."""
+    """Sort the rows by their order key; rows of one record by `child`, if that column exists, then by payload.
+
+    So the result does not depend on the order in which Spark returned the rows. Each row gets its number among the
+    rows of its record."""
     order = [f"{ORDER}{place}" for place in range(keys)]
     names = rows.schema.names
     by = [*order, *([CHILD] if CHILD in names else []), "payload"]

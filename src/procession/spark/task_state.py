@@ -1,9 +1,9 @@
-"""Task state: where a task finds the states of its keys, and where it leaves them.
+"""Task state: where a task reads and writes the states of its keys.
 
-The one rule: epoch N begins with the version that the round record of N-1 names, and with no other; what a worker still
-has in memory is used only if it is exactly that version. So an attempt that failed, an epoch that is run again and a
-driver that was replaced leave nothing behind that anybody would read. Runs in Spark's Python workers. Before it the
-round record; after it `storage/state_store`, and the manifest that names the new version.
+Invariant: epoch N begins with exactly the version that the round record of epoch N-1 names. A state in a worker's
+memory is used only if it is that version. So nothing reads what a failed attempt, an epoch that is run again or a
+replaced driver left behind. It runs in Spark's Python workers, on top of `storage/state_store`; the task's manifest
+names the new version.
 """
 
 from __future__ import annotations
@@ -15,31 +15,41 @@ from typing import Any, Protocol
 
 from procession.errors import PlanError
 from procession.operators.buckets import SHARES
+from procession.operators.operator import StateObject
 from procession.operators.value_codec import PLAIN, ValueCodec
+from procession.planner.ownership import shared_part
 from procession.storage.run_store import Manifest
-from procession.storage.state_store import KEYS_MAX, Codec, States, Version, file_prefix
+from procession.storage.state_store import (
+    KEYS_MAX,
+    TaskStates,
+)
+from procession.storage.state_version import (
+    StateCodec,
+    StateVersion,
+    file_prefix,
+)
 
 WARM_MAX = 16
-"""So many tasks' states one worker keeps in memory from one epoch to the next."""
+"""Maximum number of tasks whose states one worker keeps in memory between epochs."""
 
 
 class Versions(Protocol):
-    """Who knows what the epochs have committed: the round records."""
+    """The versions that epochs have committed: the round records."""
 
-    def states(self, epoch: int) -> Mapping[str, Version]:
-        """The version of each stage's states after this epoch. Raises StorageError if the epoch is not known."""
+    def states(self, epoch: int) -> Mapping[str, StateVersion]:
+        """Return the version of each stage's states after this epoch. Raises StorageError for an unknown epoch."""
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where a pipeline's states are, for its tasks."""
+class TaskStateStore:
+    """Opens the states of a pipeline's tasks."""
 
     directory: Path
     versions: Versions
     fence: int
     keys_max: int = KEYS_MAX
     is_warm: bool = True
-    """Whether a worker keeps states in memory from one epoch to the next; if not, every epoch reads them again."""
+    """Whether a worker keeps states in memory between epochs; if not, every epoch reads them from disk."""
 
     def open(
         self,
@@ -50,57 +60,69 @@ class Keeping:
         attempt: int,
         *,
         is_whole: bool = False,
+        is_made_by_user: bool = False,
         values: ValueCodec = PLAIN,
-    ) -> States:
-        """The states of this task's keys, as the epoch before has left them. `is_whole`: some are not of a key, but of
-        the task as a whole, and cannot be dealt out anew."""
-        version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, Version())
-        codec = Codec(_Encoding(stage, values), values.thawed)
+    ) -> TaskStates:
+        """Open the states of this task's keys as of the previous epoch.
+
+        `is_whole`: some states belong to the task as a whole, not to a key, and cannot be redistributed.
+        `is_made_by_user`: a state is what the user's function gave, and is refused if it would not come back as it
+        is."""
+        version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, StateVersion())
+        codec = StateCodec(_Encoding(stage, values, is_made_by_user), values.thawed)
         prefix = file_prefix(self.fence, stage, task, epoch, attempt)
         if version.tasks and len(version.tasks) != tasks:
             if is_whole:
                 raise PlanError(
-                    f"stage {stage!r} has states of {len(version.tasks)} tasks, and is to run with {tasks}",
-                    next_step=f"give it parallelism={len(version.tasks)}, as it had when the checkpoint was made",
+                    f"stage {stage!r} has states of {len(version.tasks)} tasks, but the pipeline runs it with {tasks}",
+                    next_step=f"set its parallelism={len(version.tasks)}, as when the checkpoint was written",
                     stage=stage,
                 )
-            states = States(self.directory, (), codec, keys_max=self.keys_max)
+            states = TaskStates(self.directory, (), codec, keys_max=self.keys_max)
             states.begin(prefix, epoch)
             states.adopt(version.tasks, (SHARES, tasks, task))
             return states
         files = version.tasks[task] if version.tasks else ()
         warm = _warm.pop((self.directory, stage, task), None)
         if warm is None or warm.files != files:
-            warm = States(self.directory, files, codec, keys_max=self.keys_max)
+            warm = TaskStates(self.directory, files, codec, keys_max=self.keys_max)
         warm.begin(prefix, epoch)
         return warm
 
-    def keep(self, stage: str, task: int, states: States, published: Manifest) -> None:
-        """Keep these in memory, if theirs is the version that was published."""
+    def keep(self, stage: str, task: int, states: TaskStates, published: Manifest) -> None:
+        """Keep these states in memory if they are the version that was published."""
         if self.is_warm and published.states == states.files:
             if len(_warm) >= WARM_MAX:
                 _warm.pop(next(iter(_warm)))
             _warm[self.directory, stage, task] = states
 
 
-# A worker lives for many tasks; whose they are is not its own choice.
-_warm: dict[tuple[Path, str, int], States] = {}
+# A worker runs many tasks, and Spark decides which.
+_warm: dict[tuple[Path, str, int], TaskStates] = {}
 
 
 @dataclass(frozen=True)
 class _Encoding:
-    """A state as bytes, with words for one that cannot be."""
+    """Encodes a state as bytes. Raises PlanError for a value that cannot be encoded."""
 
     stage: str
     values: ValueCodec
+    is_made_by_user: bool = False
 
     def __call__(self, state: Any) -> bytes:
         try:
+            if isinstance(state, StateObject):
+                state = state.stored()
+            if self.is_made_by_user and (part := shared_part(state)) is not None:
+                raise TypeError(
+                    f"one {type(part).__name__} stands in two places of it, and would come back as two; put a copy into"
+                    " each place"
+                )
             return self.values.packed(state)
         except (TypeError, ValueError, OverflowError) as error:
             raise PlanError(
-                f"stage {self.stage!r} has a state that cannot be kept: {error}",
-                next_step="make its states of such values, or list their classes in Pipeline(types=[…]); nothing of"
-                " this epoch was committed, and it is run again when you start again",
+                f"stage {self.stage!r} has a state that cannot be stored: {error}",
+                next_step="use such values in states, or list their classes in Pipeline(types=[…]); nothing of this"
+                " epoch is committed, and the next start runs it again",
                 stage=self.stage,
             ) from error

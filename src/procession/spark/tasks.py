@@ -1,8 +1,8 @@
-"""A chain's task: read a range of the log, or the runs of an exchange, run the chain, publish the manifest of its runs.
+"""A chain's task: reads a log range or the runs of an exchange, runs the chain, publishes a manifest of its runs.
 
-The one rule: the same input gives the same manifest however often the task is tried. What the user or the operator must
-act on goes back as the manifest's failure, because trying again would not help; anything else fails the task, and Spark
-tries it again. Runs in Spark's Python workers; before it `storage/log` or `merge/kway`, after it `storage/run_store`.
+Invariant: the same input gives the same manifest in every attempt. A failure that the user or the operator must act on
+is returned in the manifest, because a retry does not help. Any other failure fails the task, and Spark retries it. It
+runs in Spark's Python workers, reads through `storage/log` or `merge/kway`, and writes through `storage/run_store`.
 """
 
 from __future__ import annotations
@@ -19,63 +19,70 @@ import pyarrow as pa
 
 from procession.errors import ProcessionError, RoundError
 from procession.merge.event_time import NO_REFERENCE
-from procession.merge.interleave import Places, dealt, woven
+from procession.merge.interleave import RowPlaces, dealt, woven
 from procession.merge.kway import merged
 from procession.operators.chain import CHAIN_RECORDS_MAX, Chain
-from procession.operators.chain_rows import Rows
-from procession.operators.end_of_input import Change, Listening
-from procession.operators.keyed import NO_STATES
+from procession.operators.chain_rows import ChainRows
+from procession.operators.end_of_input import StreamChange, StreamChanges
+from procession.operators.operator import NO_STATES
 from procession.operators.stage_rows import Numbers
 from procession.operators.value_codec import ValueCodec
 from procession.planner.graph import Exchange, Graph, Node
 from procession.planner.plan import Plan
 from procession.planner.strategies import is_firing
 from procession.spark.async_map import await_all
-from procession.spark.task_state import Keeping
-from procession.storage.flight_reader import Access, open_log
-from procession.storage.flight_reader import Rows as LogRows
+from procession.spark.task_state import TaskStateStore
+from procession.storage.flight_reader import FlightAccess, open_log
+from procession.storage.flight_reader import RowReader as LogRows
 from procession.storage.inline_runs import CellStore
-from procession.storage.log import KIND_EOS, RECORD_KINDS, REFERENCE_KINDS
-from procession.storage.log_ranges import FIRST_GATEWAY, Piece, Place, sequence_of
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, LogRange, sequence_of
 from procession.storage.run_store import Manifest, Run, RunStore
-from procession.storage.segment import INGRESS, KIND_LATE, ORDERED, Use
-from procession.storage.state_store import States
+from procession.storage.segment import (
+    INGRESS,
+    KIND_EOS,
+    KIND_LATE,
+    ORDERED,
+    RECORD_KINDS,
+    REFERENCE_KINDS,
+    LogUse,
+)
+from procession.storage.state_store import TaskStates
 from procession.storage.table_copies import check_copy
 
 TIMES = 33
-"""How many quantiles of the event times a manifest carries."""
+"""Number of event-time quantiles in a manifest."""
 
 GATHER_BYTES_MAX = 8 * 1024 * 1024
-"""So many bytes of the log are gathered into one pass of the chain."""
+"""Maximum number of log bytes in one pass of the chain."""
 
 FIRST_CHAIN = 0
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a task."""
+    """One attempt of a task."""
 
     epoch: int
     partition: int
     number: int
-    """Unique among all attempts of the epoch: files are named by it."""
+    """Unique among all attempts of the epoch. File names contain it."""
     is_last: bool = True
-    """Whether Spark gives up when this one fails: what might pass is then told, too, instead of tried again."""
+    """Whether Spark gives up after this attempt. The last attempt also reports failures that a retry might cure."""
 
 
-class SidesOf(Protocol):
-    """Who knows what the epochs have committed: the round records."""
+class CommittedTables(Protocol):
+    """The table versions that epochs have committed: the round records."""
 
     def sides(self, epoch: int) -> Mapping[str, str]:
-        """The copies that the epoch behind this one reads, by the file that each is of."""
+        """Return the table copies that the epoch after this one reads, by their original file."""
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Where the copies of tables are that an epoch reads, and which they are. `first`: until a round record says."""
+class TaskTables:
+    """Finds the table copies that an epoch reads. `first` holds them until a round record names them."""
 
     directory: Path
-    rounds: SidesOf
+    rounds: CommittedTables
     first: Mapping[str, str]
 
     def of(self, epoch: int) -> dict[str, Path]:
@@ -88,32 +95,32 @@ class Tables:
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to know to run any chain of a plan."""
+    """Everything that a worker needs to run any chain of a plan."""
 
     plan: Plan
     log_directory: Path
-    """The log of the first gateway, where nothing else is said."""
+    """The log of the first gateway, used if an epoch names no log ranges."""
     runs_directory: Path
-    keeping: Keeping | None = None
-    """Where the states of keyed stages are; a plan that has such stages cannot be run without."""
-    access: Access = field(default_factory=Access)
-    """What gateways on other machines want to be shown."""
-    tables: Tables | None = None
-    """Where the copies of tables that may change are; without, each task reads them as they are."""
+    keeping: TaskStateStore | None = None
+    """The states of keyed stages. Required if the plan has such stages."""
+    access: FlightAccess = field(default_factory=FlightAccess)
+    """The credentials for gateways on other machines."""
+    tables: TaskTables | None = None
+    """The copies of tables that may change. Without them, each task reads the original files."""
     rows: LogRows | None = None
-    """The rows of the only log, if they are in this process; without, a task reads each log where it is."""
+    """The rows of the only log, if they are in this process. Without them, a task reads each log from its location."""
 
     @property
     def graph(self) -> Graph:
         return self.plan.graph
 
     @property
-    def _use(self) -> Use:
-        """Which of a gateway's logs is read."""
+    def _use(self) -> LogUse:
+        """The gateway log that the task reads."""
         return INGRESS if self.graph.event_time is None else ORDERED
 
     def store(self) -> RunStore | CellStore:
-        """Where one try at a task reads and writes its runs."""
+        """Return the store in which one task attempt reads and writes its runs."""
         return CellStore() if self.graph.exchange is Exchange.SPARK else RunStore(self.runs_directory)
 
     def run_range(
@@ -122,34 +129,35 @@ class Task:
         first: int,
         last: int,
         store: RunStore | CellStore | None = None,
-        pieces: tuple[Piece, ...] = (),
+        pieces: tuple[LogRange, ...] = (),
     ) -> Manifest:
-        """The first chain, on the records with the numbers [first, last), which are these pieces; with none given,
-        those of the one log that there is."""
+        """Run the first chain on the records with the numbers [first, last), which are in these log ranges.
+
+        Without ranges, the records are those of the first gateway's log."""
         if not pieces and first < last:
             pieces = (self._piece(first, last),)
-        summary, listening = Summary(), Listening() if self.plan.follows_streams else None
+        summary, stream_changes = Summary(), StreamChanges() if self.plan.follows_streams else None
         empty = Manifest(
             attempt.epoch, FIRST_CHAIN, attempt.partition, first, last, attempt=attempt.number, pieces=pieces
         )
 
-        def rows() -> Iterator[Rows]:
+        def rows() -> Iterator[ChainRows]:
             number = first
             for batch in gathered(self._rows_of(pieces)):
                 numbers = np.arange(number, number + batch.num_rows, dtype=np.int64)
                 number += batch.num_rows
-                if listening is not None:
-                    listening.add(batch, numbers, batch.column("kind").to_numpy() == KIND_EOS)
+                if stream_changes is not None:
+                    stream_changes.add(batch, numbers, batch.column("kind").to_numpy() == KIND_EOS)
                 records, of_records = _of_kinds(batch, (*RECORD_KINDS, KIND_LATE), numbers)
                 is_ordered = self._use is ORDERED
                 references = _references(batch) if is_ordered else _of_kinds(batch, REFERENCE_KINDS, numbers)[0]
                 summary.add(records, references)
                 are_late = records.column("kind").to_numpy() == KIND_LATE
                 summary.late += int(np.count_nonzero(are_late))
-                yield Rows.of_ingress(records, of_records, are_late if are_late.any() else None)
+                yield ChainRows.of_ingress(records, of_records, are_late if are_late.any() else None)
 
-        def told() -> Manifest:
-            changes = () if listening is None else listening.changes
+        def summarized() -> Manifest:
+            changes = () if stream_changes is None else stream_changes.changes
             return replace(
                 empty,
                 records=summary.records,
@@ -159,7 +167,7 @@ class Task:
                 changes=changes,
             )
 
-        return self._run(attempt, empty, rows(), told, store or self.store())
+        return self._run(attempt, empty, rows(), summarized, store or self.store())
 
     def run_bucket(
         self,
@@ -168,23 +176,23 @@ class Task:
         runs: Sequence[Run],
         store: RunStore | CellStore,
         heard: int = 0,
-        changes: tuple[Change, ...] = (),
+        changes: tuple[StreamChange, ...] = (),
     ) -> Manifest:
-        """A later chain, on what the runs of its exchange hold for one task, and what it was told of streams."""
+        """Run a later chain on the runs that its exchange has for one task, and on the stream changes."""
         empty = Manifest(
             attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, heard=heard, changes=changes
         )
         paths = [store.read(attempt.epoch, run) for run in runs]
         edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)
         batches = merged(paths) if edge.is_merged else (batch for path in paths for batch in path)
-        return self._run(attempt, empty, map(Rows.of_exchange, batches), lambda: empty, store)
+        return self._run(attempt, empty, map(ChainRows.of_exchange, batches), lambda: empty, store)
 
     def _run(
         self,
         attempt: Attempt,
         empty: Manifest,
-        pieces: Iterable[Rows],
-        told: Callable[[], Manifest],
+        pieces: Iterable[ChainRows],
+        manifest: Callable[[], Manifest],
         store: RunStore | CellStore,
     ) -> Manifest:
         try:
@@ -201,14 +209,14 @@ class Task:
                 turn=attempt.partition,
                 states=states or NO_STATES,
                 copies={} if self.tables is None else self.tables.of(attempt.epoch),
-                changes=[Change(*change) for change in empty.changes],
+                changes=[StreamChange(*change) for change in empty.changes],
                 lines_of=linecache.getlines,
             )
             for output in chain.run_all(pieces):
                 writer.add(self.plan.node(output.to).id, output.rows, output.bucket)
             if states is None:
-                return writer.publish(told())
-            made = writer.publish(replace(told(), states=states.finish(), late=chain.late))
+                return writer.publish(manifest())
+            made = writer.publish(replace(manifest(), states=states.finish(), late=chain.late))
             assert self.keeping is not None
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
             return made
@@ -224,8 +232,8 @@ class Task:
         assert root is not None
         return self.plan.node(root)
 
-    def _states(self, attempt: Attempt, chain: int) -> States | None:
-        if self.plan.chains[chain].root is None or self._root(chain).stateful is None:
+    def _states(self, attempt: Attempt, chain: int) -> TaskStates | None:
+        if self.plan.chains[chain].root is None or self._root(chain).operator is None:
             return None
         assert self.keeping is not None
         root, tasks = self._root(chain), self.plan.chains[chain].tasks
@@ -236,55 +244,56 @@ class Task:
             attempt.epoch,
             attempt.number,
             is_whole=is_firing(root),
+            is_made_by_user=root.operator is not None and root.operator.state.is_made_by_user,
             values=ValueCodec(self.graph.types),
         )
 
-    def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        """The rows of these pieces: one behind the other, or all of them in the order of event time."""
+    def _rows_of(self, pieces: Sequence[LogRange]) -> Iterator[pa.RecordBatch]:
+        """Read the rows of these ranges: one range after another, or all of them merged by event time."""
         if self.is_woven(pieces):
-            yield woven([list(self._read(one, one.first, one.last)) for one in pieces])
+            yield woven([list(self._read(piece, piece.first, piece.last)) for piece in pieces])
             return
-        for one in pieces:
-            yield from self._read(one, one.first, one.last)
+        for piece in pieces:
+            yield from self._read(piece, piece.first, piece.last)
 
-    def is_woven(self, pieces: Sequence[Piece]) -> bool:
-        """Whether these pieces are to be put in order, because each of them is so only by itself."""
+    def is_woven(self, pieces: Sequence[LogRange]) -> bool:
+        """Whether these ranges must be merged by event time, because only each single range is sorted."""
         return self._use is ORDERED and len(pieces) > 1
 
-    def dealt(self, pieces: Sequence[Piece], edges: Sequence[int]) -> Iterator[tuple[Piece, ...]]:
-        """What each task reads of these pieces, if their rows, in order, are cut at these places."""
-        places = [Places.of(self._read(one, one.first, one.last)) for one in pieces]
+    def dealt(self, pieces: Sequence[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
+        """Return the part of each range that each task reads, if the merged rows are cut at these edges."""
+        places = [RowPlaces.of(self._read(piece, piece.first, piece.last)) for piece in pieces]
         for shares in dealt(places, edges):
             cuts = zip(pieces, shares, strict=True)
             yield tuple(
-                replace(one, first=one.first + first, last=one.first + last)
-                for one, (first, last) in cuts
+                replace(piece, first=piece.first + first, last=piece.first + last)
+                for piece, (first, last) in cuts
                 if first < last
             )
 
-    def _read(self, piece: Piece, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    def _read(self, piece: LogRange, first: int, last: int) -> Iterator[pa.RecordBatch]:
         rows = _reader(piece.place, self.access, self._use) if self.rows is None else self.rows
         return rows.read(first, last)
 
-    def _piece(self, first: int, last: int) -> Piece:
-        """With one gateway a record's number is its sequence there."""
-        return Piece(FIRST_GATEWAY, first, last, Place(str(self.log_directory)))
+    def _piece(self, first: int, last: int) -> LogRange:
+        """Return a range of the first gateway's log. With one gateway a record's number is its sequence number."""
+        return LogRange(FIRST_GATEWAY, first, last, LogLocation(str(self.log_directory)))
 
     def _find(self, epoch: int, number: int) -> dict[str, Any]:
-        """The record with this number, for an error that must name it. The first chain's manifests say where it is."""
+        """Find the record with this number, for an error that names it. The first chain's manifests say where it is."""
         piece, sequence = self._piece(number, number + 1), number
         if self.graph.exchange is not Exchange.SPARK:
-            for one in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
-                if self.is_woven(one.pieces) and one.first <= number < one.last:
-                    found = next(self._rows_of(one.pieces)).slice(number - one.first, 1)
+            for made in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
+                if self.is_woven(made.pieces) and made.first <= number < made.last:
+                    found = next(self._rows_of(made.pieces)).slice(number - made.first, 1)
                     return dict(found.to_pylist()[0])
-                piece, sequence = sequence_of(number, one.first, one.pieces) or (piece, sequence)
+                piece, sequence = sequence_of(number, made.first, made.pieces) or (piece, sequence)
         record: dict[str, Any] = next(self._read(piece, sequence, sequence + 1)).to_pylist()[0]
         return record
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches: a slow producer's log has many small ones, and each costs a pass."""
+    """Combine small batches, because a slow producer's log has many and each costs a pass of the chain."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -299,16 +308,16 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _of_kinds(rows: pa.RecordBatch, kinds: tuple[int, ...], numbers: Numbers) -> tuple[pa.RecordBatch, Numbers]:
-    """The rows of these kinds, and their numbers."""
+    """Return the rows of these kinds, and their numbers."""
     found = rows.column("kind").to_numpy()
     if not found.any():
-        return rows, numbers  # plain records, which are of both kinds: nearly always so, and nothing is copied
+        return rows, numbers  # the usual case: only plain records, which belong to both kinds, so nothing is copied
     is_wanted = np.isin(found, kinds)
     return rows.filter(pa.array(is_wanted)), numbers[is_wanted]
 
 
 def _references(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """What may be acknowledged when rows of the ordered log are committed."""
+    """Return the positions to acknowledge once rows of the ordered log are committed."""
     references = rows.column("reference")
     is_one = references.to_numpy() != NO_REFERENCE
     named = pa.RecordBatch.from_arrays([rows.column("stream_id"), references], ["stream_id", "message_id"])
@@ -317,8 +326,8 @@ def _references(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass
 class Summary:
-    """What the rows of a range had in common: how many records, when they were made, and the last message id of each
-    stream that a source may be told."""
+    """Summary of a range: the number of records, their event times, and the last message id to acknowledge per
+    stream."""
 
     records: int = 0
     late: int = 0
@@ -329,7 +338,7 @@ class Summary:
         self.records += records.num_rows
         streams = references.column("stream_id").to_numpy()[::-1]
         ids = references.column("message_id").to_numpy()[::-1]
-        if len(streams) and (streams == streams[0]).all():  # as nearly always: nothing has to be sorted
+        if len(streams) and (streams == streams[0]).all():  # the usual case needs no sort
             names, lasts = streams[:1], np.zeros(1, np.int64)
         else:
             names, lasts = np.unique(streams, return_index=True)
@@ -342,11 +351,11 @@ class Summary:
         if not len(times):
             return ()
         ranks = np.linspace(0, len(times) - 1, TIMES).round().astype(np.int64)
-        is_sorted = (times[1:] >= times[:-1]).all()  # as times of arrival are
+        is_sorted = (times[1:] >= times[:-1]).all()  # arrival times are
         return tuple((times if is_sorted else np.sort(times))[ranks].tolist())
 
 
 @functools.cache
-def _reader(place: Place, access: Access, use: Use) -> LogRows:
-    # A worker lives for many tasks, and a reader keeps what it has indexed.
+def _reader(place: LogLocation, access: FlightAccess, use: LogUse) -> LogRows:
+    # Cached, because a worker runs many tasks and a reader keeps its index.
     return open_log(place, access, use)

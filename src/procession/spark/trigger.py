@@ -1,8 +1,8 @@
-"""The trigger: how soon after one epoch Spark may ask for the next.
+"""The trigger: the interval between the starts of two epochs.
 
-The one rule: it is kept by a clock that never jumps. Spark's own trigger waits by the time of day, and would wait an
-hour where that is put back by an hour; so Spark asks without a pause, and we make it wait, in its helper process, for a
-moment at a time. Before it `spark/query`, which is told the interval; after it `spark/log_source`, which asks.
+Invariant: it uses a monotonic clock. Spark's own trigger uses the time of day, and would wait for an hour if the clock
+were set back by an hour. So Spark polls without an interval, and `spark/log_source` waits here, in Spark's helper
+process, for at most HOLD_S_MAX per poll.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 
 HOLD_S_MAX = 1.0
-"""For so long at most Spark is held up at once: who stops a query waits for that."""
+"""Maximum wait per poll, in seconds. Stopping a query may take this long."""
 
 
-class Pace:
+class TriggerInterval:
     def __init__(
         self,
         interval_s: float,
@@ -28,7 +28,7 @@ class Pace:
         self._due: float | None = None
 
     def is_due(self) -> bool:
-        """Wait until the next epoch may begin; false if that is still far away, and we shall be asked again."""
+        """Wait until the next epoch may begin. Return False if HOLD_S_MAX passes first; Spark then polls again."""
         if self._due is not None and (left_s := self._due - self._now()) > 0:
             self._hold(min(left_s, HOLD_S_MAX))
             if left_s > HOLD_S_MAX:

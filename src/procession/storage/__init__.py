@@ -1,1 +1,1 @@
-"""Storage: files that survive. The ingress log and its segments, the journal, the run store."""
+"""Storage: durable files. The ingress log and its segments, the journal, the run store."""

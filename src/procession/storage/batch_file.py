@@ -1,13 +1,13 @@
 """A batch file: Arrow record batches, each with its checksum, in a file that is never changed once it is written.
 
-    header   magic "PRBF", u32 format, 56 bytes of nought
+    header   magic "PRBF", u32 format, 56 zero bytes
     blocks   the schema, then the batches, as Arrow's IPC messages; each begins at a multiple of 64
     index    for each block u64 position, u64 length, u64 mark, u32 rows, u32 crc32
     trailer  u32 number of blocks, u32 crc32 of the index, magic "PRBE"
 
-The one rule: nothing of a block is looked at before its checksum is right, and only the blocks that are asked for are
-read. A mark is a number that the writer gives to a batch, so that a reader can choose without reading. Before it
-`storage/run_store` and `storage/state_file`; after it the disk.
+Invariant: a block is used only after its checksum matches, and only requested blocks are read. A mark is a number that
+the writer gives to a batch, so that a reader can select batches without reading them. `storage/run_store` and
+`storage/state_file` use it.
 """
 
 from __future__ import annotations
@@ -147,10 +147,13 @@ class BatchFile:
 
     def _other_format(self, magic: bytes, number: int) -> StorageError:
         if magic == _BEGIN:
-            told, step = f"has format {number}; this version reads format {FORMAT}", "start the version that wrote it"
+            problem, step = (
+                f"has format {number}; this version reads format {FORMAT}",
+                "start the version that wrote it",
+            )
         elif magic == b"ARRO":
-            told = "was written by version 0.1.0 as first released, whose keys had no types: 7 and '7' were one"
+            problem = "was written by version 0.1.0 as first released, whose keys had no types: 7 and '7' were one"
             step = "finish its work with that version, or begin anew with another --dir (and an empty output)"
         else:
             return self._damaged("it does not begin as such a file does")
-        return StorageError(f"{self._what} {self._path} {told}", next_step=step, path=str(self._path))
+        return StorageError(f"{self._what} {self._path} {problem}", next_step=step, path=str(self._path))

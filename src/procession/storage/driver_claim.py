@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procession.errors import StorageError
+from procession.errors import ConfigError, StorageError
 from procession.storage.durable import storage_error
 
 CURRENT = "CURRENT"
@@ -24,6 +24,19 @@ def read_claim(checkpoint: Path) -> int:
         raise storage_error(path, "read", error) from error
     except ValueError as error:
         raise claim_damaged(checkpoint) from error
+
+
+def check_claimed(fence: int, checkpoint: Path | None) -> None:
+    """Raises ConfigError if no driver has claimed this fence: an invented number would lock out every later driver.
+    `checkpoint` is None if it is on another machine."""
+    if checkpoint is None:
+        return
+    claimed = read_claim(checkpoint)
+    if fence > claimed:
+        raise ConfigError(
+            f"Driver {fence} has not claimed the checkpoint {checkpoint}, whose last driver is {claimed}.",
+            next_step="Start the driver with the --dir in which this gateway's directory is.",
+        )
 
 
 def claim_damaged(checkpoint: Path) -> StorageError:

@@ -1,8 +1,7 @@
 """Durable files: writes that survive a crash of the machine.
 
-The one rule: when a function here returns, its bytes are on disk; when it cannot do that, it raises a StorageError that
-names the file and what the operator can do. Before it journal, segment and log, the snapshots and the round records;
-after it the disk.
+Invariant: when a function here returns, its bytes are on disk. Otherwise it raises a StorageError that names the file
+and what the operator can do. All durable files are written through this module.
 """
 
 from __future__ import annotations
@@ -89,13 +88,13 @@ def _sync_names(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents. The name of each that is made is on disk before anything is put into it, so
-    of those that are there only the last may have been made by somebody who was killed before its sync."""
+    """Creates a directory and its parents. The name of each is synced before anything is created in it. So, of the
+    existing ones, only the last may come from a process that was killed before its sync."""
     missing = [path]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
     try:
-        with suppress(PermissionError):  # who may not read that directory has made nothing in it
+        with suppress(PermissionError):  # without read permission, nothing was created in it
             _sync_names(missing[-1].parent.parent)
         for directory in reversed(missing):
             directory.mkdir(exist_ok=True)

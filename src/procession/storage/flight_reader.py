@@ -1,8 +1,8 @@
 """Reads a log on another machine over Arrow Flight: the same rows as from its files.
 
-The one rule: whoever reads cannot tell the difference. The files are mapped on the gateway's own machine, where the
-directory bears its identity; elsewhere rows are fetched, and a gateway that is started again meanwhile is asked for the
-rest. Before it `gateway/flight_server`, which serves; after it `spark/tasks`.
+Invariant: the rows are the same, wherever they are read. On the gateway's machine, where the directory has the
+gateway's identity, the files are mapped. On other machines the rows are fetched from `gateway/flight_server`; if the
+gateway restarts meanwhile, the remaining rows are requested from the new process. `spark/tasks` reads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
 from procession.format_number import check_format
-from procession.storage.log import LogReader
-from procession.storage.log_ranges import Place
-from procession.storage.segment import INGRESS, Use
+from procession.storage.log_ranges import LogLocation
+from procession.storage.log_reader import LogReader
+from procession.storage.segment import INGRESS, LogUse
 from procession.tls import ClientTls
 
 IDENTITY = "identity"
-"""The file beside a log that says whose it is."""
+"""The file next to a log with the identity of its gateway."""
 
 IDENTITY_FORMAT = 2
 """Of that file: a JSON object. Format 1 is the identity alone. The number counts for the gateway's whole directory: for
@@ -37,21 +37,21 @@ TICKET_FORMAT = 2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 FETCH_PATIENCE_S = 30.0
-"""So long no row may come before the task is given up; Spark tries it again."""
+"""Maximum time without a row. Then the task fails and Spark retries it."""
 CALL_TIMEOUT_S = 60.0
-"""So long one answer may take, all rows of it."""
+"""Maximum time of one reply with all its rows."""
 RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
-class Access:
+class FlightAccess:
     """What a gateway wants to be shown before it gives rows away, and how it is spoken to."""
 
     cookie: bytes = field(default=b"", repr=False)
     tls: ClientTls | None = None
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """What has rows: a log here, or one elsewhere."""
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]: ...
@@ -59,11 +59,11 @@ class Rows(Protocol):
 
 @functools.cache
 def this_machine() -> str:
-    """What tells this machine from others, until it is started anew: then its gateways say the new one."""
+    """The id of this machine since its last boot. After a reboot its gateways report the new id."""
     return BOOT_ID.read_text().strip()
 
 
-def open_log(place: Place, access: Access, use: Use = INGRESS) -> Rows:
+def open_log(place: LogLocation, access: FlightAccess, use: LogUse = INGRESS) -> RowReader:
     """The log at this place: its files, if they are on this machine."""
     directory = Path(place.directory)
     is_here = place.machine in ("", this_machine()) or not place.flight
@@ -74,7 +74,7 @@ def open_log(place: Place, access: Access, use: Use = INGRESS) -> Rows:
             f"the log in {directory} is not on this machine, and its gateway does not serve it",
             next_step="start that gateway with --flight HOST:PORT, which executors elsewhere can reach",
         )
-    return DistantLog(place, access)
+    return FlightLog(place, access)
 
 
 def _identity_beside(directory: Path) -> str | None:
@@ -92,9 +92,9 @@ def read_identity(directory: Path) -> str:
     try:
         if not text.startswith("{"):
             return uuid.UUID(text).hex  # format 1
-        told = json.loads(text)
-        check_format(path, told.get("format"), IDENTITY_FORMAT)
-        return str(told["identity"])
+        identity_file = json.loads(text)
+        check_format(path, identity_file.get("format"), IDENTITY_FORMAT)
+        return str(identity_file["identity"])
     except (ValueError, KeyError) as error:
         raise StorageError(
             f"{path}, which says whose directory this is, is damaged.",
@@ -107,8 +107,8 @@ def written_identity(identity: str) -> bytes:
     return json.dumps({"format": IDENTITY_FORMAT, "identity": identity}).encode()
 
 
-class DistantLog:
-    def __init__(self, place: Place, access: Access, patience_s: float = FETCH_PATIENCE_S) -> None:
+class FlightLog:
+    def __init__(self, place: LogLocation, access: FlightAccess, patience_s: float = FETCH_PATIENCE_S) -> None:
         self._place = place
         self._access = access
         self._patience_s = patience_s

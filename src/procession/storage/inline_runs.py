@@ -1,9 +1,8 @@
 """Inline runs: the runs of one task as values that Spark carries, where tasks share no directory.
 
-The one rule: the same words as the run store's, but nothing outlives the task: what it made goes into the rows that it
-gives Spark, cut into cells of bounded size, and what it reads came to it that way. So a task that is run again may give
-other records: who read which try of it is checked where all manifests meet (`spark/manifest_routing`). Before it
-`operators/chain`; after it `spark/manifest_routing`, and the next task's merge.
+Invariant: the interface is that of the run store, but nothing is stored after the task ends. A task returns its runs to
+Spark as rows, cut into cells of bounded size, and gets its input in the same way. So a task that runs again may return
+other records: `spark/manifest_routing`, where all manifests meet, checks which attempt each reader has read.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from procession.record import ORDER
 from procession.storage.run_store import Manifest, Run, payload_bytes
 
 CELL_BYTES_MAX = 4 * 1024 * 1024
-"""A cell is closed when it holds so many bytes of payload; a record that is larger has one of its own."""
+"""Maximum payload bytes of a cell. A larger record gets its own cell."""
 
 TASK_BYTES_MAX = 1024 * 1024 * 1024
-"""So many bytes of cells one task may hold at a time, of what came to it and of what it makes."""
+"""Maximum bytes of cells that one task holds, input and output together."""
 
 
 class CellStore:

@@ -2,11 +2,10 @@
 
 A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a newline.
 
-The one rule: an entry is there, whole, once `append` has returned; a crash can only leave a strict prefix of the last
-line behind, which `open` cuts off. `open` copies what it finds into a new file: that it can be read does not mean
-that it is on disk. Any other damage is a StorageError, never a guess: a lost vote is lost data.
-A writer may replace the whole file by one that says the same in less; a `JournalTail` notices. Before it on the walk:
-sdk/transaction_log. After it: storage/durable.
+Invariant: an entry is on disk, whole, once `append` has returned. A crash can leave only a strict prefix of the last
+line, which `open` cuts off. `open` copies the entries into a new file, because a file that can be read need not be on
+disk. Any other damage is a StorageError, never a guess: a lost vote is lost data. A writer may replace the file by a
+shorter one with the same meaning; a `JournalTail` notices it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The ingress log: every record that came in, in the order of its sequence number, in segment files.
 
-The one rule: only what `sync` has put on disk is offered (`durable_end`), and a sequence number that was offered
-means the same record for ever. Everything else about the log (its index, its ends) is derived from its files at open.
-A sync that failed is final: the kernel may report the next one as done without writing. So a log that is opened trusts
-no entry of which no later entry says that it was synced: it writes those into a new file before it offers them.
-Before it on the walk: gateway/state decides what is appended. After it: spark/log_source reads contiguous ranges
-through a LogReader; a commit trims whole segments away.
+Invariant: only records that `sync` has put on disk are offered (`durable_end`), and an offered sequence number means
+the same record for ever. The index and both ends of the log are derived from its files when it opens. A failed sync is
+final, because the kernel may report the next one as done without writing. So a log that opens trusts no entry unless a
+later entry says that it was synced: it writes the others into a new file before it offers them. `gateway/state` decides
+what is appended; `spark/log_source` reads contiguous ranges through a LogReader; a commit trims whole segments.
 """
 
 from __future__ import annotations
@@ -26,85 +25,24 @@ import pyarrow.compute as pc
 
 from procession.errors import StorageError
 from procession.storage.durable import fsync_dir, lock_directory, storage_error, sync, write_all, write_durably
-from procession.storage.log_ranges import Offset
+from procession.storage.log_ranges import LogOffset
+from procession.storage.log_reader import LogReader, map_file, missing
+from procession.storage.recovery import RecoveredLog, recover_log, recover_segment, unsynced_from
 from procession.storage.segment import (
     INGRESS,
-    INGRESS_SCHEMA,
-    KIND_EOS,
-    KIND_RECORD,
-    RECORD_KINDS,
-    REFERENCE_KINDS,
-    SUFFIX,
-    Entry,
-    Header,
+    LogUse,
+    SegmentEntry,
+    SegmentHeader,
     SegmentIndex,
-    SegmentReader,
-    Use,
     encode_entry,
     encode_header,
     entry_at,
-    is_begun,
-    map_file,
-    recover,
     segment_name,
 )
-
-__all__ = [
-    "INGRESS_SCHEMA",
-    "KIND_EOS",
-    "KIND_RECORD",
-    "RECORD_KINDS",
-    "REFERENCE_KINDS",
-    "SEGMENT_BYTES_MAX",
-    "IngressLog",
-    "LogReader",
-]
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 # What a row costs beside its key and payload: kind, three numbers, two Arrow offsets.
 ROW_BYTES = 33
-
-
-class LogReader:
-    """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
-
-    def __init__(self, directory: Path, use: Use = INGRESS) -> None:
-        self.directory = directory
-        self._use = use
-        self._readers: dict[int, SegmentReader] = {}
-
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), cut exactly, as batches that lie in the mapped files."""
-        bases = self.refresh()
-        for number, base in enumerate(bases):
-            if start >= end:
-                return
-            upper = bases[number + 1] if number + 1 < len(bases) else end
-            if base <= start < upper:
-                upper = min(upper, end)
-                yield from self._segment(base, upper).read(start, upper)
-                start = upper
-        if start < end:
-            raise missing(self.directory, start, end, self._use)
-
-    def refresh(self) -> list[int]:
-        """The segments there are; lets go of those that are not, whose space a mapping would keep from being freed."""
-        bases = segment_bases(self.directory)
-        self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
-        return bases
-
-    def close(self) -> None:
-        """Let go of the mappings; batches already read keep theirs."""
-        self._readers.clear()
-
-    def _segment(self, base: int, end: int) -> SegmentReader:
-        if base not in self._readers:
-            self._readers[base] = SegmentReader(self.directory / segment_name(base), base, self._use)
-        reader = self._readers[base]
-        reader.extend(end)
-        if reader.index.end < end:
-            raise missing(self.directory, reader.index.end, end, self._use)
-        return reader
 
 
 class IngressLog:
@@ -116,7 +54,7 @@ class IngressLog:
         *,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         committed_end: int = 0,
-        use: Use = INGRESS,
+        use: LogUse = INGRESS,
         lock: int | None = None,
     ) -> None:
         """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there.
@@ -129,12 +67,9 @@ class IngressLog:
         self._failure: StorageError | None = None
         self._reader = LogReader(directory, use)
         try:
-            self._segments = self._recover()
-            if not self._segments or self.next_sequence < committed_end:
-                self._remove(self._segments)
-                self._segments = [self._begun(committed_end)]
+            self._segments = self._recovered(recover_log(directory, use), committed_end)
             self._rewrite_tail()
-            fsync_dir(directory)  # whoever made the last segment may have been killed before its name was on disk
+            fsync_dir(directory)  # an earlier process may have been killed before it synced the segment's name
             self._descriptor = self._open_last()
         except BaseException:
             os.close(self._lock)
@@ -162,10 +97,10 @@ class IngressLog:
         """Of all its files."""
         return sum(segment.position_end for segment in self._segments)
 
-    def offset(self, sequence: int) -> Offset:
+    def offset(self, sequence: int) -> LogOffset:
         """What the log is known by at a sequence that it reaches and has not trimmed."""
         segment = self._segment_of(sequence)
-        return Offset(sequence, f"{segment.header.incarnation:016x}", f"{segment.checksum_at(sequence):016x}")
+        return LogOffset(sequence, f"{segment.header.incarnation:016x}", f"{segment.checksum_at(sequence):016x}")
 
     def append(self, batch: pa.RecordBatch) -> int:
         """Write a batch of the log's schema at the end; returns its first row's sequence. Not durable before `sync`."""
@@ -189,7 +124,7 @@ class IngressLog:
             raise storage_error(path, "write", error) from error
         position_end = last.position_end + size_bytes
         crc = int.from_bytes(header[4:8], "little")
-        last.add(Entry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end, crc))
+        last.add(SegmentEntry(first, first + batch.num_rows, last.position_end, position_end, self.durable_end, crc))
         return first
 
     def sync(self) -> int:
@@ -269,48 +204,43 @@ class IngressLog:
         count = int(np.searchsorted(bytes_to, bytes_max, side="right"))
         return sequence + count, int(bytes_to[count - 1]) if count else 0
 
-    def _recover(self) -> list[SegmentIndex]:
-        bases = segment_bases(self.directory)
-        segments: list[SegmentIndex] = []
-        for base, upper in zip(bases, [*bases[1:], None], strict=False):
-            path = self.directory / segment_name(base)
-            if upper is None and not is_begun(path):
-                # Died while it made the file: nothing was ever in it.
-                segments.append(self._following(segments[-1]) if segments else self._begun(base))
-                continue
-            segments.append(recover(path, base, self._use, upper))
-            if upper is not None and segments[-1].end != upper:
-                raise missing(self.directory, segments[-1].end, upper, self._use)
-        return segments
+    def _recovered(self, found: RecoveredLog, committed_end: int) -> list[SegmentIndex]:
+        segments = list(found.segments)
+        if found.unbegun is not None:
+            segments.append(self._following(segments[-1]) if segments else self._begun(found.unbegun))
+        if found.is_of_use(committed_end):
+            return segments
+        self._remove(segments)
+        return [self._begun(committed_end)]
 
     def _begun(self, base: int) -> SegmentIndex:
         """The first segment of a new log."""
         incarnation = secrets.randbits(64) or 1
-        return self._create(Header(base, incarnation, incarnation))
+        return self._create(SegmentHeader(base, incarnation, incarnation))
 
     def _following(self, last: SegmentIndex) -> SegmentIndex:
-        return self._create(Header(last.end, last.header.incarnation, last.checksum))
+        return self._create(SegmentHeader(last.end, last.header.incarnation, last.checksum))
 
-    def _create(self, header: Header) -> SegmentIndex:
+    def _create(self, header: SegmentHeader) -> SegmentIndex:
         write_durably(self.directory / segment_name(header.base), encode_header(header))
         return SegmentIndex(header)
 
     def _rewrite_tail(self) -> None:
-        """Write the entries of which nothing says that they were synced into a new file. The old one keeps them, for
-        whoever has it mapped; a segment ends where the next one begins."""
+        """Writes entries that may not be synced to a new file. The old file keeps them, for processes that have it
+        mapped; a segment ends where the next one starts."""
         last = self._segments[-1]
-        if last.end == last.base:  # its name may not be on disk, and a second sync of the directory would not tell
-            self._segments[-1] = self._create(Header(*last.header[:3]))
+        header = unsynced_from(last)
+        if header is None:
             return
-        if last.durable_end >= last.end:
+        if last.end == last.base:
+            self._segments[-1] = self._create(header)
             return
-        header = last.first_from(last.durable_end)
         _, position = last.at(header.base)
         data = map_file(self._path(last))
         path = self.directory / segment_name(header.base)
         write_durably(path, encode_header(header) + bytes(data[position : last.position_end]))
         if header.base > last.base:
-            self._segments[-1] = recover(self._path(last), last.base, self._use, header.base)
+            self._segments[-1] = recover_segment(self._path(last), last.base, self._use, header.base)
             self._segments.append(SegmentIndex(header))
         else:
             self._segments[-1] = SegmentIndex(header)
@@ -352,21 +282,3 @@ class IngressLog:
     def _check_usable(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def segment_bases(directory: Path) -> list[int]:
-    """The base sequences of the segments in a directory, ascending."""
-    try:
-        return sorted(int(path.stem) for path in directory.iterdir() if path.suffix == SUFFIX)
-    except OSError as error:
-        raise storage_error(directory, "read", error) from error
-
-
-def missing(directory: Path, start: int, end: int, use: Use) -> StorageError:
-    return StorageError(
-        f"The {use.name} in {directory} has no records {start} to {end}.",
-        next_step=f"Check that this is the right {use.name}, and that no file of it was removed by hand.",
-        path=str(directory),
-        start=start,
-        end=end,
-    )

@@ -1,8 +1,8 @@
 """Log ranges: which part of which gateway's log a range of record numbers is.
 
-The one rule: an epoch is what each gateway has offered, one gateway after the other by name, and the number of a record
-is its place in the concatenation of all epochs: the sum of the offsets before the epoch, then its place inside. With
-one gateway it is the gateway's own sequence. Before it the offsets of an epoch; after it `spark/tasks`, which reads.
+Invariant: an epoch consists of what each gateway has offered, in the order of the gateways' names. The number of a
+record is its place in the concatenation of all epochs: the sum of the offsets before the epoch, plus its place in the
+epoch. With one gateway it is the gateway's own sequence number. `spark/tasks` reads the ranges.
 
 In Spark's checkpoint an offset is `[sequence, incarnation, checksum]`, or a sequence alone: nothing was offered yet, or
 it was written before logs had incarnations.
@@ -18,7 +18,7 @@ FIRST_GATEWAY = "gateway-0"
 """The name of the first gateway of a pipeline: the only one, or the one that leads."""
 
 
-class Offset(NamedTuple):
+class LogOffset(NamedTuple):
     """How far the log of one gateway was offered, and which log that was. A log that reaches `sequence` with another
     incarnation or running checksum is another one: an older copy, or one that was begun anew."""
 
@@ -31,25 +31,25 @@ class Offset(NamedTuple):
         return list(self) if self.checksum else self.sequence
 
 
-def read_offsets(told: Mapping[str, Any]) -> dict[str, Offset]:
+def read_offsets(offsets: Mapping[str, Any]) -> dict[str, LogOffset]:
     """Raises ValueError or TypeError if these are none."""
-    return {str(name): _offset(value) for name, value in told.items()}
+    return {str(name): _offset(value) for name, value in offsets.items()}
 
 
-def _offset(value: Any) -> Offset:
+def _offset(value: Any) -> LogOffset:
     if isinstance(value, int):
-        return Offset(value)
+        return LogOffset(value)
     sequence, incarnation, checksum = value
-    return Offset(int(sequence), str(incarnation), str(checksum))
+    return LogOffset(int(sequence), str(incarnation), str(checksum))
 
 
-def sequences(told: Mapping[str, Any]) -> dict[str, int]:
+def sequences(offsets: Mapping[str, Any]) -> dict[str, int]:
     """The sequences alone of offsets as Spark keeps them."""
-    return {name: offset.sequence for name, offset in read_offsets(told).items()}
+    return {name: offset.sequence for name, offset in read_offsets(offsets).items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogLocation:
     """Where a gateway's log is. `directory` holds its files; a directory above it that bears another `identity` is not
     this gateway's, whatever its name: then it is fetched from `flight`, an address. So it is on another `machine`, even
     if that one sees the directory: a mapped file that grows elsewhere may look too short."""
@@ -62,17 +62,17 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogRange:
     """The rows [first, last) of one gateway's log."""
 
     gateway: str
     first: int
     last: int
-    place: Place
+    place: LogLocation
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Piece:
-        return cls(told["gateway"], told["first"], told["last"], Place(**told["place"]))
+    def from_dict(cls, fields: Mapping[str, Any]) -> LogRange:
+        return cls(fields["gateway"], fields["first"], fields["last"], LogLocation(**fields["place"]))
 
 
 def numbered_from(starts: Mapping[str, int]) -> int:
@@ -80,15 +80,15 @@ def numbered_from(starts: Mapping[str, int]) -> int:
     return sum(starts.values())
 
 
-def laid(starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, Place]) -> Iterator[Piece]:
+def laid(starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, LogLocation]) -> Iterator[LogRange]:
     """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0."""
     for gateway in sorted(ends):
         start = starts.get(gateway, 0)
         if start < ends[gateway]:
-            yield Piece(gateway, start, ends[gateway], places[gateway])
+            yield LogRange(gateway, start, ends[gateway], places[gateway])
 
 
-def cut(pieces: Iterable[Piece], first: int, last: int) -> Iterator[Piece]:
+def cut(pieces: Iterable[LogRange], first: int, last: int) -> Iterator[LogRange]:
     """Those parts of the pieces, laid one after the other from 0 on, that are in [first, last)."""
     at = 0
     for piece in pieces:
@@ -99,7 +99,7 @@ def cut(pieces: Iterable[Piece], first: int, last: int) -> Iterator[Piece]:
         at += piece.last - piece.first
 
 
-def sequence_of(number: int, first: int, pieces: Iterable[Piece]) -> tuple[Piece, int] | None:
+def sequence_of(number: int, first: int, pieces: Iterable[LogRange]) -> tuple[LogRange, int] | None:
     """The piece that has this record, and its sequence there, if the pieces begin with record `first`."""
     for piece in pieces:
         if first <= number < first + piece.last - piece.first:

@@ -1,9 +1,9 @@
 """The run store: what a chain made of one range, kept in files until its epoch is confirmed.
 
-The one rule: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition); a
-second attempt of the same task gives back the published one. So a retry can neither double nor lose a record. Runs
-are not fsynced: they can be made again from the log. Before it `operators/chain`; after it `commit/sink_link`, which
-draws the runs.
+Invariant: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition). A
+second attempt of the same task returns the published one. So a retry can neither duplicate nor lose a record. Runs are
+not fsynced, because they can be computed again from the log. `operators/chain` writes runs; `commit/sink_link` sends
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from procession.format_number import check_format
 from procession.record import ORDER
 from procession.storage.batch_file import BatchFile, BatchWriter
 from procession.storage.durable import storage_error
-from procession.storage.log_ranges import Piece
+from procession.storage.log_ranges import LogRange
 
 FORMAT = 1
 """Of manifests. Only the driver that made one, and its tasks, read it: one without the number is of another version."""
@@ -67,11 +67,10 @@ class Manifest:
     """A digest of which tries the task's own input came from."""
     failure: Mapping[str, Any] | None = None
     changes: tuple[tuple[int, int, bool, int], ...] = ()
-    """Which streams went on and which ended in the range, for those who fire at an end: see
-    `operators/end_of_input`."""
+    """The streams that started or ended in the range, for stages that fire at an end: see `operators/end_of_input`."""
     states: tuple[tuple[str, int], ...] | None = None
     """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[LogRange, ...] = ()
     """What the range is in the logs of the gateways."""
     late: int = 0
     """So many of the records came behind the watermark: of the first chain, that of their stream, by event time; of a
@@ -90,7 +89,7 @@ class Manifest:
         fields["changes"] = tuple(map(tuple, fields["changes"]))
         if fields.get("states") is not None:
             fields["states"] = tuple((name, count) for name, count in fields["states"])
-        fields["pieces"] = tuple(map(Piece.from_dict, fields.get("pieces", ())))
+        fields["pieces"] = tuple(map(LogRange.from_dict, fields.get("pieces", ())))
         return cls(**fields)
 
 
@@ -224,7 +223,7 @@ def _unsealed(path: Path) -> Manifest:
 
 def payload_bytes(payload: pa.Array) -> int:
     """How many bytes the payloads of these rows have."""
-    # The offsets buffer tells the bytes between the first and the last row without touching the data.
+    # The offsets buffer gives the number of bytes between the first and the last row, without reading the data.
     offsets = payload.buffers()[1]
     words = memoryview(offsets).cast("i")
     return int(words[payload.offset + len(payload)] - words[payload.offset])

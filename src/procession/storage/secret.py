@@ -1,8 +1,8 @@
 """Secrets: what a program must send to a port of ours, each in its own file in the pipeline's directory.
 
-The one rule: a secret is created once, by the first process that needs it, in a file that only its owner can read.
-Later it is read, never replaced. A file that others can read or could have written is refused. Before it the commands
-and the gateways, which create and find secrets; after it the ports, which compare them in constant time.
+Invariant: a secret is created once, by the first process that needs it, in a file that only its owner can read. Later
+it is read, never replaced. A file that others can read, or could have written, is refused. Commands and gateways create
+and find secrets; the ports compare them in constant time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GATEWAY = "gateway"
 
 
 class Secret(StrEnum):
-    """The secrets by who sends them, with the names of their files."""
+    """The secrets, by sender, with the names of their files."""
 
     PRODUCERS = "producers"
     CONTROL = "control"
@@ -110,9 +110,9 @@ def make_private(directory: Path) -> None:
 
 
 def make_pipeline_private(directory: Path) -> None:
-    """Let nobody else into a pipeline's directory, nor into what an earlier version left there. A directory that holds
-    other things than a pipeline keeps its mode: what we make in it is private anyway. ConfigError if it is another
-    user's, who could put files of theirs in the place of ours."""
+    """Makes a pipeline's directory, and the files of an earlier version in it, accessible to the owner only. A
+    directory that holds anything else keeps its mode: files created in it are private anyway. Raises ConfigError if it
+    belongs to another user, who could replace the files in it."""
     try:
         if not directory.exists():
             make_private(directory)

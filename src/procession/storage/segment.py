@@ -13,8 +13,8 @@ before the file: each entry's own crc32 is folded into it. Both together say whe
 sequence are the same log. A file of version 1 has neither: its incarnation is 0, and its checksum begins anew with its
 base, so that it does not depend on files that are already deleted.
 
-The one rule: nothing read from disk is trusted before its checksum, and the index is always derived. Before it on the
-walk: storage/log. After it: storage/durable, and the mapped file that spark/log_source slices.
+Invariant: nothing read from disk is trusted before its checksum is verified, and the index is always derived. Pure:
+bytes in, bytes out. `storage/log` writes segments, `storage/recovery` checks them, `storage/log_reader` maps them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ import pyarrow as pa
 from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
 
 from procession.errors import StorageError
-from procession.storage.durable import storage_error
 
 INGRESS_SCHEMA = pa.schema(
     [
@@ -62,7 +60,7 @@ KIND_MOVED = 8
 
 RECORD_KINDS = (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)
 REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)
-"""The rows whose message id may be told to a source as committed."""
+"""The kinds of rows whose message id may be acknowledged to a source."""
 
 ENTRY_BYTES_MAX = 1024 * 1024 * 1024
 FILE_MAGIC = b"PRSG"
@@ -85,7 +83,7 @@ ORDERED_SCHEMA = INGRESS_SCHEMA.append(pa.field("order_time", pa.int64())).appen
 """Rows that were put in the order of event time: by what, and what may be acknowledged when they are committed."""
 
 
-class Use(NamedTuple):
+class LogUse(NamedTuple):
     """What a log is there for: its errors say it."""
 
     name: str
@@ -94,11 +92,11 @@ class Use(NamedTuple):
     schema: pa.Schema = INGRESS_SCHEMA
 
 
-INGRESS = Use("ingress log", "reset the pipeline and let its sources send again")
-ORDERED = Use("ordered log", INGRESS.last_resort, ORDERED_SCHEMA)
+INGRESS = LogUse("ingress log", "reset the pipeline and let its sources send again")
+ORDERED = LogUse("ordered log", INGRESS.last_resort, ORDERED_SCHEMA)
 
 
-class Entry(NamedTuple):
+class SegmentEntry(NamedTuple):
     """One entry's place: rows [first, end) in bytes [position, position_end) of the file."""
 
     first: int
@@ -109,7 +107,7 @@ class Entry(NamedTuple):
     crc: int
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     """What a segment's file says of itself."""
 
     base: int
@@ -122,7 +120,7 @@ class Header(NamedTuple):
 class SegmentIndex:
     """Where each sequence of one segment is. Grows at its end only."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: SegmentHeader) -> None:
         self.header = header
         self.base = header.base
         self.end = header.base
@@ -133,7 +131,7 @@ class SegmentIndex:
         self._positions: list[int] = []
         self._checksums: list[int] = []
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SegmentEntry) -> None:
         self._firsts.append(entry.first)
         self._positions.append(entry.position)
         self._checksums.append(linked(self.checksum, entry.crc))
@@ -151,10 +149,10 @@ class SegmentIndex:
         number = bisect_right(self._firsts, sequence - 1) - 1
         return self._checksums[number] if number >= 0 else self.header.checksum
 
-    def first_from(self, sequence: int) -> Header:
+    def first_from(self, sequence: int) -> SegmentHeader:
         """The header of a file that begins with the entry which holds `sequence`."""
         first, _ = self.at(sequence)
-        return Header(first, self.header.incarnation, self.checksum_at(first))
+        return SegmentHeader(first, self.header.incarnation, self.checksum_at(first))
 
     def at(self, sequence: int) -> tuple[int, int]:
         """The first sequence and the position of the entry that holds `sequence`."""
@@ -172,52 +170,17 @@ class SegmentIndex:
         return self._firsts[number], self._positions[number] - position
 
 
-class SegmentReader:
-    """A mapped segment that may still grow: looks at no byte beyond what it is asked for."""
-
-    def __init__(self, path: Path, base: int, use: Use = INGRESS) -> None:
-        self.path = path
-        self._use = use
-        self._data = map_file(path)
-        self.index = SegmentIndex(read_header(self._data, base, path, use))
-
-    def extend(self, end: int) -> None:
-        """Index the entries up to sequence `end`, as far as they are there."""
-        if self.index.end >= end:
-            return
-        self._data = map_file(self.path)
-        header = read_header(self._data, self.index.base, self.path, self._use)
-        if header != self.index.header:  # a restarted writer has written the file anew, in another version
-            self.index = SegmentIndex(header)
-        while self.index.end < end:
-            entry = entry_at(self._data, self.index.position_end, self.index.end)
-            if entry is None:
-                return
-            self.index.add(entry)
-
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), which must be indexed, as slices of the mapped file."""
-        while start < end:
-            first, position = self.index.at(start)
-            entry = entry_at(self._data, position, first)
-            if entry is None or not is_intact(self._data, entry):
-                raise damaged(self.path, position, self._use)
-            batch = batch_at(self._data, entry, self._use.schema)
-            yield batch.slice(start - first, min(end, entry.end) - start)
-            start = entry.end
-
-
 def segment_name(base: int) -> str:
     """Zero-padded, so that names sort as numbers do."""
     return f"{base:020d}{SUFFIX}"
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: SegmentHeader) -> bytes:
     checked = _FILE.pack(FILE_MAGIC, VERSION, header.base, header.incarnation, header.checksum)
     return checked + _CRC.pack(crc32(checked), 0)
 
 
-def read_header(data: pa.Buffer, base: int, path: Path, use: Use) -> Header:
+def read_header(data: pa.Buffer, base: int, path: Path, use: LogUse) -> SegmentHeader:
     """A StorageError unless the file begins as the segment of `base` does."""
     try:
         magic, version, found = _FILE_1.unpack_from(data)
@@ -237,14 +200,13 @@ def read_header(data: pa.Buffer, base: int, path: Path, use: Use) -> Header:
     if data.size < size_bytes or bytes(data[layout.size : size_bytes]) != _CRC.pack(crc32(data[: layout.size]), 0):
         raise damaged(path, 0, use)
     if version == 1:
-        return Header(base, 0, linked(0, base), size_bytes)
+        return SegmentHeader(base, 0, linked(0, base), size_bytes)
     *_, incarnation, checksum = _FILE.unpack_from(data)
-    return Header(base, incarnation, checksum, size_bytes)
+    return SegmentHeader(base, incarnation, checksum, size_bytes)
 
 
-def is_begun(path: Path) -> bool:
-    """Whether the file of a segment has its header: whoever made it may have died before."""
-    data = map_file(path)
+def is_begun(data: pa.Buffer) -> bool:
+    """Whether these bytes of a segment's file include its header. A crash may have come before it was written."""
     return data.size >= HEADER_BYTES or bytes(data[: _FILE_1.size])[4:8] == struct.pack("<I", 1)
 
 
@@ -263,7 +225,7 @@ def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> tuple[b
     return _ENTRY.pack(ENTRY_MAGIC, crc, first, durable_end, batch.num_rows, body.size), memoryview(body)
 
 
-def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> Entry | None:
+def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> SegmentEntry | None:
     """The entry that begins at `position` with sequence `first` (any, if None), or None where no whole one does."""
     if position + _ENTRY.size > data.size:
         return None
@@ -271,58 +233,22 @@ def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> Entry 
     position_end = position + _ENTRY.size + length
     if magic != ENTRY_MAGIC or first not in (None, found) or not count or position_end > data.size:
         return None
-    return Entry(found, found + count, position, position_end, durable_end, crc)
+    return SegmentEntry(found, found + count, position, position_end, durable_end, crc)
 
 
-def is_intact(data: pa.Buffer, entry: Entry) -> bool:
+def is_intact(data: pa.Buffer, entry: SegmentEntry) -> bool:
     begin = entry.position + _CHECKED_FROM
     return bool(crc32(data[begin : entry.position_end]) == entry.crc)
 
 
-def batch_at(data: pa.Buffer, entry: Entry, schema: pa.Schema = INGRESS_SCHEMA) -> pa.RecordBatch:
+def batch_at(data: pa.Buffer, entry: SegmentEntry, schema: pa.Schema = INGRESS_SCHEMA) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(data[entry.position + _ENTRY.size : entry.position_end], schema)
 
 
-def recover(path: Path, base: int, use: Use = INGRESS, upper: int | None = None) -> SegmentIndex:
-    """Verify every entry; the index ends where the good ones do, or at `upper`, where the next segment begins. Damage
-    below what was durable is a StorageError."""
-    data = map_file(path)
-    index = SegmentIndex(read_header(data, base, path, use))
-    while index.end != upper and (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
-        index.add(entry)
-    if index.end == upper:
-        return index
-    if any(later.durable_end > index.end for later in _intact_after(data, index.position_end)):
-        raise damaged(path, index.position_end, use)
-    if upper is not None and (index.end > upper or index.position_end < data.size):
-        raise damaged(path, index.position_end, use)
-    return index
-
-
-def _intact_after(data: pa.Buffer, position: int) -> Iterator[Entry]:
-    """The intact entries beyond a bad one, found by their magic: the bad one's length cannot be trusted."""
-    rest = memoryview(data).tobytes() if position < data.size else b""
-    while (position := rest.find(ENTRY_MAGIC, position)) >= 0:
-        entry = entry_at(data, position)
-        if entry and is_intact(data, entry):
-            yield entry
-        position += 1
-
-
-def damaged(path: Path, position: int, use: Use) -> StorageError:
+def damaged(path: Path, position: int, use: LogUse) -> StorageError:
     return StorageError(
         f"The {use.name} is damaged: {path.name} at byte {position} does not match its checksum.",
         next_step=f"Restore {path} from a copy, or {use.last_resort}.",
         path=str(path),
         position=position,
     )
-
-
-def map_file(path: Path) -> pa.Buffer:
-    try:
-        if path.stat().st_size == 0:
-            return pa.py_buffer(b"")
-        with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
-    except OSError as error:
-        raise storage_error(path, "read", error) from error

@@ -1,8 +1,8 @@
 """A state file: the states of some keys, sorted by a hash of the key, never changed once it is written.
 
-The one rule: a file is looked at through the map of its bytes and in bounded pieces, so that it may be larger than
-memory; what is looked up, or merged, costs what is asked for and not what there is. A key that was forgotten is in it
-without a state. Before it `storage/state_store`, which lays files over one another; after it the disk.
+Invariant: a file is read through a memory map and in bounded pieces, so it may be larger than memory. A lookup or merge
+costs what is requested, not what the file holds. A deleted key is in the file without a state. Pure.
+`storage/state_store` layers the files.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.storage.batch_file import BatchFile, BatchWriter
-from procession.storage.durable import storage_error, sync
 
 SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
 
 PIECE_ROWS = 32_768
-"""So many keys at most are merged, and written as one batch, at a time."""
+"""Maximum number of keys that are merged and written as one batch."""
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""And so many bytes of them, about: the hashes of keys are spread evenly, their states may not be."""
+"""Approximate maximum size of such a batch. Hashes of keys are spread evenly, but the sizes of their states may not
+be."""
 
 HASHES = 2**32
 
@@ -36,7 +36,7 @@ RESTORE = "restore the pipeline's directory, the whole of it, from a copy"
 Hashes = npt.NDArray[np.uint32]
 
 
-class Sorted(Protocol):
+class SortedStates(Protocol):
     """States sorted by hash: a file, or what is about to become one."""
 
     count: int
@@ -47,7 +47,7 @@ class Sorted(Protocol):
         """The rows whose hashes are in [low, high)."""
 
 
-class Fresh:
+class UnwrittenStates:
     """States that are not in a file yet. None for a state: the key is forgotten."""
 
     def __init__(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> None:
@@ -125,18 +125,6 @@ class StateFile:
                 found[key] = state
 
 
-def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
-    """Write a file that is not there yet, durably but for its name; gives the number of its keys."""
-    try:
-        with open(path, "xb") as file:
-            count = write_pieces(file, pieces)
-            file.flush()
-            sync(file.fileno())
-    except OSError as error:
-        raise storage_error(path, "write", error) from error
-    return count
-
-
 def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
     """The bytes of a file; gives the number of its keys."""
     count = 0
@@ -150,7 +138,7 @@ def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
 
 
 def merged_pieces(
-    layers: Sequence[Sorted], *, is_oldest: bool, share: tuple[int, int, int] | None = None
+    layers: Sequence[SortedStates], *, is_oldest: bool, share: tuple[int, int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """What these layers say, the newest first, as one. `is_oldest`: nothing lies below, so a forgotten key need not be
     remembered as such. `share` (modulus, tasks, task): only the keys of this task."""

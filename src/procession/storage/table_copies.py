@@ -1,9 +1,9 @@
 """Table copies: earlier contents of a file that changes, kept as long as an epoch may have to read them again.
 
-The one rule: a copy is named by the fence of the driver that made it, the file, its time, its size and the checksum of
-its bytes; it is whole or not there, and never changed. So a name in a round record says what was in the file then,
-whatever has become of it since, and no driver takes or removes what a later one has made. Before it whoever refreshes
-tables; after it the tasks, which read the copy that the round record names.
+Invariant: a copy is named by the fence of the driver that made it, and by the file, its time, its size and its
+checksum. It is complete or absent, and never changes. So a name in a round record identifies the contents at that time,
+even if the file has changed since, and no driver uses or removes a copy of a later driver. Tasks read the copy that the
+round record names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from procession.storage.durable import fsync_dir, make_directory, storage_error,
 DRAFT = ".draft"
 PIECE_BYTES = 1024 * 1024
 CHECKED_MAX = 1024
-"""So many copies a process remembers to have checked."""
+"""Maximum number of verified copies that a process remembers."""
 
 CHECKED_DASHES = 3
-"""A name with a checksum has so many dashes."""
+"""Number of dashes in a name with a checksum."""
 FENCE_DIGITS = 10
 
 
-class Copies:
+class TableCopies:
     """The directory of a pipeline's copies."""
 
     def __init__(self, directory: Path, fence: int = 0) -> None:
@@ -86,7 +86,7 @@ class Copies:
 def check_copy(path: Path) -> None:
     """Raise StorageError if a copy is not what its name says. A process asks once: a copy never changes."""
     stem = path.name.removesuffix(path.suffix) if path.suffix else path.name
-    *_, told = stem.split("-")
+    *_, expected = stem.split("-")
     if stem.count("-") < CHECKED_DASHES:
         return  # by a version that wrote no checksums
     checksum = 0
@@ -96,7 +96,7 @@ def check_copy(path: Path) -> None:
                 checksum = crc32(piece, checksum)
     except OSError as error:
         raise storage_error(path, "read the copy of a table from", error) from error
-    if f"{checksum:08x}" != told:
+    if f"{checksum:08x}" != expected:
         raise StorageError(
             f"the copy of a table {path} is damaged: it does not match its checksum",
             next_step="restore the pipeline's directory, the whole of it, from a copy",
@@ -111,7 +111,7 @@ def _fence(name: str) -> int:
 
 
 def _is_of(name: str, stem: str) -> bool:
-    """Whether a copy is of this version of its file, whoever made it."""
+    """Whether a copy is of this version of its file, whichever driver made it."""
     rest = name.partition("-")[2] if _fence(name) >= 0 else name
     return rest.startswith((f"{stem}-", f"{stem}.")) or rest == stem
 

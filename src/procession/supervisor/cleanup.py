@@ -1,6 +1,6 @@
 """Finds and kills every process that a part has left behind, even if the supervisor itself was killed.
 
-The one rule: a process belongs to a part if its environment has the part's mark, or if it is in the part's session. Its
+Invariant: a process belongs to a part if its environment has the part's mark, or if it is in the part's session. Its
 parent does not matter, because the JVM and the Python workers of a killed driver have lost theirs. Linux only: it reads
 /proc. Run as a script this module is the *warden*: it waits for the end of its standard input, which the supervisor
 holds open while it lives, and then kills what is left. (PR_SET_PDEATHSIG would reach only the direct child.) The warden
@@ -30,7 +30,7 @@ _ZOMBIE = "Z"
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessEntry:
     """One line of the kernel's process table."""
 
     pid: int
@@ -41,43 +41,44 @@ class Process:
     def carries(self, mark: str) -> bool:
         try:
             environment = Path(f"/proc/{self.pid}/environ").read_bytes()
-        except OSError:  # it has gone meanwhile, or is another user's
+        except OSError:  # it has exited, or belongs to another user
             return False
         return any(entry.startswith(f"{VARIABLE}={mark}".encode()) for entry in environment.split(b"\0"))
 
 
-def processes() -> Iterator[Process]:
-    """All processes that there are."""
+def processes() -> Iterator[ProcessEntry]:
+    """Yield all processes of the machine."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         except OSError:
             continue
-        # The command's name is in brackets and may hold anything, brackets and blanks too.
+        # The command's name is in parentheses and may contain any character, even parentheses and spaces.
         state, parent, _group, session = text.rpartition(")")[2].split()[:4]
-        yield Process(int(pid), state, int(parent), int(session))
+        yield ProcessEntry(int(pid), state, int(parent), int(session))
 
 
-def find(mark: str, sessions: Collection[int] = ()) -> list[Process]:
-    """The processes whose mark begins with `mark`, or which sit in one of the sessions; the dead but not reaped too."""
-    return [one for one in processes() if one.pid != os.getpid() and (one.session in sessions or one.carries(mark))]
+def find(mark: str, sessions: Collection[int] = ()) -> list[ProcessEntry]:
+    """Return the processes whose mark begins with `mark` or that are in one of the sessions, including zombies."""
+    own = os.getpid()
+    return [entry for entry in processes() if entry.pid != own and (entry.session in sessions or entry.carries(mark))]
 
 
 def sweep(mark: str, sessions: Collection[int] = ()) -> int:
-    """SIGKILL what `find` finds until it finds nothing alive, and reap what is ours to reap; how many were killed."""
+    """SIGKILL everything that `find` finds until nothing is alive, and reap our children. Return the number killed."""
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
     killed: set[int] = set()
     while True:
         found = find(mark, sessions)
-        living = [one.pid for one in found if one.state != _ZOMBIE]
+        living = [entry.pid for entry in found if entry.state != _ZOMBIE]
         for pid in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _wait_for_end(living, deadline)
-        # Those whose parents are dead are now our children, because we are their subreaper.
-        for one in found:
+        # Processes whose parents are dead are now our children, because we are their subreaper.
+        for entry in found:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(one.pid, os.WNOHANG)
+                os.waitpid(entry.pid, os.WNOHANG)
         killed.update(living)
         if not living or time.monotonic() > deadline:
             return len(killed)
@@ -102,7 +103,7 @@ def adopt_orphans(is_wanted: bool) -> None:
 
 
 def start_warden(mark: str) -> subprocess.Popen[bytes]:
-    """A warden for everything under `mark`. It is out of reach of the terminal's Ctrl-C, and carries no mark itself."""
+    """Start a warden for everything under `mark`. The terminal's Ctrl-C does not reach it, and it has no mark."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark],
         stdin=subprocess.PIPE,
@@ -114,9 +115,9 @@ def start_warden(mark: str) -> subprocess.Popen[bytes]:
 
 
 def main(mark: str) -> None:
-    """The warden: until the supervisor has ended, nothing; then everything."""
+    """Run the warden: wait until the supervisor has ended, then kill everything."""
     sys.stdin.buffer.read()
-    # Twice in a row nothing: a child that was between fork and exec at the first look carries its mark at the second.
+    # Look until nothing is found twice in a row: a child between fork and exec gets its mark only later.
     quiet = 0
     while quiet < 2:
         quiet = 0 if sweep(mark) else quiet + 1

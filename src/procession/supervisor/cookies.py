@@ -1,6 +1,6 @@
 """Finds the secrets that a command presents or demands: in the files that it was given, or in the pipeline's directory.
 
-The one rule: a file that was named takes precedence; otherwise the secret in the pipeline's directory is used, where
+Invariant: a file that was named takes precedence; otherwise the secret in the pipeline's directory is used, where
 `run` creates it. An open port is never the default. Command lines, environments and logs contain only the path of a
 secret's file, never the secret. Separate from the settings, because every connector needs it.
 """
@@ -13,19 +13,20 @@ from procession.errors import ConfigError, UsageError
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.storage.secret import Secret, find_secret, make_secret, pipeline_of
 
-HOME = Path(".procession")
+PIPELINES = Path(".procession")
 """Where `procession run` keeps pipelines by default."""
 
 
 def read_cookie(path: Path | None) -> bytes:
-    """The secret in a file, without its final newline. Empty if there is no file."""
+    """Return the secret in a file, without its final newline; empty if no file is given."""
     if path is None:
         return b""
     try:
         cookie = path.read_bytes().rstrip(b"\r\n")
     except OSError as error:
         raise ConfigError(
-            f"the cookie file {path} cannot be read: {error.strerror}", next_step="give a file that this user may read"
+            f"the cookie file {path} cannot be read: {error.strerror}",
+            next_step="choose a file that this user may read",
         ) from error
     if not cookie:
         raise ConfigError(f"the cookie file {path} is empty", next_step="put a secret into it, or give no cookie file")
@@ -34,21 +35,21 @@ def read_cookie(path: Path | None) -> bytes:
 
 def check_open(cookie_file: Path | None, *, is_open: bool) -> None:
     if cookie_file is not None and is_open:
-        raise UsageError(
-            "Producers cannot need a secret and none.", next_step="Give either a cookie file or --open-producers."
-        )
+        raise UsageError("A cookie file and --open-producers exclude each other.", next_step="Use one of them.")
 
 
 def gateway_cookies(
     directory: Path, join: str | Path | None, cookie_file: Path | None, control_file: Path | None, *, is_open: bool
 ) -> tuple[bytes, bytes]:
-    """What a gateway demands of producers, and of the driver and other gateways. What it was not given it makes in
-    the pipeline's directory, or finds there; one that joins a pipeline on another machine must be given it."""
+    """Return the secrets that a gateway requires from producers, and from the driver and other gateways.
+
+    A missing secret is created in the pipeline's directory. A gateway that joins a pipeline on another machine must
+    be given both."""
     check_open(cookie_file, is_open=is_open)
-    home = pipeline_of(join if isinstance(join, Path) else directory)
-    make = find_secret if isinstance(join, str) else make_secret
-    producers = b"" if is_open else read_cookie(cookie_file) or make(home, Secret.PRODUCERS)
-    control = read_cookie(control_file) or make(home, Secret.CONTROL)
+    pipeline = pipeline_of(join if isinstance(join, Path) else directory)
+    secret_of = find_secret if isinstance(join, str) else make_secret
+    producers = b"" if is_open else read_cookie(cookie_file) or secret_of(pipeline, Secret.PRODUCERS)
+    control = read_cookie(control_file) or secret_of(pipeline, Secret.CONTROL)
     if not control or not (producers or is_open):
         missing = Secret.CONTROL if not control else Secret.PRODUCERS
         option = "--control-cookie-file" if not control else "--cookie-file"
@@ -60,22 +61,24 @@ def gateway_cookies(
 
 
 def source_cookie(cookie_file: Path | None, directory: Path | None, to: str) -> bytes:
-    """What a producer shows: of the file, or of the pipeline in this directory, or of the one in `.procession` whose
-    gateway listens where it sends to. None of these: nothing, which is enough for an open port."""
+    """Return the secret that a producer presents.
+
+    It comes from the file, from the pipeline in this directory, or from the pipeline in `.procession` whose gateway
+    listens at this address. Otherwise it is empty, which is enough for an open port."""
     if cookie_file is not None:
         return read_cookie(cookie_file)
     if directory is not None:
-        home = directory if (directory / "secrets").is_dir() else pipeline_of(directory)
-        return find_secret(home, Secret.PRODUCERS)
+        pipeline = directory if (directory / "secrets").is_dir() else pipeline_of(directory)
+        return find_secret(pipeline, Secret.PRODUCERS)
     wanted = set(to.split(","))
-    for found in sorted(HOME.glob(f"*/*/{ADDRESS_FILE}")):
+    for found in sorted(PIPELINES.glob(f"*/*/{ADDRESS_FILE}")):
         if str(addresses(found.parent).get("listen")) in wanted:
             return find_secret(found.parent.parent, Secret.PRODUCERS)
     return b""
 
 
 def control_cookie(at: str | Path, control_file: Path | None) -> bytes:
-    """The secret for the control port of the gateway at this address or in this directory."""
+    """Return the secret for the control port of the gateway at this address or in this directory."""
     if control_file is not None or isinstance(at, str):
         return read_cookie(control_file)
     return find_secret(pipeline_of(at), Secret.CONTROL)

@@ -1,6 +1,6 @@
-"""`procession demo`: a whole pipeline on one machine, checked byte for byte, with `--crash` while its parts are killed.
+"""`procession demo`: a whole pipeline on one machine, verified byte for byte. With `--crash` its parts are killed.
 
-The one rule: the verdict comes from the verifier alone, which reads the input and what the sink has committed. Uses
+Invariant: the verdict comes from the verifier alone, which reads the input and what the sink has committed. Uses
 `supervisor/local_pipeline` and `verify/comparison`.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from procession.driver.app_file import load_app
-from procession.supervisor.local_pipeline import DRIVER, SOURCE, Local, check_start
-from procession.supervisor.progress import Display, Progress
+from procession.supervisor.local_pipeline import DRIVER, SOURCE, LocalPipeline, check_start
+from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
-from procession.verify.comparison import Question, Report, judge
-from procession.verify.order import Order
+from procession.verify.comparison import ComparisonReport, ComparisonRequest, judge
+from procession.verify.order import PromisedOrder
 
 APP = Path(__file__).with_name("apps") / "passthrough.py"
 LOOK_S = 0.05
@@ -43,7 +43,7 @@ class Demo:
     display: Display = field(default_factory=Display)
 
     def run(self) -> dict[str, Any]:
-        """The figures of the run. `outcome` says whether it was clean."""
+        """Run the demo. Return its figures; `outcome` says whether it was clean."""
         check_start(self.settings)
         work = self.directory or Path(tempfile.mkdtemp(prefix="procession-demo-"))
         work.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Demo:
         if self.directory is None and figures["outcome"] in ("clean", "stopped"):
             shutil.rmtree(work)
         else:
-            self.display.say(f"everything is kept in {work}")
+            self.display.say(f"all files are kept in {work}")
         return figures
 
     def _write_inputs(self, work: Path) -> dict[str, Path]:
@@ -68,11 +68,11 @@ class Demo:
     def _stream(self, work: Path, sources: dict[str, Path]) -> dict[str, Any]:
         with Supervisor(work / "logs", say=self.display.say) as supervisor:
             settings = self._crash_settings() if self.is_crashing else self.settings
-            local = Local(supervisor, APP, load_app(APP).graph, work, work, settings)
-            progress = Progress(work, settings.control_cookie, settings.client_tls)
+            local = LocalPipeline(supervisor, APP, load_app(APP).graph, work, work, settings)
+            progress = PipelineProgress(work, settings.control_cookie, settings.client_tls)
             self.display.say("starting gateway, sink and Spark driver")
             local.start()
-            # The first epoch, which is empty, pays for what Spark does only once.
+            # The first epoch is empty. It includes Spark's one-time startup work.
             while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
                 self.display.show(progress, sum(supervisor.restarts.values()))
             parts = [*sources, *local.gateway_parts, SINK, DRIVER]
@@ -94,12 +94,12 @@ class Demo:
             progress.look()
             restarts = dict(supervisor.restarts)
             was_stopped = supervisor.is_asked_to_stop
-        # Of several gateways nobody can say who is first; each source's own order holds.
-        order = Order.TOTAL if len(sources) == 1 else Order.STREAM
-        question = Question(list(sources.values()), work / "output", order=order)
-        # Stopped before the sink has begun its output: there is none to judge.
-        is_judged = not was_stopped or bool(question.outputs())
-        report = judge(question) if is_judged else Report(())
+        # With several gateways there is no order between sources; only each source's own order is promised.
+        order = PromisedOrder.TOTAL if len(sources) == 1 else PromisedOrder.STREAM
+        request = ComparisonRequest(list(sources.values()), work / "output", order=order)
+        # If the demo was stopped before the sink began its output, there is nothing to verify.
+        is_judged = not was_stopped or bool(request.outputs())
+        report = judge(request) if is_judged else ComparisonReport(())
         return self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
 
     def _crash_settings(self) -> Settings:
@@ -107,8 +107,8 @@ class Demo:
 
     def _figures(
         self,
-        report: Report,
-        progress: Progress,
+        report: ComparisonReport,
+        progress: PipelineProgress,
         seconds: float,
         restarts: dict[str, int],
         kills: Kills,
@@ -119,7 +119,7 @@ class Demo:
         outcome = str(judged["outcome"])
         if outcome == "clean" and kills.left:
             outcome = "unknown"
-            self.display.say(f"the run ended before these were killed: {', '.join(kills.left)}")
+            self.display.say(f"the run ended before these parts were killed: {', '.join(kills.left)}")
         return {
             "records": self.records,
             "committed": judged["committed"],
@@ -139,7 +139,7 @@ class Demo:
 
 @dataclass
 class Kills:
-    """Which part is killed at how many committed records: each part once."""
+    """The schedule of kills: each part once, at a number of committed records."""
 
     _seed: int
     _schedule: list[tuple[int, str]]
@@ -178,14 +178,14 @@ def write_input(path: Path, numbers: Iterable[int]) -> None:
 
 
 def sentence(figures: dict[str, Any]) -> str:
-    """The verdict as a sentence."""
+    """Return the verdict as a sentence."""
     if figures["outcome"] == "stopped":
         return f"stopped: {figures['committed']:,} of {figures['records']:,} records were committed"
     latency = figures["latency_ms"]
-    told = (
+    verdict = (
         f"{figures['records']:,} records: {figures['lost']:,} lost, {figures['doubled']:,} doubled,"
         f" {figures['disordered']:,} out of order"
     )
-    pace = f"{figures['records_per_second']:,} records/s in {figures['epochs']:,} epochs, {figures['seconds']:.1f} s"
+    speed = f"{figures['records_per_second']:,} records/s in {figures['epochs']:,} epochs, {figures['seconds']:.1f} s"
     ends = [f"p{name[1:]} {value:,.0f} ms" for name, value in latency.items() if value is not None]
-    return f"{told}\n{pace}; latency {', '.join(ends) or 'not measured'}; {figures['restarts']} restarts"
+    return f"{verdict}\n{speed}; latency {', '.join(ends) or 'not measured'}; {figures['restarts']} restarts"

@@ -1,6 +1,7 @@
-"""A pipeline on one machine: gateway, file sinks, driver and, if asked for, sources, as supervised processes.
+"""A pipeline on one machine: gateways, driver, and the connectors that the app names, as supervised processes.
 
-The one rule: each part gets everything on its command line, so it can also be started alone with the same arguments.
+Invariant: each part gets everything but secrets on its command line, so it can also be started alone with the same
+arguments. Secrets are in files, or in the environment, which parts inherit.
 Used by `procession run` and `procession demo`; uses `supervisor/supervisor`.
 """
 
@@ -19,7 +20,8 @@ from procession.driver.driver import CACHE, READY
 from procession.driver.spark_process import COMMAND_STARTED
 from procession.driver.stream_order import check_gateways, order_words
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
-from procession.planner.graph import Graph
+from procession.planner.connector import Packing
+from procession.planner.graph import Graph, Node
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
@@ -45,7 +47,7 @@ COMMAND = (sys.executable, "-m", "procession")
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalPipeline:
     """The parts of a pipeline. Relative directories of the app's sinks are relative to `base`."""
 
     supervisor: Supervisor
@@ -63,11 +65,11 @@ class Local:
     @property
     def sink_directories(self) -> dict[str, Path]:
         """The directories of sinks that start with the pipeline. Sinks of one directory share a process."""
-        return {
-            sink.name: (self.base / scheme.place(sink.target)).resolve()
-            for sink in self.graph.sinks
-            if (scheme := sink.scheme).is_started
-        }
+        return {sink.name: self._sink_directory(sink) for sink in self.graph.sinks if sink.sink_traits.is_started}
+
+    def _sink_directory(self, sink: Node) -> Path:
+        named = sink.sink_traits.directory
+        return (self.base / named(sink.url)).resolve() if named is not None else self.directory / "sinks" / sink.name
 
     @property
     def sink_parts(self) -> dict[Path, str]:
@@ -128,15 +130,30 @@ class Local:
         turn: int = 0,
         event_time: Sequence[str] = (),
     ) -> None:
-        """Start a file source; it ends when everything it sent is committed. Of several gateways it begins with the one
-        whose `turn` it is."""
-        found = self._addresses
-        to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
-        argv = ["source", "file", *map(str, paths), "--to", to, *self.producer_words, *self._client_tls()]
+        """Start a file source. It exits when all of its records are committed. `turn` chooses the first gateway."""
+        argv = ["source", "file", *map(str, paths), *self._sending(turn)]
         argv += ["--rate", str(rate)] if rate else []
         argv += ["--stamp"] if is_stamping else []
         argv += event_time
-        self.supervisor.start(Part(name, (*COMMAND, *argv), env=self.env.get(SOURCE, {}), stop_rank=0))
+        self._start_sending(name, argv)
+
+    def start_connected(self) -> None:
+        """Start the connectors of the app's sources that read a URL."""
+        for turn, source in enumerate(self.graph.connected):
+            directory = self.directory / "sources" / source.name
+            words = source.source_traits.arguments(source.url, directory)
+            argv = ["source", source.connector.name, *words, *self._sending(turn), "--source", source.name]
+            self._start_sending(f"{SOURCE}-{source.name}", argv)
+
+    def _sending(self, turn: int) -> list[str]:
+        found = self._addresses
+        to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
+        return ["--to", to, *self.producer_words, *self._client_tls()]
+
+    def _start_sending(self, name: str, argv: Sequence[str]) -> None:
+        env = self.env.get(name, self.env.get(SOURCE, {}))
+        # A source waits for the commit of what it has sent: the rank after it is the driver's.
+        self.supervisor.start(Part(name, (*COMMAND, *argv), env=env, stop_rank=0))
 
     def _start(
         self,
@@ -160,7 +177,7 @@ class Local:
         self.supervisor.start(part)
 
     def _gateway(self, part: str = GATEWAY) -> list[str]:
-        # One address cannot be that of all: only the first listens where it is said.
+        # Only the first gateway uses the given address; the others take any port of the same host.
         listen = self.listen if part == GATEWAY else str(beside(self.listen))
         words = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
         return words + self._metrics(part)
@@ -174,11 +191,13 @@ class Local:
 
     def _sink(self, directory: Path) -> list[str]:
         at = self.sink_directories
-        served = [one for one in self.graph.participants if at.get(one.name, at.get(one.sink.name)) == directory]
-        argv = ["sink", served[0].sink.scheme.command, str(directory), "--listen", HERE]
-        for one in served:
-            if one.sink.is_idempotent:
-                argv += ["--idempotent", one.instance]
+        served = [end for end in self.graph.participants if at.get(end.name, at.get(end.sink.name)) == directory]
+        sink = served[0].sink
+        argv = ["sink", sink.connector.name, *sink.sink_traits.arguments(sink.url, directory), "--listen", HERE]
+        argv += ["--records", "blocks"] if sink.sink_traits.packing is Packing.BLOCKS else []
+        for end in served:
+            if end.sink.is_idempotent:
+                argv += ["--idempotent", end.instance]
         shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
         return [*argv, "--cookie-file", str(shown), *self._server_tls()]
 
@@ -231,8 +250,8 @@ class Local:
 
 
 def check_start(settings: Settings, listen: str = HERE) -> None:
-    """Raise ConfigError, before anything is started or written, if Spark has no Java or no such master, or somebody
-    listens where the first gateway is to."""
+    """Raise ConfigError, before anything is started or written, if Java is missing, the master is invalid, or an
+    address is in use."""
     check_master(settings.master)
     check_java()
     for address in filter(None, (listen, settings.control, settings.metrics)):
@@ -278,8 +297,8 @@ def server_tls_words(settings: Settings) -> list[str]:
 def _words(settings: Settings, *names: str) -> list[str]:
     """The settings that are set, as command-line options."""
     values = {name: getattr(settings, name) for name in names}
-    set_ones = {name: value for name, value in values.items() if value is not None}
-    return [word for name, value in set_ones.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    given = {name: value for name, value in values.items() if value is not None}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def announced_in(path: Path) -> Callable[[int], bool]:

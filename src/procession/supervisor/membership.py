@@ -1,6 +1,6 @@
-"""The gateways of a running pipeline, as an operator lists, adds and removes them.
+"""Membership: lists, adds and removes the gateways of a running pipeline.
 
-The one rule: the leading gateway decides; this module only asks it. Used by `procession gateways`; uses
+Invariant: the leading gateway decides; this module only sends requests to it. Used by `procession gateways`; uses
 `gateway/control_client`, and a supervisor for a gateway that is added.
 """
 
@@ -46,10 +46,12 @@ def table(gateways: list[dict[str, Any]]) -> str:
     shown = Table(show_edge=False)
     for column in ("name", "standing", "connected", "streams", "producers send to", "driver asks at"):
         shown.add_column(column, no_wrap=True)
-    for one in gateways:
-        connected = "yes" if one["is_connected"] else "no"
-        asked_at = "its machine only" if one["control"].startswith(SOCKET_FILE) else one["control"]
-        shown.add_row(one["name"], one["standing"], connected, str(one["streams"]), one["listen"], asked_at)
+    for gateway in gateways:
+        connected = "yes" if gateway["is_connected"] else "no"
+        control = "its machine only" if gateway["control"].startswith(SOCKET_FILE) else gateway["control"]
+        shown.add_row(
+            gateway["name"], gateway["standing"], connected, str(gateway["streams"]), gateway["listen"], control
+        )
     console = Console(width=TABLE_CHARS)
     with console.capture() as captured:
         console.print(shown)
@@ -61,17 +63,17 @@ def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: Cli
     with ControlClient(leader, cookie, PATIENCE_S, tls=tls) as client:
         client.leave(name)
         deadline = time.monotonic() + wait_s
-        while any(one["name"] == name for one in client.gateways()):
+        while any(gateway["name"] == name for gateway in client.gateways()):
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"Gateway {name!r} is leaving, and not gone after {wait_s:g} seconds.",
-                    next_step="See that gateway and driver run: it goes when all that it took is committed.",
+                    f"Gateway {name!r} is leaving, but has not left after {wait_s:g} seconds.",
+                    next_step="Check that the gateway and the driver run: it leaves when its records are committed.",
                 )
             time.sleep(LOOK_S)
 
 
 def next_name(used: Iterable[str]) -> str:
-    """A name with a number that no gateway of the pipeline ever had: a departed one may come back under its name."""
+    """Return a name that no gateway of the pipeline ever had, because a departed gateway may return with its name."""
     numbers = (name.removeprefix(f"{GATEWAY}-") for name in used)
     return f"{GATEWAY}-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"
 
@@ -79,14 +81,15 @@ def next_name(used: Iterable[str]) -> str:
 def run_one_more(
     directory: Path, name: str, listen: str, metrics: str | None, settings: Settings, say: Callable[[str], None]
 ) -> None:
-    """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop. The setting
-    `metrics` says where the pipeline's own gateways tell theirs, so this one is told apart."""
+    """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop.
+
+    `metrics` is its own address: the setting of that name belongs to the pipeline's own gateways."""
     for address in filter(None, (listen, metrics)):
         parse_address(address)
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
     with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
-        used = {*(one["name"] for one in client.gateways()), *client.departed()}
+        used = {*(gateway["name"] for gateway in client.gateways()), *client.departed()}
         order = order_words_of(client.order())
     part = name or next_name(used)
     with Supervisor(directory / "logs", say=say) as supervisor:
@@ -94,6 +97,6 @@ def run_one_more(
         argv += ("--metrics", metrics) if metrics else ()
         supervisor.start(Part(part, argv, is_ready=announced_in(directory / part / ADDRESS_FILE)))
         if supervisor.wait_ready():
-            say(f"{part} takes records now; Ctrl-C stops it, `procession gateways leave {part}` lets it go")
+            say(f"{part} accepts records; Ctrl-C stops it, `procession gateways leave {part}` removes it")
         supervisor.wait_done(part)
         supervisor.stop()

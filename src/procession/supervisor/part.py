@@ -1,6 +1,6 @@
 """A part: a supervised program, and the child process that currently runs it.
 
-The one rule: a child leads a session of its own and carries a mark in its environment. It counts as ended only when
+Invariant: a child leads its own session and has a mark in its environment. It counts as ended only when
 every process with its mark has ended. Used by the supervisor; uses `supervisor/cleanup` to find what a child left
 behind.
 """
@@ -22,7 +22,7 @@ from procession.supervisor.part_log import PartLog
 from procession.supervisor.restart_policy import RestartPolicy, Restarts
 
 TURN = b"go\n"
-"""The line that tells a spare to take over."""
+"""The line that promotes a spare."""
 
 SPARE_PAUSE_S = 5.0
 """Minimum time between two starts of a spare."""
@@ -44,11 +44,11 @@ class Part:
     stop_rank: int = 0
     stop_timeout_s: float = 10.0
     spare: tuple[str, ...] = ()
-    """Further arguments that make it wait for `TURN` on standard input before it takes over. Empty: no spare."""
+    """Arguments that make it a spare, which waits for `TURN` on standard input. Empty: no spare."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class PartProcess:
     """A running process, the mark of all that it starts, and a descriptor that becomes readable when it ends."""
 
     popen: subprocess.Popen[bytes]
@@ -65,7 +65,7 @@ class Process:
         cleanup.sweep(self.mark, [self.popen.pid])
 
 
-class State(Enum):
+class PartState(Enum):
     """The states of a child."""
 
     WAITING = auto()  # for its next start
@@ -79,15 +79,15 @@ class Child:
 
     def __init__(self, part: Part, mark: str, directory: Path, policy: RestartPolicy) -> None:
         self.part = part
-        self.state = State.WAITING
+        self.state = PartState.WAITING
         self.due = 0.0  # WAITING: when it starts; STARTING: when it must be ready
         self.starts = 0
         self.is_killed_by_us = False
         self.restarts = Restarts(policy)
         self.log = PartLog(directory / f"{part.name}.log")
         self._marks = (f"{mark}{part.name}/{number}/" for number in itertools.count())
-        self._process: Process | None = None
-        self._spare: Process | None = None
+        self._process: PartProcess | None = None
+        self._spare: PartProcess | None = None
         self._spare_due = 0.0
 
     @property
@@ -105,13 +105,13 @@ class Child:
 
     def start(self, now: float) -> None:
         """Starts it, or lets the spare take over."""
-        self._process = self._relieve() or self._open(self.part.argv, subprocess.DEVNULL)
+        self._process = self._promote() or self._open(self.part.argv, subprocess.DEVNULL)
         self.starts += 1
         self.is_killed_by_us = False
-        self.state = State.STARTING
+        self.state = PartState.STARTING
         self.due = now + self.part.ready_timeout_s
 
-    def _open(self, argv: tuple[str, ...], stdin: int) -> Process:
+    def _open(self, argv: tuple[str, ...], stdin: int) -> PartProcess:
         mark = next(self._marks)
         output = self.log.open()
         try:
@@ -125,7 +125,7 @@ class Child:
             )
         finally:
             os.close(output)
-        return Process(popen, mark, os.pidfd_open(popen.pid))
+        return PartProcess(popen, mark, os.pidfd_open(popen.pid))
 
     def status(self) -> int | None:
         """The exit status, or minus the signal's number. None while it runs."""
@@ -159,7 +159,7 @@ class Child:
     @property
     def spare_due(self) -> float:
         """When a spare is to be started. Never, if none is missing."""
-        is_missing = self.part.spare and self._spare is None and self.state is State.READY
+        is_missing = self.part.spare and self._spare is None and self.state is PartState.READY
         return self._spare_due if is_missing else float("inf")
 
     def keep_spare(self, now: float) -> None:
@@ -175,8 +175,8 @@ class Child:
             self._spare.clear()
             self._spare = None
 
-    def _relieve(self) -> Process | None:
-        """Lets the spare take over. None if there is none."""
+    def _promote(self) -> PartProcess | None:
+        """Promote the spare. Return None if there is none."""
         spare, self._spare = self._spare, None
         if spare is None:
             return None

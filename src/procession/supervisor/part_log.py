@@ -1,6 +1,6 @@
 """The log file of a supervised part: its output, bounded in size, and its last lines.
 
-The one rule: the part writes to the file itself, so no pipe can fill up or break, even if the supervisor dies. The last
+Invariant: the part writes to the file itself, so no pipe can fill up or break, even if the supervisor dies. The last
 lines are shown to the user when the part has ended.
 """
 
@@ -66,11 +66,11 @@ class PartLog:
 
 
 def last_words(text: str) -> str:
-    """The last line that tells an error, with the indented lines below it, or else the last lines."""
+    """Return the last error line with the indented lines below it, or else the last lines."""
     lines = text.rstrip().splitlines()
-    errors = [(number, told) for number, line in enumerate(lines) if (told := failure_in(line)) is not None]
+    errors = [(number, message) for number, line in enumerate(lines) if (message := failure_in(line)) is not None]
     if not errors:
         return "\n".join(lines[-TAIL_LINES_MAX:])
-    first, told = errors[-1]
+    first, message = errors[-1]
     end = next((n for n in range(first + 1, len(lines)) if lines[n] and not lines[n][0].isspace()), len(lines))
-    return "\n".join([told, *lines[first + 1 : end]]).rstrip()
+    return "\n".join([message, *lines[first + 1 : end]]).rstrip()

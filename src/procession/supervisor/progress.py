@@ -1,7 +1,7 @@
 """Progress of a pipeline, read from its gateway and its epoch log, and its display.
 
-The one rule: it only reads. A display that cannot read shows what it read last. Output is a live table on a terminal, a
-line now and then in a pipe, or nothing.
+Invariant: it only reads. A display that cannot read shows what it read last. Output is a live table on a terminal, a
+line at intervals in a pipe, or nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WINDOW_S = 3.0
 LINE_INTERVAL_S = 5.0
 PATIENCE_S = 0.2
 GATEWAY = "gateway"
-"""The directory of the first gateway; those of others have a number, too."""
+"""The directory of the first gateway. The others have a number as suffix."""
 
 
 @dataclass
-class Progress:
-    """What a pipeline has done since we began to look."""
+class PipelineProgress:
+    """The progress of a pipeline since the first look."""
 
     directory: Path
     cookie: bytes = b""
@@ -43,35 +43,35 @@ class Progress:
     records_in: int = 0
     committed: int = 0
     late: int = 0
-    """Of the committed ones, those that came behind the watermark of their stream."""
+    """Committed records that were behind the watermark of their stream."""
     late_at: Mapping[str, int] = field(default_factory=dict)
-    """The stages with a watermark, with the records that came behind it."""
+    """Late records by stage, for stages with a watermark."""
     epochs: int = 0
     away: tuple[str, ...] = ()
-    """The gateways that the first one does not find: by event time nothing is put out without them."""
+    """Gateways that the leader cannot reach. With event-time order nothing is emitted without them."""
     disks_low: tuple[Path, ...] = ()
-    """The directories of gateways whose disk has less room than `disk_free_bytes_min`: their producers wait."""
+    """Directories of gateways whose disk has fewer free bytes than `disk_free_bytes_min`. Their producers wait."""
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
-    """The number of the record that the committed epochs end before."""
+    """The number of the first record that is not committed."""
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S, tls=self.tls)}
         self._waiting: dict[str, int] = {}
-        """Where the log of each gateway ends, without the ends of streams that are in it."""
+        """The end of each gateway's log, without the ends of streams in it."""
         self._tail = EpochTail(self.directory / "epochs.jsonl")
 
     @classmethod
     def from_now(cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> Self:
-        """Counts go on from what the pipeline did before; rates and latencies begin now."""
+        """Continue the counts of earlier runs, and measure rates and latencies from now on."""
         progress = cls(directory, cookie, tls)
         progress._read_epochs()
         progress.latency = Latency()
         return progress
 
     def look(self) -> Self:
-        """Look again."""
+        """Read the progress again."""
         self._read_epochs()
         for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
@@ -81,15 +81,15 @@ class Progress:
             try:
                 status = client.status()
                 (low.add if status.get("is_disk_short") else low.discard)(self.directory / name)
-                # Ends of streams have sequence numbers too; what is committed is counted without them.
+                # Ends of streams have sequence numbers too, but do not count as committed records.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
                 self._waiting[name] = _rows(status) - ends
                 if name == GATEWAY:
-                    self.away = tuple(one["name"] for one in client.gateways() if not one["is_connected"])
+                    self.away = tuple(member["name"] for member in client.gateways() if not member["is_connected"])
             except ProcessionError:
                 client.close()
         self.disks_low = tuple(sorted(low))
-        # Not the most there ever was: between two looks a stream's end, or a stream that moves, may count twice.
+        # Not the maximum so far: between two reads the end of a stream, or a stream that moves, may count twice.
         self.records_in = self.committed + self.waiting(self._end)
         now = time.monotonic()
         self._recent.append((now, self.committed))
@@ -98,7 +98,7 @@ class Progress:
         return self
 
     def waiting(self, end: int) -> int:
-        """Records that the gateways have taken and that stand at or behind this number of the sequence."""
+        """Return the number of received records from this sequence number on."""
         return max(0, sum(self._waiting.values()) - end)
 
     def _read_epochs(self) -> None:
@@ -111,7 +111,7 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Committed records a second, over the last few."""
+        """Committed records per second, over the last WINDOW_S seconds."""
         (before, fewer), (now, more) = self._recent[0], self._recent[-1]
         return (more - fewer) / (now - before) if now > before else 0.0
 
@@ -120,7 +120,7 @@ class Progress:
 
 
 class LiveDisplay:
-    """Shows cells on the standard error stream: a live table on a terminal, elsewhere a line now and then."""
+    """Shows cells on the standard error stream: as a live table on a terminal, elsewhere as a line at intervals."""
 
     def __init__(self, *, refreshes_per_second: float, is_silent: bool = False) -> None:
         self._console = Console(file=sys.stderr, quiet=is_silent, highlight=False)
@@ -159,11 +159,11 @@ class Display(LiveDisplay):
         self._next_line = 0.0
         self._disks_low: tuple[Path, ...] = ()
 
-    def show(self, progress: Progress, restarts: int) -> None:
+    def show(self, progress: PipelineProgress, restarts: int) -> None:
         for path in set(progress.disks_low).difference(self._disks_low):
-            self.say(f"the disk of {path} has less room than disk_free_bytes_min: producers wait until there is more")
+            self.say(f"the disk of {path} has fewer free bytes than disk_free_bytes_min: producers wait")
         for path in set(self._disks_low).difference(progress.disks_low):
-            self.say(f"the disk of {path} has room again: producers go on")
+            self.say(f"the disk of {path} has enough free space again: producers continue")
         self._disks_low = progress.disks_low
         cells = _cells(progress, restarts)
         if self.is_live:
@@ -174,15 +174,15 @@ class Display(LiveDisplay):
 
 
 def _rows(status: Mapping[str, Any]) -> int:
-    """Where a gateway's log ends. By event time it is the ordered one, with what waits for its place in it, and what
-    came last: in the other are words about streams that came from elsewhere, too, and what has gone elsewhere."""
+    """Return the end of a gateway's log. With event-time order it is the end of the ordered log plus the waiting rows:
+    the arrival log also has rows about streams that moved."""
     end = int(status["next_sequence"])
     if "ordered_end" in status:
         return end - int(status["heard_end"]) + int(status["waiting_records"]) + int(status["ordered_end"])
     return end
 
 
-def _cells(progress: Progress, restarts: int) -> dict[str, str]:
+def _cells(progress: PipelineProgress, restarts: int) -> dict[str, str]:
     p50, p99 = progress.latency_ms(0.5), progress.latency_ms(0.99)
     return {
         "records in": f"{progress.records_in:,}",

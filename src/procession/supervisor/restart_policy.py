@@ -1,6 +1,6 @@
 """The restart policy: whether a part that died is started again, and when.
 
-The one rule: the decision depends only on the deaths within a time window; the time is passed in as `now`. Used by the
+Invariant: the decision depends only on the deaths within a time window; the time is passed in as `now`. Used by the
 supervisor, which waits, or gives up and shows the part's last lines.
 """
 

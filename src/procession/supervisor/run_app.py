@@ -1,8 +1,8 @@
 """`procession run`: runs a user's app with everything that it needs on this machine.
 
-The one rule: it ends by itself only when the inputs that it was given are committed, with everything that their ends
-cause, and every file sink has received the decision; otherwise it ends when it is stopped. Its summary is what the
-checkpoint says. Called by the command line; uses `supervisor/local_pipeline`.
+Invariant: it ends by itself only when its inputs are committed, including the results of their ends, and every file
+sink has received the decision. Otherwise it runs until it is stopped. Its summary comes from the checkpoint. Uses
+`supervisor/local_pipeline`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.counters import LATE_AT
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.connectors.file_source import FileSource
 from procession.driver.app_file import load_app
 from procession.driver.held_records import held_back
 from procession.errors import ConfigError, ProcessionError
-from procession.planner.event_order import Late
+from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
 from procession.sdk.transaction_log import uncommitted
-from procession.supervisor.local_pipeline import SOURCE, Local, check_start
-from procession.supervisor.progress import Display, Progress
+from procession.supervisor.app_connectors import check_connectors, connected_streams, ending_parts, told
+from procession.supervisor.local_pipeline import LocalPipeline, check_start
+from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
@@ -42,26 +43,35 @@ def run_app(
     is_silent: bool,
     event_time: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Runs until the inputs are committed, or, without inputs, until asked to stop. Returns the figures of the run."""
-    # What cannot be read is told now, not when everything has been started.
+    """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
+    run."""
+    # Report unreadable inputs before anything is started.
     streams = FileSource(inputs).stream_ids
     graph = load_app(app, input_streams=streams).graph
+    check_connectors(graph)
+    streams |= connected_streams(graph)
+    graph = graph.with_inputs(streams)
+    ending = ending_parts(graph, has_inputs=bool(inputs))
     check_start(settings, listen)
     directory = directory or Path(".procession") / graph.name
     with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
-        local = Local(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
+        local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
         before = last_round(local.directory)
-        progress = Progress.from_now(local.directory, settings.control_cookie, settings.client_tls)
+        progress = PipelineProgress.from_now(local.directory, settings.control_cookie, settings.client_tls)
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if settings.open_producers:
-            display.say(f"open: anybody who reaches {listen} can send to this pipeline, without a secret")
+            display.say(f"open: any producer that can reach {listen} can send to this pipeline without a secret")
 
         def is_done() -> bool:
-            return bool(inputs) and supervisor.has(SOURCE) and supervisor.is_done(SOURCE) and is_delivered(local)
+            are_done = (supervisor.has(part) and supervisor.is_done(part) for part in ending)
+            return bool(ending) and all(are_done) and is_delivered(local)
 
         if local.start():
             if inputs:
                 local.start_source(inputs, event_time=event_time)
+            local.start_connected()
+            for line in told(graph):
+                display.say(line)
             joining = f", gateways join at {local.control}" if settings.control else ""
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not is_done():
@@ -72,12 +82,12 @@ def run_app(
         figures = _figures(graph, local.directory, before, progress.look(), settings)
         return figures | {
             "restarts": sum(supervisor.restarts.values()),
-            "has_inputs": bool(inputs),
+            "has_inputs": bool(ending),
             "is_done": was_done,
         }
 
 
-def last_round(directory: Path) -> Round | None:
+def last_round(directory: Path) -> RoundRecord | None:
     """The record of the last committed epoch of the pipeline in this directory, or None."""
     try:
         return DecisionReader(directory / "checkpoint").last()
@@ -85,25 +95,25 @@ def last_round(directory: Path) -> Round | None:
         return None
 
 
-def is_delivered(local: Local) -> bool:
+def is_delivered(local: LocalPipeline) -> bool:
     """Whether every file sink has received the decisions on its prepared transactions."""
     logs = [
-        local.sink_directories[one.sink.name] / f"{one.instance}.txnlog"
-        for one in local.graph.participants
-        if one.sink.name in local.sink_directories
+        local.sink_directories[end.sink.name] / f"{end.instance}.txnlog"
+        for end in local.graph.participants
+        if end.sink.name in local.sink_directories
     ]
     return not any(uncommitted(log) for log in logs if log.exists())
 
 
 def _figures(
-    graph: Graph, directory: Path, before: Round | None, progress: Progress, settings: Settings
+    graph: Graph, directory: Path, before: RoundRecord | None, progress: PipelineProgress, settings: Settings
 ) -> dict[str, Any]:
     """The committed records of this run, from the round records: a killed driver may not have logged its last epoch."""
     last = last_round(directory)
     counts = {name: _counter(last, name) - _counter(before, name) for name in COUNTERS}
     waiting = progress.waiting(0 if last is None else last.last)
     held: list[str] = []
-    with suppress(ProcessionError, OSError):  # a summary must not fail on what the next start will tell
+    with suppress(ProcessionError, OSError):  # a summary must not fail: the next start reports the error
         states = directory / "state" / DecisionReader(directory / "checkpoint").id
         held = held_back(graph, last, states)
     return {
@@ -120,27 +130,27 @@ def _figures(
     }
 
 
-def _counter(record: Round | None, name: str) -> int:
+def _counter(record: RoundRecord | None, name: str) -> int:
     return 0 if record is None else record.counters.get(name, 0)
 
 
-def _late_at(last: Round | None, before: Round | None) -> dict[str, int]:
+def _late_at(last: RoundRecord | None, before: RoundRecord | None) -> dict[str, int]:
     """The late records of each stage in this run."""
     names = [name for name in (last.counters if last is not None else {}) if name.startswith(LATE_AT)]
     counts = {name.removeprefix(LATE_AT): _counter(last, name) - _counter(before, name) for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
-def _epochs(record: Round | None) -> int:
+def _epochs(record: RoundRecord | None) -> int:
     return 0 if record is None else record.epoch + 1
 
 
 def is_clean(figures: Mapping[str, Any]) -> bool:
     """Whether the run completed, with no more dead letters than allowed."""
-    return (figures["is_done"] or not figures["has_inputs"]) and not _has_too_many_letters(figures)
+    return (figures["is_done"] or not figures["has_inputs"]) and not _has_too_many_dead_letters(figures)
 
 
-def _has_too_many_letters(figures: Mapping[str, Any]) -> bool:
+def _has_too_many_dead_letters(figures: Mapping[str, Any]) -> bool:
     records = figures["committed"]
     return bool(min(figures["dead_letters"], records) > figures["dead_letter_share_max"] * records)
 
@@ -148,20 +158,22 @@ def _has_too_many_letters(figures: Mapping[str, Any]) -> bool:
 def sentence(figures: Mapping[str, Any]) -> str:
     """The summary at the end of a run."""
     epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']:,} epochs"
-    told = [f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"]
+    parts = [f"{figures['committed']:,} of {figures['records_in']:,} records committed in {epochs}"]
     stages = figures.get("late_at", {}).items()
-    told += [f"{count:,} came too late to stage {name!r}" for name, count in stages]
+    parts += [f"{count:,} came too late to stage {name!r}" for name, count in stages]
     if figures["late"]:
         is_one = figures["late"] == 1
         dropped, letters = ("was dropped", "is a dead letter") if is_one else ("were dropped", "are dead letters")
-        # The rule may have been another one in a run before this one, and this may have gone on with its last epoch.
-        became = {Late.DROP: f", and {dropped}", Late.DEAD_LETTER: f", and {letters}"}.get(figures["late_rule"], "")
-        told.append(f"{figures['late']:,} of them came late{became}")
+        # Without the current rule: an earlier run may have used another one for records that count here.
+        became = {LateRule.DROP: f", and {dropped}", LateRule.DEAD_LETTER: f", and {letters}"}.get(
+            figures["late_rule"], ""
+        )
+        parts.append(f"{figures['late']:,} of them came late{became}")
     if count := figures["dead_letters"]:
         rule = f", more than dead_letter_share_max ({figures['dead_letter_share_max']:g}) allows"
-        told.append(f"{count:,} set aside as dead letters{rule if _has_too_many_letters(figures) else ''}")
+        parts.append(f"{count:,} set aside as dead letters{rule if _has_too_many_dead_letters(figures) else ''}")
     if figures["has_inputs"] and not figures["is_done"]:
-        told.append("stopped before all of the input and its end were committed; start again to go on")
+        parts.append("stopped before the whole input and its end were committed; start again to continue")
     if figures["held_back"] and not figures["is_done"]:
-        told.append(f"still held back: {', '.join(figures['held_back'])}")
-    return "; ".join(told)
+        parts.append(f"still held back: {', '.join(figures['held_back'])}")
+    return "; ".join(parts)

@@ -1,6 +1,6 @@
 """The settings of an operator, from `procession.toml`, the environment and the command line.
 
-The one rule: a setting has one name everywhere: `epoch_records_max` in the file, `PROCESSION_EPOCH_RECORDS_MAX` in the
+Invariant: a setting has one name everywhere: `epoch_records_max` in the file, `PROCESSION_EPOCH_RECORDS_MAX` in the
 environment, `--epoch-records-max` on the command line. The command line overrides the environment, which overrides the
 file.
 """
@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     streams_retire_after_s: float = Field(
         3600.0,
         ge=0,
-        description="A stream that nobody has open and whose records are all committed is retired after this time."
+        description="A closed stream whose records are all committed is retired after this time."
         " Lower it if there are many short streams.",
     )
     streams_retired_max: int = Field(
@@ -232,8 +232,8 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigError(
             f"there is no setting {name!r}"
             if first["type"] == "extra_forbidden"
-            else f"setting {name!r} is not right: {first['msg']}",
-            next_step=f"mend it in {FILE}, in PROCESSION_{name.upper()} or on the command line; there are: {known}",
+            else f"setting {name!r} is invalid: {first['msg']}",
+            next_step=f"correct it in {FILE}, in PROCESSION_{name.upper()} or on the command line; there are: {known}",
         ) from error
     except ValueError as error:  # TOML that cannot be read
         raise ConfigError(f"{FILE} cannot be read: {error}", next_step="correct the file") from error

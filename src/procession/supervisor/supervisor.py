@@ -1,6 +1,6 @@
 """The supervisor: starts the parts of a pipeline, restarts those that die, and stops them in order.
 
-The one rule: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with
+Invariant: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with
 deadlines. When a part dies, what it left is killed before the next start. If the supervisor itself is killed, its
 warden cleans up (`supervisor/cleanup`). It runs in the caller's thread, whenever the caller calls `watch`; parts keep
 running in between.
@@ -23,7 +23,7 @@ from typing import Any, Self
 from procession.errors import ProcessionError
 from procession.exit_status import HOPELESS
 from procession.supervisor import cleanup
-from procession.supervisor.part import Child, Part, State
+from procession.supervisor.part import Child, Part, PartState
 from procession.supervisor.restart_policy import RestartPolicy
 
 READY_POLL_S = 0.05
@@ -39,7 +39,7 @@ def _in_silence(_sentence: str) -> None:
 
 
 class Supervisor:
-    """Use it as a context: parts are started inside, and nothing of them is left outside.
+    """A context manager: parts are started inside, and none of their processes is left after it.
 
     with Supervisor(directory) as supervisor:
         supervisor.start(gateway)
@@ -72,7 +72,9 @@ class Supervisor:
         self._warden = cleanup.start_warden(self._mark)
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                if (
+                    number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+                ):  # keep it ignored under nohup
                     self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -110,13 +112,13 @@ class Supervisor:
     def wait_ready(self, *names: str) -> bool:
         """Supervises until the named parts (or all) are ready or done. False when asked to stop."""
         waited_for = [self._children[name] for name in names or self._children]
-        self._watch_until(lambda: all(child.state in (State.READY, State.ENDED) for child in waited_for))
+        self._watch_until(lambda: all(child.state in (PartState.READY, PartState.ENDED) for child in waited_for))
         return not self.is_asked_to_stop
 
     def wait_done(self, *names: str) -> bool:
         """Supervises until the named parts have ended with status 0. False when asked to stop."""
         waited_for = [self._children[name] for name in names]
-        self._watch_until(lambda: all(child.state is State.ENDED for child in waited_for))
+        self._watch_until(lambda: all(child.state is PartState.ENDED for child in waited_for))
         return not self.is_asked_to_stop
 
     def kill(self, name: str) -> None:
@@ -136,7 +138,7 @@ class Supervisor:
 
     def is_done(self, name: str) -> bool:
         """Whether a part has ended for good."""
-        return self._children[name].state is State.ENDED
+        return self._children[name].state is PartState.ENDED
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -169,7 +171,7 @@ class Supervisor:
         while True:
             for child in self._children.values():
                 self._look_after(child)
-            if self.is_asked_to_stop or all(child.state is State.ENDED for child in self._children.values()):
+            if self.is_asked_to_stop or all(child.state is PartState.ENDED for child in self._children.values()):
                 return False
             if is_enough():
                 return True
@@ -180,16 +182,16 @@ class Supervisor:
         for note in child.log.notes():
             self._say(f"{child.part.name}: {note}")
         if child.is_running and (status := child.status()) is not None:
-            self._bury(child, status, now)
-        elif child.state is State.STARTING and child.is_ready():
-            child.state = State.READY
-        elif child.state is State.STARTING and now >= child.due:
+            self._ended(child, status, now)
+        elif child.state is PartState.STARTING and child.is_ready():
+            child.state = PartState.READY
+        elif child.state is PartState.STARTING and now >= child.due:
             child.clear()
             self._start_again(child, f"was not ready within {child.part.ready_timeout_s:g} s", now)
-        elif child.state is State.WAITING and now >= child.due:
+        elif child.state is PartState.WAITING and now >= child.due:
             self._launch(child)
         else:
-            if child.state is State.READY:  # no sooner: a start needs all there is
+            if child.state is PartState.READY:  # not earlier: a starting part needs the CPU
                 child.keep_spare(now)
             child.log.trim()
 
@@ -197,15 +199,15 @@ class Supervisor:
         try:
             child.start(time.monotonic())
         except OSError as error:
-            child.state = State.ENDED
+            child.state = PartState.ENDED
             raise self._failure(child, f"The {child.part.name} could not be started: {error}.") from error
 
-    def _bury(self, child: Child, status: int, now: float) -> None:
-        """A child has ended by itself: cleans up after it, then decides whether its part is started again."""
+    def _ended(self, child: Child, status: int, now: float) -> None:
+        """Handle a child that has ended by itself: clean up after it, then decide whether to restart its part."""
         child.clear()
-        child.state = State.ENDED
+        child.state = PartState.ENDED
         if status in HOPELESS:
-            raise self._failure(child, child.log.last_words() or "It ended with a fatal error and said nothing.")
+            raise self._failure(child, child.log.last_words() or "It ended with a fatal error and without a message.")
         if status != 0:
             self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)
 
@@ -214,12 +216,12 @@ class Supervisor:
         if not child.is_killed_by_us:
             delay_s = child.restarts.died(now, was_killed=was_killed)
         if delay_s is None:
-            child.state = State.ENDED
+            child.state = PartState.ENDED
             often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
-            words = child.log.last_words() or "(none)"
-            raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last words:\n{words}")
-        self._say(f"{child.part.name} {how}; starting it again")
-        child.state = State.WAITING
+            lines = child.log.last_words() or "(none)"
+            raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last lines:\n{lines}")
+        self._say(f"{child.part.name} {how}; restarting it")
+        child.state = PartState.WAITING
         child.due = now + delay_s
 
     def _failure(self, child: Child, sentence: str) -> PartFailed:
@@ -228,8 +230,8 @@ class Supervisor:
     def _next_due(self) -> float:
         """The time of the next action, if nothing happens before."""
         now = time.monotonic()
-        dues = [child.due for child in self._children.values() if child.state is State.WAITING]
-        polls = [now + READY_POLL_S for child in self._children.values() if child.state is State.STARTING]
+        dues = [child.due for child in self._children.values() if child.state is PartState.WAITING]
+        polls = [now + READY_POLL_S for child in self._children.values() if child.state is PartState.STARTING]
         spares = [child.spare_due for child in self._children.values()]
         return min([*dues, *polls, *spares], default=float("inf"))
 
@@ -257,7 +259,7 @@ class Supervisor:
         for rank in sorted({child.part.stop_rank for child in children}):
             self._stop_together([child for child in children if child.part.stop_rank == rank and child.is_running])
         for child in children:
-            child.state = State.ENDED
+            child.state = PartState.ENDED
 
     def _stop_together(self, group: list[Child]) -> None:
         began = time.monotonic()
@@ -273,7 +275,7 @@ class Supervisor:
 
     @property
     def _is_pressed(self) -> bool:
-        """A second Ctrl-C. (Not a second SIGTERM: `timeout` and service managers send two as a matter of course.)"""
+        """Whether Ctrl-C was pressed twice. A second SIGTERM does not count: service managers routinely send two."""
         return self._signals.count(signal.SIGINT) > 1
 
 

@@ -1,7 +1,7 @@
 """The inputs of a test as rows of the log, as a gateway would have written them.
 
-The one rule: a row has the bytes that the source's codec decodes to the value of the test; a value that would reach the
-functions as another one is refused. Before it the user's test; after it `testing/in_process`.
+Invariant: a row has the bytes that the source's codec decodes to the value of the test. A value that would be decoded
+to a different one is refused. `testing/in_process` reads the rows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pyarrow as pa
 from procession.api.pipeline import number_of_stream
 from procession.errors import UsageError
 from procession.gateway.event_time_log import heard_rows, ordered_rows
-from procession.gateway.log_rows import Row, batch_of, eos_row
-from procession.merge.event_time import Declared, EventOrder
+from procession.gateway.log_rows import LogRow, batch_of, eos_row
+from procession.merge.event_time import DeclaredOrder, EventOrder
 from procession.operators.codecs import DECODE, ENCODE
 from procession.planner.graph import Graph, Node
-from procession.record import stream_id
+from procession.planner.source_streams import streams_of
+from procession.record import id_in_share, stream_id
 from procession.storage.segment import KIND_RECORD
 from procession.times import nanoseconds
 
@@ -62,7 +63,7 @@ class Arrivals:
     graph: Graph
     names: dict[int, str] = field(default_factory=dict)
     """What each stream is called, for people."""
-    _rows: list[Row] = field(default_factory=list)
+    _rows: list[LogRow] = field(default_factory=list)
     _lasts: dict[int, int] = field(default_factory=dict)
     """Where the last record of each stream is among the rows; -1: there is none."""
 
@@ -96,7 +97,7 @@ class Arrivals:
         if not is_ended:
             return batch_of(self._rows)
         ends = {place: stream for stream, place in self._lasts.items() if place >= 0}
-        rows: list[Row] = []
+        rows: list[LogRow] = []
         for place, row in enumerate(self._rows):
             rows.append(row)
             if place in ends:
@@ -125,7 +126,7 @@ class Arrivals:
         key = record.key.encode() if isinstance(record.key, str) else bytes(record.key)
         message_id = 1 if last < 0 else self._rows[last].message_id + 1
         time = nanoseconds(record.event_time, "s") if record.event_time else 0
-        self._rows.append(Row(KIND_RECORD, number, message_id, time, key, payload_of(source, record.value)))
+        self._rows.append(LogRow(KIND_RECORD, number, message_id, time, key, payload_of(source, record.value)))
 
     def _name(self, number: int, source: Node, stream: Stream | None = None) -> None:
         self.names.setdefault(number, f"source {source.name!r}" if stream is None else f"stream {str(stream)!r}")
@@ -159,8 +160,8 @@ class Arrivals:
                 next_step=f'give a list for each: {{"{source.name}": {{stream: [record, …], …}}}}',
             )
         number = number_of_stream(named)
-        others = self.graph.streams - (source.streams or frozenset())
-        if number is None or number in others or (source.streams is not None and number not in source.streams):
+        number = None if number is None else _in_share(source, number)
+        if number is None or not streams_of(self.graph, [source]).takes(number):
             raise UsageError(
                 f"source {source.name!r} does not take stream {named!r}",
                 next_step="name a stream of its streams=[…], as they are named there",
@@ -170,7 +171,11 @@ class Arrivals:
 
 def _own_stream(source: Node) -> int:
     """The stream of a source that names none."""
-    return stream_id(f"source:{source.name}".encode())
+    return _in_share(source, stream_id(f"source:{source.name}".encode()))
+
+
+def _in_share(source: Node, stream: int) -> int:
+    return stream if source.share is None else id_in_share(source.share, stream)
 
 
 def _listed(records: Any, of: str) -> Iterator[Any]:
@@ -209,7 +214,7 @@ def _is_same(decoded: Any, value: Any) -> bool:
     return bool(decoded == value) or repr(decoded) == repr(value)
 
 
-def in_event_order(declared: Declared, rows: pa.RecordBatch) -> pa.RecordBatch:
+def in_event_order(declared: DeclaredOrder, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of the ordered log: those whose place is final."""
     order = EventOrder(declared)
     order.hear(heard_rows(rows))

@@ -1,8 +1,8 @@
 """A pipeline in this process: the tasks of its plan one after the other, epoch by epoch.
 
-The one rule: nothing that decides about output is written here. The planner, the tasks with their operators, the
-exchanges, the states, the merges and the order of event time are those that Spark's workers, the driver and the gateway
-run; this module calls them in turn. Before it `testing/arrivals`; after it the user's test.
+Invariant: no code here decides about output. The planner, the tasks with their operators, the exchanges, the states,
+the merges and the event-time order are those that Spark's workers, the driver and the gateway run; this module calls
+them in turn.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from procession.commit.counters import counted
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
 from procession.commit.emitter import payloads, runs_for
 from procession.commit.epoch_ranges import check_joined, versions_after
-from procession.commit.round_record import Round
+from procession.commit.round_record import RoundRecord
 from procession.driver.stream_order import declared_by
-from procession.driver.table_versions import Refresh
+from procession.driver.table_versions import TableRefresh
 from procession.errors import PlanError, ProcessionError
 from procession.operators.codecs import DECODE
 from procession.planner.compatibility import keyed_stages
-from procession.planner.graph import Framing, Graph, Kind, Node
+from procession.planner.graph import Graph, Kind, Node, SinkFraming
 from procession.planner.plan import Plan
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.validation import checked_count
 from procession.spark.epoch_tasks import ranges_of, run_first, run_slot
-from procession.spark.manifest_routing import Parcel, addressed, manifests
-from procession.spark.task_state import Keeping
-from procession.spark.tasks import Attempt, Tables, Task
-from procession.storage.log_ranges import FIRST_GATEWAY, Place
+from procession.spark.manifest_routing import RoutedManifest, addressed, manifests
+from procession.spark.task_state import TaskStateStore
+from procession.spark.tasks import Attempt, Task, TaskTables
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 from procession.storage.run_store import Manifest, Run, RunStore
 from procession.storage.segment import KIND_EOS
-from procession.storage.state_store import Version
+from procession.storage.state_version import StateVersion
 from procession.testing.arrivals import Arrivals, Inputs, cuts_of, in_event_order
 
 PARALLELISM_MAX = 1024
@@ -195,9 +195,9 @@ class _Memory:
 class _Committed:
     """What the epochs have committed, as the round records would have it."""
 
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: dict[int, RoundRecord] = field(default_factory=dict)
 
-    def states(self, epoch: int) -> Mapping[str, Version]:
+    def states(self, epoch: int) -> Mapping[str, StateVersion]:
         return self.rounds[epoch].states
 
     def sides(self, epoch: int) -> Mapping[str, str]:
@@ -210,18 +210,18 @@ class _Hosted:
     def __init__(self, plan: Plan, rows: pa.RecordBatch, directory: Path, share_max: float) -> None:
         self._plan = plan
         self._committed = _Committed()
-        self._keyed = {chain: (name, Version(kind=kind)) for chain, (name, kind) in keyed_stages(plan).items()}
+        self._keyed = {chain: (name, StateVersion(kind=kind)) for chain, (name, kind) in keyed_stages(plan).items()}
         self._runs = RunStore(directory / "runs")
-        self._refresh = Refresh.of(plan.graph, directory / "sides", lambda _: None, FENCE)
+        self._refresh = TableRefresh.of(plan.graph, directory / "sides", lambda _: None, FENCE)
         self._refresh.begin({})
         states = directory / "states"
         states.mkdir()
-        tables = Tables(self._refresh.copies.directory, self._committed, self._refresh.first)
+        tables = TaskTables(self._refresh.copies.directory, self._committed, self._refresh.first)
         self._task = Task(
             plan,
             directory,
             self._runs.directory,
-            Keeping(states, self._committed, FENCE, is_warm=False),
+            TaskStateStore(states, self._committed, FENCE, is_warm=False),
             tables=tables if self._refresh.sides else None,
             rows=_Memory(rows),
         )
@@ -235,7 +235,7 @@ class _Hosted:
         epoch = len(self._committed.rounds)
         last = self._committed.rounds.get(epoch - 1)
         start = 0 if last is None else last.last
-        told = manifests(self._plan, self._parcels(epoch, start, end), self._runs)
+        told = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
         for manifest in told:
             if manifest.failure is not None:
                 raise ProcessionError.from_dict(manifest.failure)
@@ -245,7 +245,7 @@ class _Hosted:
         for name, own in runs.items():
             for column in payloads(self._runs, epoch, own):
                 self._written[name] += column.to_pylist()
-        self._committed.rounds[epoch] = Round(
+        self._committed.rounds[epoch] = RoundRecord(
             epoch,
             FENCE,
             "",
@@ -258,22 +258,22 @@ class _Hosted:
         )
         self._runs.drop(epoch)
 
-    def _parcels(self, epoch: int, start: int, end: int) -> list[Parcel]:
+    def _routed_manifests(self, epoch: int, start: int, end: int) -> list[RoutedManifest]:
         plan, task = self._plan, self._task
         ranges = ranges_of(
-            task, {FIRST_GATEWAY: start}, {FIRST_GATEWAY: end}, {FIRST_GATEWAY: Place("")}, plan.chains[0].tasks
+            task, {FIRST_GATEWAY: start}, {FIRST_GATEWAY: end}, {FIRST_GATEWAY: LogLocation("")}, plan.chains[0].tasks
         )
-        parcels = [parcel for one in ranges for parcel in run_first(task, self._attempt(epoch, one.number), one)]
+        routed = [manifest for one in ranges for manifest in run_first(task, self._attempt(epoch, one.number), one)]
         for level in range(1, plan.levels):
-            by_slot: dict[int, list[Parcel]] = defaultdict(list)
-            for parcel in parcels:
-                by_slot[addressed(plan, level, parcel)].append(parcel)
-            parcels = [
-                parcel
+            by_slot: dict[int, list[RoutedManifest]] = defaultdict(list)
+            for manifest in routed:
+                by_slot[addressed(plan, level, manifest)].append(manifest)
+            routed = [
+                manifest
                 for slot in sorted(by_slot)
-                for parcel in run_slot(task, self._attempt(epoch, slot), level, slot, by_slot[slot])
+                for manifest in run_slot(task, self._attempt(epoch, slot), level, slot, by_slot[slot])
             ]
-        return parcels
+        return routed
 
     def _attempt(self, epoch: int, partition: int) -> Attempt:
         return Attempt(epoch, partition, next(self._attempts))
@@ -304,7 +304,7 @@ def _decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
     """The value in a record of an output; its bytes, if the sink's codec can make nothing of them."""
     if sink is graph.dead_letter:
         return json.loads(payload)
-    own = payload.removesuffix(b"\n") if sink.framing is Framing.LINES else payload
+    own = payload.removesuffix(b"\n") if sink.framing is SinkFraming.LINES else payload
     try:
         return DECODE[sink.codec](own)
     except ValueError:

@@ -1,6 +1,6 @@
 """The committed output of a sink as bytes, according to its transaction logs.
 
-The one rule: uncommitted output is never returned, even while the sink is writing. Reads a sink's directory; used by
+Invariant: uncommitted output is never returned, even while the sink is writing. Reads a sink's directory; used by
 `procession cat`.
 """
 
@@ -15,13 +15,13 @@ from procession.verify.sink_outputs import check_one_pipeline, written_in
 
 
 def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
-    """The outputs of the directory (or the one named; or all those of a sink), one after the other in the order of
-    their names."""
+    """Yield the outputs of the directory (or of one instance or sink), one after the other in the order of their
+    names."""
     outputs = written_in(directory, instance)
     if not outputs:
         raise ConfigError(
-            f"there is no output {instance!r} in {directory}" if instance else f"{directory} holds no sink's output",
-            next_step="name the directory that the sink was given, and an instance that is there",
+            f"there is no output {instance!r} in {directory}" if instance else f"{directory} has no output of a sink",
+            next_step="name the directory of the sink, and an instance that exists there",
         )
     if instance is None:
         check_one_pipeline(directory, outputs)

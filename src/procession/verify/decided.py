@@ -1,8 +1,7 @@
-"""Checks that everything that a sink shows was decided as committed.
+"""Checks that everything that a sink shows was decided as committed. Pure.
 
-The one rule: a transaction may be visible only if `commits/N` exists and `rounds/N` names it, with its positions. Round
-records are kept only for a while; of older epochs it is only checked, by the reader of the ranges, that later ones
-begin where they end. Pure. Takes a sink's transaction log and a checkpoint; gives a `verify/verdict`.
+Invariant: a transaction may be visible only if `commits/N` exists and `rounds/N` names it, with its positions. Old
+round records are deleted; for older epochs the reader of the ranges only checks that there is no gap.
 """
 
 from __future__ import annotations
@@ -10,32 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from procession.commit.round_record import Part, Round
-from procession.commit.transaction_id import Transaction
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.transaction_id import TransactionId
 from procession.verify.verdict import Offender, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What a checkpoint has decided: every epoch up to `committed`; `rounds` are the records that are still there."""
+    """The decisions of a checkpoint: every epoch up to `committed`. `rounds` has the records that still exist."""
 
     checkpoint: str
     committed: int
-    rounds: Mapping[int, Round]
+    rounds: Mapping[int, RoundRecord]
 
 
 @dataclass
 class Undecided:
-    """The visible transactions of one sink that no decision names, added up as they come."""
+    """Counts the visible transactions of a sink that no decision names."""
 
     transactions: int = 0
     bytes: int = 0
     named: int = 0
-    """So many were found in a round record."""
+    """Number of transactions found in a round record."""
     first: Offender | None = None
 
     def take(self, visible: Iterable[tuple[str, int, int]], decisions: Decisions) -> None:
-        """Judge the transactions (id, start, end) that have become visible, in their order."""
+        """Check the transactions (id, start, end) that have become visible, in order."""
         for txn, start, end in visible:
             if is_decided(txn, start, end, decisions):
                 self.named += is_named(txn, decisions)
@@ -49,16 +48,16 @@ class Undecided:
 
 
 def is_decided(txn: str, start: int, end: int, decisions: Decisions) -> bool:
-    transaction = Transaction.parse(txn)
+    transaction = TransactionId.parse(txn)
     if transaction is None or transaction.checkpoint != decisions.checkpoint:
         return False
     if transaction.epoch > decisions.committed:
         return False
     record = decisions.rounds.get(transaction.epoch)
-    return record is None or Part(txn, start, end) in record.parts.values()
+    return record is None or SinkShare(txn, start, end) in record.parts.values()
 
 
 def is_named(txn: str, decisions: Decisions) -> bool:
-    """Whether the record of its epoch is still there to name it."""
-    transaction = Transaction.parse(txn)
+    """Whether the round record of its epoch still exists."""
+    transaction = TransactionId.parse(txn)
     return transaction is not None and transaction.epoch in decisions.rounds

@@ -1,7 +1,7 @@
 """Splits a stream of bytes into records (lines), and checks quickly whether two streams are equal.
 
-The one rule: a record is a line, and a line is complete only with its newline. Streams are read in pieces and never
-held as a whole. Pure. Takes a reader of files that can start over as often as it is asked; used by `verify/verifier`.
+Invariant: a record is a line, and a line is complete only with its newline. Streams are read in chunks and never held
+as a whole. Pure. A stream can be read from its beginning several times; used by `verify/verifier`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 SHOWN_BYTES_MAX = 200
 
-# A stream of bytes, from its beginning, as often as it is asked for.
+# Returns a byte stream from its beginning, at each call.
 Chunks = Callable[[], Iterator[bytes]]
 Numbers = npt.NDArray[np.int64]
 
 
-class Sameness(NamedTuple):
-    """How far two streams are the same: so many lines; to the end of both; or to the end of the second at least."""
+class CommonLines(NamedTuple):
+    """How far two streams are equal: the number of lines, whether to the end of both or of the second."""
 
     lines: int
     is_equal: bool
@@ -29,7 +29,7 @@ class Sameness(NamedTuple):
 
 
 def terminated(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """An input's last line is a record even without its newline; the output gives it one."""
+    """Add a missing newline at the end: an input's last line is a record even without one."""
     last = b"\n"
     for chunk in filter(None, chunks):
         yield chunk
@@ -38,8 +38,8 @@ def terminated(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"\n"
 
 
-def sameness(expected: Iterator[bytes], actual: Iterator[bytes]) -> Sameness:
-    """Compare byte by byte, until they differ or one of them ends."""
+def sameness(expected: Iterator[bytes], actual: Iterator[bytes]) -> CommonLines:
+    """Compare two streams byte by byte, until they differ or one of them ends."""
     lines = 0
     ours, theirs = memoryview(b""), memoryview(b"")
     last = b""
@@ -48,10 +48,10 @@ def sameness(expected: Iterator[bytes], actual: Iterator[bytes]) -> Sameness:
         theirs = theirs or memoryview(next(filter(None, actual), b""))
         size = min(len(ours), len(theirs))
         if ours[:size] != theirs[:size]:
-            return Sameness(lines, is_equal=False, is_prefix=False)
+            return CommonLines(lines, is_equal=False, is_prefix=False)
         if size == 0:
             is_prefix = not theirs and last == b"\n"
-            return Sameness(lines, is_equal=is_prefix and not ours, is_prefix=is_prefix)
+            return CommonLines(lines, is_equal=is_prefix and not ours, is_prefix=is_prefix)
         same = bytes(ours[:size])
         lines += same.count(b"\n")
         last = same[-1:]
@@ -59,7 +59,7 @@ def sameness(expected: Iterator[bytes], actual: Iterator[bytes]) -> Sameness:
 
 
 def count_lines(chunks: Iterable[bytes], end: int | None = None) -> int:
-    """How many newlines there are, in all or before a position."""
+    """Count the newlines, in total or before a position."""
     count = position = 0
     for chunk in chunks:
         if end is not None and position + len(chunk) >= end:
@@ -70,12 +70,12 @@ def count_lines(chunks: Iterable[bytes], end: int | None = None) -> int:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
-    """Lines without their newlines, many at a time, and whether they were whole: a last one may have had no newline."""
+    """Yield lists of lines without newlines, and whether they are complete: the last one may have no newline."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield lines, True
-        if len(rest) > RECORD_BYTES_MAX:  # no record is that long: what is this?
+        if len(rest) > RECORD_BYTES_MAX:  # longer than any record
             yield [rest], False
             rest = b""
     if rest:
@@ -83,12 +83,12 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[tuple[list[bytes], bool]]:
 
 
 def hashes(lines: list[bytes]) -> Numbers:
-    """64 bits for each line. (Two different ones get the same: 1 in 3,700 for 100 M lines, by any pair of them.)"""
+    """Return a 64-bit hash per line. (The chance of any collision among 100 M lines is 1 in 3,700.)"""
     return np.fromiter(map(hash, lines), np.int64, len(lines))
 
 
 def shown(chunks: Iterable[bytes], number: int) -> str:
-    """The line of this number, as a person may see it."""
+    """Return the line with this number in printable form."""
     passed = 0
     for lines, _ in split_lines(chunks):
         if number < passed + len(lines):

@@ -1,6 +1,6 @@
 """Matches each output record with its input record, in bounded memory.
 
-The one rule: equal lines are in the same bucket. Each line is reduced to a 64-bit hash and its number, and stored in
+Invariant: equal lines are in the same bucket. Each line is reduced to a 64-bit hash and its number, and stored in
 the bucket of its hash. Then both sides of each bucket are sorted and paired, the first of equal lines with the first.
 Only one bucket is in memory at a time. Pure: storage for buckets on disk is passed in (`verify/spill`). Takes lines
 from `verify/lines`; used by `verify/verifier`.
@@ -20,47 +20,47 @@ from procession.verify.order import KeyOf
 
 ROWS_FILED_AT_ONCE = 262_144
 
-# Rows of 64-bit numbers; what the columns are, whoever files them knows.
+# Rows of 64-bit numbers. The caller defines the columns.
 Rows = npt.NDArray[np.int64]
 HASH, NUMBER, KEY = range(3)
 
 
-class Shelves(Protocol):
-    """Where rows wait. What was put on a shelf is taken from it in the same order, as often as wanted."""
+class Buckets(Protocol):
+    """Storage for rows. Rows of a bucket are returned in the order in which they were put, at each call."""
 
-    def put(self, shelf: int, rows: Rows) -> None: ...
+    def put(self, bucket: int, rows: Rows) -> None: ...
 
-    def take(self, shelf: int) -> Rows: ...
-
-
-# Gives empty shelves for rows of so many columns.
-NewShelves = Callable[[int], Shelves]
+    def take(self, bucket: int) -> Rows: ...
 
 
-class MemoryShelves:
-    """Shelves for what is small."""
+# Returns empty buckets for rows with this number of columns.
+NewBuckets = Callable[[int], Buckets]
+
+
+class MemoryBuckets:
+    """Buckets in memory."""
 
     def __init__(self, columns: int) -> None:
-        self._shelves: dict[int, list[Rows]] = defaultdict(lambda: [np.empty((0, columns), np.int64)])
+        self._rows: dict[int, list[Rows]] = defaultdict(lambda: [np.empty((0, columns), np.int64)])
 
-    def put(self, shelf: int, rows: Rows) -> None:
-        self._shelves[shelf].append(rows)
+    def put(self, bucket: int, rows: Rows) -> None:
+        self._rows[bucket].append(rows)
 
-    def take(self, shelf: int) -> Rows:
-        return np.concatenate(self._shelves[shelf])
+    def take(self, bucket: int) -> Rows:
+        return np.concatenate(self._rows[bucket])
 
 
-class Filed(NamedTuple):
-    """How many lines there were, and the numbers of those that are not whole (which are on no shelf)."""
+class FiledLines(NamedTuple):
+    """The number of lines, and the numbers of incomplete lines, which are in no bucket."""
 
     lines: int
     broken: tuple[int, ...]
 
 
 def file_lines(
-    chunks: Iterable[bytes], shelves: Shelves, buckets: int, *, begin: int = 0, key_of: KeyOf | None = None
-) -> Filed:
-    """File every line by its hash. Lines are numbered from `begin`."""
+    chunks: Iterable[bytes], storage: Buckets, buckets: int, *, begin: int = 0, key_of: KeyOf | None = None
+) -> FiledLines:
+    """Put every line into the bucket of its hash. Lines are numbered from `begin`."""
     number = begin
     broken: list[int] = []
     waiting: list[Rows] = []
@@ -76,33 +76,33 @@ def file_lines(
             broken.append(number)
         number += len(lines)
         if waiting_count >= ROWS_FILED_AT_ONCE:
-            file_rows(shelves, np.concatenate(waiting), buckets)
+            file_rows(storage, np.concatenate(waiting), buckets)
             waiting, waiting_count = [], 0
     if waiting:
-        file_rows(shelves, np.concatenate(waiting), buckets)
-    return Filed(number - begin, tuple(broken))
+        file_rows(storage, np.concatenate(waiting), buckets)
+    return FiledLines(number - begin, tuple(broken))
 
 
-def file_rows(shelves: Shelves, rows: Rows, buckets: int) -> None:
-    put_sorted(shelves, rows, rows[:, HASH].astype(np.uint64) % np.uint64(buckets))
+def file_rows(storage: Buckets, rows: Rows, buckets: int) -> None:
+    put_sorted(storage, rows, rows[:, HASH].astype(np.uint64) % np.uint64(buckets))
 
 
-def put_sorted(shelves: Shelves, rows: Rows, at: npt.NDArray[np.generic]) -> None:
-    """Put each row on the shelf that is named for it, keeping their order."""
+def put_sorted(storage: Buckets, rows: Rows, at: npt.NDArray[np.generic]) -> None:
+    """Put each row into its bucket, in order."""
     if not len(rows):
         return
-    by_shelf = np.argsort(at, kind="stable")
-    ordered, places = rows[by_shelf], at[by_shelf]
+    by_bucket = np.argsort(at, kind="stable")
+    ordered, places = rows[by_bucket], at[by_bucket]
     is_begin = np.ones(len(rows), bool)
     is_begin[1:] = places[1:] != places[:-1]
     begins = np.flatnonzero(is_begin).tolist()
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-        shelves.put(int(places[begin]), ordered[begin:end])
+        storage.put(int(places[begin]), ordered[begin:end])
 
 
-class Pairs(NamedTuple):
-    """For each output row: its place among the input rows, -1 if it has none, and whether it came too often. For each
-    input row: whether it came out. And whether the input repeats a line."""
+class MatchedRows(NamedTuple):
+    """For each output row its input row, or -1, and whether it is a duplicate. For each input row whether it is in the
+    output. And whether the input repeats a line."""
 
     place: Numbers
     is_doubled: npt.NDArray[np.bool_]
@@ -110,8 +110,8 @@ class Pairs(NamedTuple):
     has_repeats: bool
 
 
-def pair(expected: Numbers, actual: Numbers) -> Pairs:
-    """Pair the hashes of a bucket, both sides in the order of their numbers: the n-th of equals with the n-th."""
+def pair(expected: Numbers, actual: Numbers) -> MatchedRows:
+    """Pair the hashes of a bucket, both sides in order: the n-th of equal lines with the n-th."""
     order, turn = np.argsort(expected, kind="stable"), np.argsort(actual, kind="stable")
     known, seen = expected[order], actual[turn]
     begin, end = np.searchsorted(known, seen, "left"), np.searchsorted(known, seen, "right")
@@ -120,8 +120,8 @@ def pair(expected: Numbers, actual: Numbers) -> Pairs:
     is_doubled = np.zeros(len(actual), bool)
     is_present = np.zeros(len(expected), bool)
     is_known = end > begin
-    # One too many stands where the last of its equals stands.
+    # A duplicate gets the position of the last equal line.
     place[turn[is_known]] = order[np.minimum(begin + nth, end - 1)[is_known]]
     is_doubled[turn] = is_known & (begin + nth >= end)
     is_present[place[place >= 0]] = True
-    return Pairs(place, is_doubled, is_present, bool((known[1:] == known[:-1]).any()))
+    return MatchedRows(place, is_doubled, is_present, bool((known[1:] == known[:-1]).any()))

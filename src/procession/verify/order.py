@@ -1,13 +1,13 @@
-"""Order: the four levels, and how many records are out of it.
+"""Order: the four levels of promised order, and the number of records that are out of order. Pure.
 
-The one rule: *out of order* is the least number of records that would have to be taken out so that the rest of each
-group stands in the order of its input. A group is what the level promises an order for: an input (`total` and `stream`:
-several inputs are interleaved as they arrived, so each is held to its own order), a key of an input (`key`), nothing
-(`none`). Pure. Before it `verify/matching`, which says where each output record stands in the input.
+Definition: *out of order* is the least number of records whose removal leaves the rest of each group in input order. A
+group is what the level promises an order for: an input (`total` and `stream`: several inputs are interleaved in arrival
+order, so each is compared with its own order), a key of an input (`key`), or nothing (`none`). `verify/matching` gives
+the input position of each output record.
 
-The least number needs all positions in memory. Above the bound it is estimated from both sides, in pieces: how many
-records were overtaken by one that stands behind them, and how many overtook; the smaller of the two is never too small,
-and is zero exactly if nothing is out of order.
+The exact number needs all positions in memory. Above the memory limit it is estimated from both sides: the number of
+records that were overtaken, and the number that overtook. The smaller of the two is an upper bound, and is zero exactly
+if nothing is out of order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KeyOf = Callable[[bytes], bytes]
 GROUPS_MAX = 4_000_000
 
 
-class Order(StrEnum):
+class PromisedOrder(StrEnum):
     """What a pipeline promises about the order of its output."""
 
     TOTAL = "total"
@@ -37,18 +37,18 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """How many records are out of order, and the output's number of the first of them (-1 if there is none)."""
+    """The number of records out of order, and the output number of the first one (-1 if there is none)."""
 
     count: int
     first: int
 
 
 class TooManyGroups(Exception):
-    """More keys than memory was meant for."""
+    """There are more keys than the memory limit allows."""
 
 
 def key_field(number: int) -> KeyOf:
-    """The key is the n-th field of a line (from 1), fields being parted by blanks; a line without it has none."""
+    """Return a function that gets the n-th field of a line (from 1), separated by whitespace, as key."""
 
     def key_of(line: bytes) -> bytes:
         fields = line.split(maxsplit=number)
@@ -57,8 +57,8 @@ def key_field(number: int) -> KeyOf:
     return key_of
 
 
-class Groups:
-    """Small numbers for the groups, given out as they are met. Memory: 16 bytes a group."""
+class GroupNumbers:
+    """Assigns small numbers to groups as they appear, with 16 bytes of memory per group."""
 
     def __init__(self) -> None:
         self._known = np.empty(0, np.int64)
@@ -80,7 +80,7 @@ class Groups:
 
 
 class Overtaken:
-    """Counts, piece by piece, the records that come after one of their group that stands behind them."""
+    """Counts, chunk by chunk, the records that come after a later record of their group."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -88,7 +88,7 @@ class Overtaken:
         self._furthest = np.empty(0, np.int64)
 
     def take(self, groups: Numbers, positions: Numbers, numbers: Numbers) -> None:
-        """The next piece of an output; `numbers` are the records' numbers in it, for the first offender."""
+        """Add the next chunk of an output. `numbers` are the records' output numbers, to report the first offender."""
         if not len(groups):
             return
         size = int(groups.max()) + 1
@@ -107,7 +107,7 @@ class Overtaken:
             self.first = int(late.min())
 
     def _furthest_before(self, group: Numbers, position: Numbers, begins: Numbers) -> Numbers:
-        # Groups ascend, so that one running maximum serves all of them once each is lifted above the one before.
+        # Groups ascend, so one running maximum works for all of them after each is shifted above the previous one.
         is_begin = np.zeros(len(group), np.int64)
         is_begin[begins] = 1
         rank = np.cumsum(is_begin) - 1
@@ -121,13 +121,13 @@ class Overtaken:
 
 
 def least_disorder(groups: Numbers, positions: Numbers, numbers: Numbers) -> Disorder:
-    """The exact count, all in memory. A record that comes twice is in order if one of the two is."""
+    """Return the exact count, in memory. A record that occurs twice is in order if one occurrence is."""
     if not len(groups):
         return Disorder(0, -1)
     by_group = np.argsort(groups, kind="stable")
     group, position, number = groups[by_group], positions[by_group], numbers[by_group]
     lifted = position + group * (int(positions.max()) + 1)
-    # Where everything before is smaller than everything after, the two sides have nothing to do with each other.
+    # Where everything before is smaller than everything after, the two sides are independent.
     highest = np.maximum.accumulate(lifted)
     lowest = np.minimum.accumulate(lifted[::-1])[::-1]
     edges = np.concatenate([[0], np.flatnonzero(highest[:-1] < lowest[1:]) + 1, [len(lifted)]])
@@ -144,13 +144,13 @@ def least_disorder(groups: Numbers, positions: Numbers, numbers: Numbers) -> Dis
 
 
 def bounded_disorder(late: Overtaken, early: Overtaken) -> Disorder:
-    """`early` was fed backwards, with negative positions."""
+    """Return the smaller estimate. `early` was computed backwards, with negative positions."""
     chosen = late if late.count <= early.count else early
     return Disorder(chosen.count, chosen.first)
 
 
 def _longest_increasing(positions: Numbers) -> Numbers:
-    """A longest strictly increasing subsequence (patience sorting with links back)."""
+    """Return a longest strictly increasing subsequence (patience sorting with back links)."""
     tops: list[int] = []
     pile_of = np.empty(len(positions), np.int64)
     for number, position in enumerate(positions.tolist()):
@@ -160,7 +160,7 @@ def _longest_increasing(positions: Numbers) -> Numbers:
         else:
             pile_of[number] = pile = bisect_left(tops, position)
             tops[pile] = position
-    # Backwards: on each pile, the last that is smaller than the one taken from the pile after it.
+    # Backwards: from each pile, the last element that is smaller than the one taken from the next pile.
     taken = np.empty(len(tops), np.int64)
     pile, below = len(tops) - 1, np.iinfo(np.int64).max
     for position, its_pile in zip(reversed(positions.tolist()), reversed(pile_of.tolist()), strict=True):
@@ -171,5 +171,5 @@ def _longest_increasing(positions: Numbers) -> Numbers:
 
 
 def stream_of(positions: Numbers, ends: Iterable[int]) -> Numbers:
-    """The number of the input that a position among all inputs falls into."""
+    """Return the number of the input that contains each position."""
     return np.searchsorted(np.fromiter(ends, np.int64), positions, "right").astype(np.int64)

@@ -1,6 +1,6 @@
 """Where the bytes of an output are: in one file, or in a directory of epochs.
 
-The one rule: positions are those of the transaction log, however the bytes are stored; missing bytes are reported as
+Invariant: positions are those of the transaction log, however the bytes are stored; missing bytes are reported as
 missing. Reads a sink's directory; used by `procession cat`, `procession verify` and `verify/live_check`.
 """
 
@@ -17,17 +17,17 @@ CHUNK_BYTES = 1024 * 1024
 Ranges = Sequence[tuple[int, int]]
 
 
-class Stored(Protocol):
+class StoredOutput(Protocol):
     """The bytes of one instance's output."""
 
     what: str
-    """As a sentence names it."""
+    """Its name in messages."""
 
     def size(self) -> int:
-        """Up to here there are bytes, from the first on, without a gap."""
+        """Return the number of bytes from the first on, without a gap."""
 
     def read(self, ranges: Ranges) -> Iterator[bytes]:
-        """The bytes of these ranges, in pieces; fewer where some are not there."""
+        """Yield the bytes of these ranges in chunks; missing bytes are left out."""
 
 
 class StoredFile:
@@ -52,7 +52,7 @@ class StoredEpochs:
         self._last = ""
 
     def size(self) -> int:
-        # What was there once was there: who asks again and again does not pay for all of it again and again.
+        # Continues after the last known file, so that repeated calls do not read the whole directory.
         for file in epoch_files(self._directory, self._last):
             if file.start != self._end:
                 break
@@ -70,19 +70,19 @@ class StoredEpochs:
                     yield from read_ranges(file.path, [within])
 
 
-def stored(log: Path) -> Stored:
-    """The output of which this is the transaction log."""
+def stored(log: Path) -> StoredOutput:
+    """Return the output that belongs to this transaction log."""
     epochs = epochs_directory(log.with_suffix(""))
     return StoredEpochs(epochs) if epochs.is_dir() else StoredFile(log.with_suffix(".data"))
 
 
 def is_stored(log: Path) -> bool:
-    """Whether there is an output to read: a sink that prints keeps none."""
+    """Whether there is output to read: the stdout sink keeps none."""
     return not log.with_suffix(".printed").exists()
 
 
 def read_ranges(path: Path, ranges: Ranges | None) -> Iterator[bytes]:
-    """A file's bytes, or those of the given ranges of it, in pieces."""
+    """Yield a file's bytes, or those of the given ranges, in chunks."""
     with path.open("rb") as file:
         for start, end in [(0, path.stat().st_size)] if ranges is None else ranges:
             file.seek(start)

@@ -1,12 +1,11 @@
-"""The prefix check: while a run goes on, is what came out so far the beginning of what must come out?
+"""The prefix check: during a run, checks that the output so far is a prefix of the expected output. Pure.
 
-The one rule: every byte is looked at once. The check remembers how far it is in the inputs and takes only what was
-committed since; so a harness can ask ten times a second. It says *that* and where the output left its way; what kind of
-damage it is, `verify/verifier` finds out then. Pure: inputs are read through a function. Before it a sink's newly
-committed bytes; after it `verify/live_check`.
+Invariant: every byte is read once. The check remembers its position in the inputs and reads only newly committed bytes,
+so a harness can check ten times a second. It reports where the output differs; `verify/verifier` then finds out how.
+Inputs are read through a function. Used by `verify/live_check`.
 
-Each output line must be the next one of some group: of the input, of an input's key, or, without order, any line that
-is due. Groups that are behind the others wait in memory, up to a bound; beyond it the check gives up and says so.
+Each output line must be the next one of some group: of an input, of an input's key, or, without order, any line that is
+due. Lines of groups that are behind wait in memory, up to a limit; beyond it the check stops with an unknown result.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from procession.verify.order import KeyOf, Order
+from procession.verify.order import KeyOf, PromisedOrder
 
 AHEAD_RECORDS_MAX = 1_000_000
 READ_BYTES = 256 * 1024
-REPEATED = "The same line stands in the inputs more than once, so their order in the output cannot be told."
+REPEATED = "The inputs contain the same line more than once, so its order in the output cannot be determined."
 
-# Reads an input: its number, a position, how many bytes. Fewer come at its end, which may grow.
+# Reads an input: its number, a position, a number of bytes. Returns fewer at the end, which may grow.
 ReadInput = Callable[[int, int, int], bytes]
 
 
 class PrefixCheck:
-    """`take` what is committed, in order. `difference` is the number of the first record that should not be there."""
+    """Checks committed bytes in order. `difference` is the number of the first wrong record."""
 
     def __init__(
         self,
         inputs: int,
         read: ReadInput,
         *,
-        order: Order = Order.TOTAL,
+        order: PromisedOrder = PromisedOrder.TOTAL,
         key_of: KeyOf | None = None,
         ahead_records_max: int = AHEAD_RECORDS_MAX,
     ) -> None:
@@ -52,11 +51,11 @@ class PrefixCheck:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more can be said."""
+        """Whether the result is final."""
         return self.difference is not None or bool(self.doubt)
 
     def take(self, data: bytes) -> None:
-        """The next committed bytes."""
+        """Check the next committed bytes."""
         if self.is_over:
             return
         data = self._rest + data
@@ -70,7 +69,7 @@ class PrefixCheck:
             self.records += 1
 
     def _take_equal(self, lines: bytes) -> bool:
-        """The usual case, whatever the order: the bytes of the one input that come next."""
+        """Handle the usual case, whatever the order: the next bytes of the only input."""
         if len(self._positions) != 1 or self._ahead or self._tails[0]:
             return False
         expected = self._read(0, self._positions[0], len(lines))
@@ -88,7 +87,7 @@ class PrefixCheck:
                 elif not self.doubt:
                     self.difference = self.records
                 return False
-        self._is_ambiguous = self._is_ambiguous or (len(found) > 1 and self._order is not Order.NONE)
+        self._is_ambiguous = self._is_ambiguous or (len(found) > 1 and self._order is not PromisedOrder.NONE)
         group = found[0]
         self._due[group].popleft()
         self._ahead -= 1
@@ -97,12 +96,12 @@ class PrefixCheck:
         return True
 
     def _found(self, line: bytes) -> list[Hashable]:
-        """The groups whose next line this is."""
+        """Return the groups whose next line this is."""
         groups = [self._group(number, line) for number in range(len(self._positions))]
         return [group for group in groups if group in self._due and self._due[group][0] == line]
 
     def _read_ahead(self, line: bytes) -> bool:
-        """Read on in the inputs that could still have this line next; whether there was anything to read."""
+        """Read further in the inputs whose next line could be this one. Return whether there was anything to read."""
         is_any = False
         for number in range(len(self._positions)):
             if self._group(number, line) not in self._due:
@@ -110,7 +109,7 @@ class PrefixCheck:
         if self._ahead > self._ahead_max:
             self.doubt = (
                 f"More than {self._ahead_max} records are due before record {self.records} of the output"
-                " can be told; nothing was judged after it."
+                " can be matched; later records were not checked."
             )
             return False
         return is_any
@@ -118,7 +117,7 @@ class PrefixCheck:
     def _read_piece(self, number: int) -> bool:
         piece = self._read(number, self._positions[number], READ_BYTES)
         self._positions[number] += len(piece)
-        # A last line without its newline is a record too; it is asked for when nothing else is left.
+        # A last line without its newline is a record too; it is returned when nothing else is left.
         *lines, self._tails[number] = (self._tails[number] + (piece or b"\n" * bool(self._tails[number]))).split(b"\n")
         for line in lines:
             self._due.setdefault(self._group(number, line), deque()).append(line)
@@ -126,8 +125,8 @@ class PrefixCheck:
         return bool(piece) or bool(lines)
 
     def _group(self, number: int, line: bytes) -> Hashable:
-        if self._order is Order.NONE:
+        if self._order is PromisedOrder.NONE:
             return line
-        if self._order is Order.KEY and self._key_of is not None:
+        if self._order is PromisedOrder.KEY and self._key_of is not None:
             return number, self._key_of(line)
         return number

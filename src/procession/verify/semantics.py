@@ -1,6 +1,6 @@
 """The five delivery semantics of the paper as values: what a run has shown, and what each of them allows.
 
-The one rule: a run is classified by the strongest semantics that its output supports, from three facts only: whether
+Invariant: a run is classified by the strongest semantics that its output supports, from three facts only: whether
 anything is lost, doubled or incorrect. Order and the time of visibility are judged separately. Pure. Takes the counts
 of `verify/verifier`; used by reports, and by the test that holds a pipeline to the guarantee that it declares.
 """
@@ -15,7 +15,7 @@ from procession.planner.guarantee import Guarantee
 
 
 class Semantics(StrEnum):
-    """From the weakest to the strongest, but that at-most-once and at-least-once stand side by side."""
+    """From the weakest to the strongest; at-most-once and at-least-once are not comparable."""
 
     ZERO_GUARANTEE = "zero-guarantee"
     CORRECT_IF_COMMITTED = "correct-if-committed"
@@ -26,7 +26,7 @@ class Semantics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a semantics lets happen to an output."""
+    """The deviations that a semantics allows."""
 
     losing: bool
     doubling: bool
@@ -43,7 +43,7 @@ ALLOWED: dict[Semantics, Allowance] = {
 
 
 def shown_by(*, lost: int, doubled: int, corrupt: int) -> Semantics:
-    """The strongest semantics that allows what was counted."""
+    """Return the strongest semantics that allows these counts."""
     strongest_first = reversed(ALLOWED.items())
     return next(
         semantics
@@ -53,12 +53,12 @@ def shown_by(*, lost: int, doubled: int, corrupt: int) -> Semantics:
 
 
 def is_within(shown: Semantics, declared: Semantics) -> bool:
-    """Whether a run that showed the one keeps the promise of the other."""
-    one, other = ALLOWED[shown], ALLOWED[declared]
+    """Whether a run that showed `shown` keeps the promise of `declared`."""
+    found, promised = ALLOWED[shown], ALLOWED[declared]
     return (
-        (other.losing or not one.losing)
-        and (other.doubling or not one.doubling)
-        and (other.falsifying or not one.falsifying)
+        (promised.losing or not found.losing)
+        and (promised.doubling or not found.doubling)
+        and (promised.falsifying or not found.falsifying)
     )
 
 
@@ -68,12 +68,12 @@ PROMISED = {
     Guarantee.AT_MOST_ONCE: Semantics.AT_MOST_ONCE,
     Guarantee.NONE: Semantics.CORRECT_IF_COMMITTED,
 }
-"""What a run of a pipeline that declares the one must show at least."""
+"""The semantics that a run must show at least, by the pipeline's declared guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A run of the paper's doubler on 1, 2 and 3: what was committed, and what that shows."""
+class SemanticsCase:
+    """A run of the paper's doubler on 1, 2 and 3: what was committed, and which semantics that shows."""
 
     semantics: Semantics
     committed: tuple[str, ...]
@@ -83,16 +83,20 @@ class Case:
 DOUBLER_INPUT = ("1", "2", "3")
 
 CASES = (
-    Case(Semantics.ZERO_GUARANTEE, ("1:2", "1:2", "3:7"), "1 came out twice, 2 is lost, the answer for 3 is wrong"),
-    Case(Semantics.CORRECT_IF_COMMITTED, ("3:6", "3:6"), "1 and 2 are lost, 3 came out twice; no answer is wrong"),
-    Case(Semantics.AT_MOST_ONCE, ("1:2", "3:6"), "2 is lost; nothing came out twice"),
-    Case(Semantics.AT_LEAST_ONCE, ("1:2", "1:2", "2:4", "3:6"), "1 came out twice; nothing is lost"),
-    Case(Semantics.EFFECTIVELY_ONCE, ("1:2", "2:4", "3:6"), "every input has its output, once"),
+    SemanticsCase(
+        Semantics.ZERO_GUARANTEE, ("1:2", "1:2", "3:7"), "1 came out twice, 2 is lost, the answer for 3 is wrong"
+    ),
+    SemanticsCase(
+        Semantics.CORRECT_IF_COMMITTED, ("3:6", "3:6"), "1 and 2 are lost, 3 came out twice; no answer is wrong"
+    ),
+    SemanticsCase(Semantics.AT_MOST_ONCE, ("1:2", "3:6"), "2 is lost; nothing came out twice"),
+    SemanticsCase(Semantics.AT_LEAST_ONCE, ("1:2", "1:2", "2:4", "3:6"), "1 came out twice; nothing is lost"),
+    SemanticsCase(Semantics.EFFECTIVELY_ONCE, ("1:2", "2:4", "3:6"), "every input has its output, once"),
 )
 
 
 def case_lines(judge: Callable[[Sequence[str], Sequence[str]], Semantics | None]) -> list[str]:
-    """The five cases as a table; `judge` says what an output shows, from what was expected and what was committed."""
+    """Return the five cases as a table. `judge` classifies a committed output, given the expected one."""
     expected = CASES[-1].committed
     rows = [("committed", "shows", "")] + [
         (" ".join(case.committed), str(judge(expected, case.committed)), case.words) for case in CASES

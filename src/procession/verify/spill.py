@@ -1,7 +1,7 @@
-"""Buckets on disk, for when the verifier has more rows than fit into memory.
+"""Buckets on disk, for a verifier with more rows than fit into memory.
 
-The one rule: rows are kept only in the directory, which is removed at the end. Used by `verify/matching`, which only
-knows that rows can be put and taken.
+Invariant: rows are kept only in the directory, which is removed at the end. `verify/matching` uses it through the
+protocol `Buckets`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from pathlib import Path
 
 import numpy as np
 
-from procession.verify.matching import NewShelves, Rows
+from procession.verify.matching import NewBuckets, Rows
 
 
-class DiskShelves:
-    """One file a shelf, rows behind each other."""
+class DiskBuckets:
+    """Stores the rows of each bucket in one file."""
 
     def __init__(self, directory: Path, columns: int) -> None:
         self._directory = directory
         self._columns = columns
         directory.mkdir(parents=True)
 
-    def put(self, shelf: int, rows: Rows) -> None:
-        with open(self._path(shelf), "ab") as file:
+    def put(self, bucket: int, rows: Rows) -> None:
+        with open(self._path(bucket), "ab") as file:
             np.ascontiguousarray(rows, np.int64).tofile(file)
 
-    def take(self, shelf: int) -> Rows:
+    def take(self, bucket: int) -> Rows:
         try:
-            rows = np.fromfile(self._path(shelf), np.int64)
+            rows = np.fromfile(self._path(bucket), np.int64)
         except FileNotFoundError:
             rows = np.empty(0, np.int64)
         return rows.reshape(-1, self._columns)
 
-    def _path(self, shelf: int) -> str:
-        # No Path: it would keep the name of every shelf for ever.
-        return f"{self._directory}/{shelf:06d}"
+    def _path(self, bucket: int) -> str:
+        # A str, because Path would intern the name of every bucket.
+        return f"{self._directory}/{bucket:06d}"
 
 
 @contextmanager
-def disk_shelves(directory: Path | None = None) -> Iterator[NewShelves]:
-    """Shelves in a directory of their own, below this one or where temporary files go."""
+def disk_buckets(directory: Path | None = None) -> Iterator[NewBuckets]:
+    """Return a factory of buckets in a new directory, below this one or in the system's temporary directory."""
     root = Path(tempfile.mkdtemp(prefix="procession-verify-", dir=directory))
-    made: list[DiskShelves] = []
+    made: list[DiskBuckets] = []
 
-    def new(columns: int) -> DiskShelves:
-        made.append(DiskShelves(root / str(len(made)), columns))
+    def new(columns: int) -> DiskBuckets:
+        made.append(DiskBuckets(root / str(len(made)), columns))
         return made[-1]
 
     try:

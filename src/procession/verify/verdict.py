@@ -1,6 +1,6 @@
 """The verdict of the verifier: one of three values, with counts and the first offender of each kind.
 
-The one rule: only what was seen to be right is *clean*. What could not be judged is *unknown*, with the reason. One
+Invariant: only verified output is *clean*. Output that could not be verified is *unknown*, with the reason. One
 violation outweighs any number of unknowns. Pure. Made by `verify/verifier` and `verify/prefix`; used by reports for
 people, tests and scripts.
 """
@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from procession.verify.order import Order
+from procession.verify.order import PromisedOrder
 from procession.verify.semantics import Semantics, shown_by
 
 KINDS = ("lost", "doubled", "disordered", "corrupt", "uncommitted", "acknowledged_lost")
 
 
 class Outcome(StrEnum):
-    """A verdict has three values: what we could not judge is not clean."""
+    """The three values of a verdict. Output that could not be verified is not clean."""
 
     CLEAN = "clean"
     VIOLATED = "violated"
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """One violation is enough; then one doubt. Of nothing at all, nothing is known."""
+    """Return the worst outcome: violated before unknown before clean. Without outcomes it is unknown."""
     found = set(outcomes)
     ranked = (Outcome.VIOLATED, Outcome.UNKNOWN, Outcome.CLEAN)
     return next((outcome for outcome in ranked if outcome in found), Outcome.UNKNOWN)
@@ -35,7 +35,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """The first of its kind: its number (from 0) in the output or, if it never came out, in its input."""
+    """The first record with a problem: its number (from 0) in the output, or in its input if it is lost."""
 
     where: str
     number: int
@@ -47,7 +47,7 @@ class Offender:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. `first` holds an offender for each kind that has any; `why` says why nothing could be said."""
+    """The result. `first` has the first offender of each kind; `why` is the reason for an unknown outcome."""
 
     outcome: Outcome
     records: int
@@ -59,14 +59,14 @@ class Verdict:
     first: dict[str, Offender] = field(default_factory=dict)
     why: str = ""
     uncommitted: int = 0
-    """Visible, but not decided commit: in bytes."""
+    """Bytes that are visible but not decided as committed."""
     acknowledged_lost: int = 0
-    """Of the lost: those whose producer was told that they are safe."""
-    order: Order = Order.TOTAL
+    """Lost records that were acknowledged to their producer."""
+    order: PromisedOrder = PromisedOrder.TOTAL
     is_complete: bool = True
-    """The run is over, so what is missing at the end is lost; otherwise it may still come."""
+    """Whether the run is over, so that records missing at the end are lost."""
     is_disorder_bounded: bool = False
-    """The input was too large to find the least number that is out of order: `disordered` is at most that many."""
+    """Whether `disordered` is only an upper bound, because the input was too large for the exact number."""
 
     @property
     def is_clean(self) -> bool:
@@ -74,25 +74,25 @@ class Verdict:
 
     @property
     def semantics(self) -> Semantics | None:
-        """What the run has shown (so far); None if nothing can be said."""
+        """The semantics that the run shows so far; None if unknown."""
         if self.outcome is Outcome.UNKNOWN:
             return None
         return shown_by(lost=self.lost, doubled=self.doubled, corrupt=self.corrupt)
 
     def with_uncommitted(self, bytes_: int, first: Offender) -> Verdict:
-        """The same, with visible bytes that no decision names: a violation, whatever the bytes are."""
+        """Return a violated verdict with these visible bytes that no decision names."""
         return replace(
             self, outcome=Outcome.VIOLATED, uncommitted=bytes_, first=self.first | {"uncommitted": first}, why=""
         )
 
     def sentence(self) -> str:
         at_most = "at most " if self.is_disorder_bounded and self.disordered else ""
-        told = (
+        sentence = (
             f"{self.records} records: {self.lost} lost, {self.doubled} doubled, {at_most}{self.disordered} out of order"
         )
-        told += f", {self.corrupt} corrupt" if self.corrupt else ""
-        told += f", {self.uncommitted} bytes visible but not committed" if self.uncommitted else ""
-        return told + (f", {self.acknowledged_lost} acknowledged but lost" if self.acknowledged_lost else "")
+        sentence += f", {self.corrupt} corrupt" if self.corrupt else ""
+        sentence += f", {self.uncommitted} bytes visible but not committed" if self.uncommitted else ""
+        return sentence + (f", {self.acknowledged_lost} acknowledged but lost" if self.acknowledged_lost else "")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"semantics": self.semantics}

@@ -1,18 +1,18 @@
-"""The verifier: compares what went in with what came out, and says what is lost, doubled, out of order or corrupt.
+"""The verifier: compares input and output, and reports lost, duplicated, disordered and corrupt records. Pure.
 
-The one rule: it calls clean only what it has seen to be equal; empty input or output is never clean, it is *unknown*.
-Pure. Before it stands a reader of files (`verify/comparison`), after it a verdict (`verify/verdict`).
+Invariant: only output that was compared and found equal is *clean*; empty input or output is *unknown*.
+`verify/comparison` reads the files; `verify/verdict` has the result.
 
-What is counted. *Corrupt*: an output line that no input has, or a last line without its newline. *Doubled*: a line
-that came out more often than it went in. *Lost*: a line that came out less often; *acknowledged but lost*: one of
-these, whose producer was told that it is safe. *Disordered*: see `verify/order`. Lines that repeat are paired in turn,
-the first with the first: for one input the verdict is exact, the counts then are an upper bound. While a run goes on
-(`is_complete=False`) a line is lost only if a later one of its group is there; with order `none`, never yet.
+What is counted. *Corrupt*: an output line that is in no input, or a last line without its newline. *Doubled*: a line
+that is in the output more often than in the input. *Lost*: a line that is in the output less often; *acknowledged but
+lost*: a lost line that was acknowledged to its producer. *Disordered*: see `verify/order`. Repeated lines are paired in
+order, the first with the first: for one input the verdict is exact, and the counts are an upper bound. During a run
+(`is_complete=False`) a line counts as lost only if a later line of its group is there; with order `none`, never.
 
-Memory. Equal bytes are compared piece by piece. Only when they differ, each line becomes a row of 16 bytes (24 with
-keys) on a shelf: on disk, if there are more than `Bounds.memory_records` of both sides. At most that many are in memory
-at a time, at less than 200 bytes each, whatever the number of records. Only lines that are all equal can break the
-bound, and keys beyond `GROUPS_MAX`: then the verdict is unknown.
+Memory. Equal bytes are compared chunk by chunk. Only if they differ, each line becomes a row of 16 bytes (24 with keys)
+in a bucket: on disk, if both sides have more than `MemoryBounds.memory_records` lines. At most that many are in memory
+at a time, at less than 200 bytes each, whatever the number of records. Only many equal lines, or more keys than
+`GROUPS_MAX`, can exceed the limit: then the verdict is unknown.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from procession.verify.matching import (
     HASH,
     KEY,
     NUMBER,
-    MemoryShelves,
-    NewShelves,
+    Buckets,
+    MemoryBuckets,
+    NewBuckets,
     Rows,
-    Shelves,
     file_lines,
     pair,
     put_sorted,
 )
 from procession.verify.order import (
     Disorder,
-    Groups,
+    GroupNumbers,
     KeyOf,
-    Order,
     Overtaken,
+    PromisedOrder,
     TooManyGroups,
     bounded_disorder,
     least_disorder,
@@ -48,15 +48,15 @@ from procession.verify.order import (
 )
 from procession.verify.verdict import Offender, Outcome, Verdict
 
-__all__ = ["Bounds", "Chunks", "Offender", "Outcome", "Verdict", "compare"]
+__all__ = ["Chunks", "MemoryBounds", "Offender", "Outcome", "Verdict", "compare"]
 
-# An odd number with its bits well spread: keys of different inputs become different groups.
+# An odd number with well-spread bits, so that keys of different inputs become different groups.
 SPREAD = 0x1E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How much may be in memory at a time."""
+class MemoryBounds:
+    """The limits of memory use."""
 
     memory_records: int = 2_000_000
 
@@ -65,54 +65,56 @@ def compare(
     inputs: Sequence[Chunks],
     output: Chunks,
     *,
-    order: Order = Order.TOTAL,
+    order: PromisedOrder = PromisedOrder.TOTAL,
     key_of: KeyOf | None = None,
     is_complete: bool = True,
     acknowledged: Sequence[int | None] = (),
-    bounds: Bounds | None = None,
-    shelves: NewShelves = MemoryShelves,
+    bounds: MemoryBounds | None = None,
+    new_buckets: NewBuckets = MemoryBuckets,
 ) -> Verdict:
-    """Judge an output that should hold every line of the inputs, once, in the order that the level promises.
+    """Compare an output with the inputs: it must have every line of the inputs, once, in the promised order.
 
-    `acknowledged` has, for each input, the last message id that its producer saw acknowledged: the position of a line's
-    first byte. `key_of` gives a line's key, for order `key`."""
-    if order is Order.KEY and key_of is None:
-        raise ValueError("order 'key' needs to know what the key of a line is")
+    `acknowledged` has for each input the last message id that its producer saw acknowledged, which is the position of
+    a line's first byte. `key_of` returns a line's key, for order `key`."""
+    if order is PromisedOrder.KEY and key_of is None:
+        raise ValueError("order 'key' needs key_of")
     if len(inputs) == 1:
         same = sameness(terminated(inputs[0]()), output())
         if same.lines and (same.is_equal or (same.is_prefix and not is_complete)):
             return Verdict(Outcome.CLEAN, same.lines, same.lines, order=order, is_complete=is_complete)
-    bounds = bounds or Bounds()
+    bounds = bounds or MemoryBounds()
     ends = np.cumsum([count_lines(terminated(chunks())) for chunks in inputs]).astype(np.int64)
     rows = int(ends[-1] if len(ends) else 0) + count_lines(output())
-    inquiry = Inquiry(
+    comparison = Comparison(
         inputs=inputs,
         output=output,
         order=order,
-        key_of=key_of if order is Order.KEY else None,
+        key_of=key_of if order is PromisedOrder.KEY else None,
         is_complete=is_complete,
         safe_ends=_safe_ends(inputs, ends, acknowledged),
         ends=ends,
         bounds=bounds,
         buckets=1 + 4 * rows // bounds.memory_records,
-        shelves=MemoryShelves if rows <= bounds.memory_records else shelves,
+        new_buckets=MemoryBuckets if rows <= bounds.memory_records else new_buckets,
     )
     try:
-        return inquiry.verdict()
+        return comparison.verdict()
     except TooManyGroups:
-        why = "There are more keys than memory was meant for, so the order of each cannot be told."
+        why = "There are more keys than the memory limit allows, so their order cannot be determined."
     except TooManyEquals:
-        why = "Too many lines are equal to compare them in bounded memory; give records that differ."
-    return Verdict(Outcome.UNKNOWN, inquiry.records, inquiry.committed, why=why, order=order, is_complete=is_complete)
+        why = "Too many lines are equal to compare them in bounded memory; use records that differ."
+    return Verdict(
+        Outcome.UNKNOWN, comparison.records, comparison.committed, why=why, order=order, is_complete=is_complete
+    )
 
 
 class TooManyEquals(Exception):
-    """A bucket is too full: only equal lines can do that."""
+    """A bucket is too large, which only equal lines can cause."""
 
 
 @dataclass
-class Tally:
-    """How many of a kind, and the number of the first."""
+class ProblemCount:
+    """The number of problems of one kind, and the number of the first."""
 
     count: int = 0
     first: int = -1
@@ -125,25 +127,25 @@ class Tally:
 
 
 @dataclass
-class Inquiry:
-    """One comparison of streams that are known to differ, or of several inputs."""
+class Comparison:
+    """Compares streams that are known to differ, or several inputs."""
 
     inputs: Sequence[Chunks]
     output: Chunks
-    order: Order
+    order: PromisedOrder
     key_of: KeyOf | None
     is_complete: bool
     safe_ends: Numbers
     ends: Numbers
-    bounds: Bounds
+    bounds: MemoryBounds
     buckets: int
-    shelves: NewShelves
+    new_buckets: NewBuckets
     committed: int = 0
-    lost: Tally = field(default_factory=Tally)
-    doubled: Tally = field(default_factory=Tally)
-    corrupt: Tally = field(default_factory=Tally)
-    acknowledged_lost: Tally = field(default_factory=Tally)
-    groups: Groups = field(default_factory=Groups)
+    lost: ProblemCount = field(default_factory=ProblemCount)
+    doubled: ProblemCount = field(default_factory=ProblemCount)
+    corrupt: ProblemCount = field(default_factory=ProblemCount)
+    acknowledged_lost: ProblemCount = field(default_factory=ProblemCount)
+    groups: GroupNumbers = field(default_factory=GroupNumbers)
     present: int = 0
     has_repeats: bool = False
 
@@ -170,17 +172,17 @@ class Inquiry:
             is_disorder_bounded=is_bounded,
         )
 
-    def _match(self) -> tuple[Shelves, Shelves]:
-        """Rows (number in the output, position in the inputs, group), a doubled one's position negated; and rows
-        (position, group) of what did not come out. Both on shelves by their first column."""
+    def _match(self) -> tuple[Buckets, Buckets]:
+        """Return rows (output number, input position, group), with the position of a duplicate negated; and rows
+        (position, group) of missing lines. Both are in buckets by their first column."""
         columns = 3 if self.key_of else 2
-        expected, actual = self.shelves(columns), self.shelves(columns)
+        expected, actual = self.new_buckets(columns), self.new_buckets(columns)
         begin = 0
         for chunks in self.inputs:
             begin += file_lines(terminated(chunks()), expected, self.buckets, begin=begin, key_of=self.key_of).lines
         self.committed, broken = file_lines(self.output(), actual, self.buckets, key_of=self.key_of)
         self.corrupt.add(np.array(broken, np.int64))
-        placed, missing = self.shelves(3), self.shelves(2)
+        placed, missing = self.new_buckets(3), self.new_buckets(2)
         for bucket in range(self.buckets):
             ours, theirs = expected.take(bucket), actual.take(bucket)
             if len(ours) + len(theirs) > max(self.bounds.memory_records, 16):
@@ -192,10 +194,10 @@ class Inquiry:
             self.doubled.add(theirs[pairs.is_doubled, NUMBER])
             came = ours[pairs.place[is_known]]
             positions = np.where(pairs.is_doubled[is_known], ~came[:, NUMBER], came[:, NUMBER])
-            self._shelve(placed, theirs[is_known, NUMBER], positions, self._groups(came))
+            self._store(placed, theirs[is_known, NUMBER], positions, self._groups(came))
             self.present += len(came)
             absent = ours[~pairs.is_present]
-            self._shelve(missing, absent[:, NUMBER], self._groups(absent))
+            self._store(missing, absent[:, NUMBER], self._groups(absent))
         return placed, missing
 
     def _groups(self, rows: Rows) -> Numbers:
@@ -204,19 +206,19 @@ class Inquiry:
             return streams
         return self.groups.numbers(rows[:, KEY] + (streams + 1) * SPREAD)
 
-    def _shelve(self, shelves: Shelves, numbers: Numbers, *others: Numbers) -> None:
-        put_sorted(shelves, np.column_stack([numbers, *others]), numbers // self.bounds.memory_records)
+    def _store(self, storage: Buckets, numbers: Numbers, *others: Numbers) -> None:
+        put_sorted(storage, np.column_stack([numbers, *others]), numbers // self.bounds.memory_records)
 
-    def _taken(self, shelves: Shelves, count: int, *, is_reversed: bool = False) -> Iterator[Rows]:
-        """The rows of each shelf, in the order of their numbers."""
+    def _taken(self, storage: Buckets, count: int, *, is_reversed: bool = False) -> Iterator[Rows]:
+        """Yield the rows of each bucket, in the order of their numbers."""
         pieces = range(1 + max(count - 1, 0) // self.bounds.memory_records)
         for piece in reversed(pieces) if is_reversed else pieces:
-            rows = shelves.take(piece)
+            rows = storage.take(piece)
             by_number = np.argsort(rows[:, 0], kind="stable")
             yield rows[by_number[::-1] if is_reversed else by_number]
 
-    def _disorder(self, placed: Shelves) -> tuple[Disorder, bool]:
-        if self.order is Order.NONE:
+    def _disorder(self, placed: Buckets) -> tuple[Disorder, bool]:
+        if self.order is PromisedOrder.NONE:
             return Disorder(0, -1), False
         if self.present <= self.bounds.memory_records:
             rows = np.concatenate(list(self._taken(placed, self.committed)))
@@ -229,8 +231,8 @@ class Inquiry:
                 side.take(once[:, 2], -once[:, 1] if is_reversed else once[:, 1], once[:, 0])
         return bounded_disorder(late, early), True
 
-    def _count_lost(self, placed: Shelves, missing: Shelves) -> None:
-        if not self.is_complete and self.order is Order.NONE:
+    def _count_lost(self, placed: Buckets, missing: Buckets) -> None:
+        if not self.is_complete and self.order is PromisedOrder.NONE:
             return
         furthest = np.full(max(len(self.groups), len(self.inputs)), -1, np.int64)
         if not self.is_complete:
@@ -247,10 +249,10 @@ class Inquiry:
         if not self.records:
             return "The input is empty, so there is nothing to compare with."
         if not self.committed:
-            return "Nothing is committed at the output, so there is nothing to judge."
+            return "Nothing is committed at the output, so there is nothing to verify."
         is_certain = self.doubled.count or self.corrupt.count or (self.lost.count and self.is_complete)
         if len(self.inputs) > 1 and self.has_repeats and not is_certain and (disorder.count or self.lost.count):
-            return "The same line stands in the inputs more than once, so their order in the output cannot be told."
+            return "The inputs contain the same line more than once, so its order in the output cannot be determined."
         return ""
 
     def _first(self, disorder: Disorder) -> dict[str, Offender]:
@@ -270,7 +272,7 @@ class Inquiry:
 
 
 def _safe_ends(inputs: Sequence[Chunks], ends: Numbers, acknowledged: Sequence[int | None]) -> Numbers:
-    """For each input, the number among all records that its acknowledged ones end before."""
+    """Return for each input the number after its last acknowledged record, counted over all inputs."""
     begins = np.concatenate([[0], ends])[:-1]
     safe = begins.copy()
     for stream, last in enumerate(acknowledged):

@@ -1,1 +1,1 @@
-"""The connector protocol as values: bytes in, frames out, and tables that say what may come when. Pure."""
+"""The connector protocol without I/O: decodes bytes into frames, and checks frames against lifecycle tables. Pure."""

@@ -1,8 +1,8 @@
-"""A capture: bytes that went over a connection, cut into frames again, each with its position.
+"""A capture: the recorded bytes of a connection, split into frames, each with its position.
 
-The one rule: what can be read is handed out first; then one sentence says at which byte the capture goes wrong. A
-capture may hold one direction or both: `>` and `<` in front of hex say who sent what follows, and each direction is a
-stream of bytes of its own. Before it a file, or hex that somebody has copied; after it `frame_notation`, for people.
+Invariant: all readable frames are returned first; then one error names the byte at which the capture is invalid. A
+capture may hold one direction or both: in hex, `>` and `<` name the sender of what follows, and each direction is a
+separate byte stream. The input is a file or pasted hex; `frame_notation` formats the frames for people.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ _WRONG = re.compile(r"[^0-9A-Fa-f<>\s]")
 _MARK = re.compile(r"([<>])")
 
 
-class Codec(NamedTuple):
+class FrameCodec(NamedTuple):
     decode: Callable[[bytes], AnyFrame]
-    """A body, without its length word."""
+    """Decodes a frame body, without its length word."""
     encode: Callable[[Any], bytes]
 
 
-CODECS: dict[str, Codec] = {"v3": Codec(v3.decode, v3.encode), "draft": Codec(draft.decode, draft.encode)}
-"""The versions of the protocol, by the name that a document and an option have for them."""
+CODECS: dict[str, FrameCodec] = {
+    "v3": FrameCodec(v3.decode, v3.encode),
+    "draft": FrameCodec(draft.decode, draft.encode),
+}
+"""The versions of the protocol, by their name in documents and options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,9 @@ class Captured:
     """One frame of a capture."""
 
     position: int
-    """Of its first byte (of the length word) in what this side sent."""
+    """Offset of its length word in the bytes that this side sent."""
     direction: str
-    """`>`, `<`, or nothing if the capture does not say."""
+    """`>`, `<`, or empty if the capture has no directions."""
     version: str
     frame: AnyFrame
     data: bytes
@@ -51,7 +54,7 @@ class Captured:
             document["direction"] = self.direction
         document |= {"protocol": self.version, **frame_notation.as_document(self.frame)}
         if CODECS[self.version].encode(self.frame) != self.data:
-            # Some frames may be said in two ways. What the peer really sent goes with them.
+            # Some frames have two encodings. Keep the bytes that the peer really sent.
             document["data_hex"] = self.data.hex()
         return document
 
@@ -61,7 +64,7 @@ class Captured:
 
 
 class Capture:
-    """Takes the bytes of a capture piece by piece. Holds one unfinished frame for each direction."""
+    """Decodes the bytes of a capture chunk by chunk. Holds one incomplete frame per direction."""
 
     def __init__(self, version: str | None = None, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._version = version
@@ -69,7 +72,7 @@ class Capture:
         self._sides: dict[str, _Side] = {}
 
     def feed(self, data: bytes, direction: str = "") -> Iterator[Captured]:
-        """The frames that `data` completes; then RemoteProtocolError, if what follows is none."""
+        """Yield the frames that `data` completes. Raises RemoteProtocolError at bytes that are not a frame."""
         side = self._sides.setdefault(direction, _Side(Framer(self._frame_bytes_max)))
         side.received += len(data)
         try:
@@ -80,14 +83,14 @@ class Capture:
                 yield Captured(side.position, direction, version, frame, whole)
                 side.position += len(whole)
         except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"at byte {side.position}{_said_by(direction)}: {error.sentence}") from None
+            raise RemoteProtocolError(f"at byte {side.position}{_of_side(direction)}: {error.sentence}") from None
 
     def finish(self) -> None:
-        """No more comes: RemoteProtocolError if a frame is unfinished."""
+        """End the capture. Raises RemoteProtocolError if a frame is incomplete."""
         for direction, side in self._sides.items():
             if side.position != side.received:
                 raise RemoteProtocolError(
-                    f"the capture ends at byte {side.received}{_said_by(direction)}, inside the frame that begins"
+                    f"the capture ends at byte {side.received}{_of_side(direction)}, inside the frame that begins"
                     f" at byte {side.position}"
                 )
 
@@ -99,17 +102,17 @@ class _Side:
     received: int = 0
 
 
-def _said_by(direction: str) -> str:
+def _of_side(direction: str) -> str:
     return f" of the side {direction}" if direction else ""
 
 
 def version_of(body: bytes) -> str:
-    """Which version a frame is of: the tags of the draft are letters, and no two versions share one."""
+    """Return the version of a frame. The draft's tags are letters, so no two versions share a tag."""
     return "draft" if body[0] in draft.TAGS else "v3"
 
 
 def encoded(document: object) -> tuple[str, bytes]:
-    """The direction and the bytes of the frame that an object says; its `position` is not needed for that."""
+    """Return the direction and the bytes of the frame in a JSON object. Its `position` is ignored."""
     given = frame_notation.mapping(document, "a frame")
     direction, version = given.pop("direction", ""), given.pop("protocol", "v3")
     given.pop("position", None)
@@ -122,7 +125,7 @@ def encoded(document: object) -> tuple[str, bytes]:
     codec = CODECS[version]
     try:
         data = bytes.fromhex(as_sent)
-        # Only as long as the fields say the same: whoever changes a field wants what it says now.
+        # Use the recorded bytes only while they match the fields: a changed field takes precedence.
         if data and codec.decode(data[LENGTH_BYTES:]) == frame:
             return direction, data
     except (TypeError, ValueError, RemoteProtocolError):
@@ -131,12 +134,12 @@ def encoded(document: object) -> tuple[str, bytes]:
 
 
 def is_hex(beginning: bytes) -> bool:
-    """Whether a capture is written in hex. Bytes never look so: a frame begins with a zero, or is 150 MB long."""
+    """Whether a capture is in hex. Binary never matches: a frame begins with a zero byte or exceeds 150 MB."""
     return _TEXT.fullmatch(beginning) is not None
 
 
 class HexReader:
-    """Turns hex into bytes, piece by piece; blanks between digits do not matter."""
+    """Decodes hex chunk by chunk. Whitespace between digits is ignored."""
 
     def __init__(self) -> None:
         self._direction = ""
@@ -144,11 +147,11 @@ class HexReader:
         self._read = 0
 
     def feed(self, text: str) -> Iterator[tuple[str, bytes]]:
-        """Pairs of direction and bytes; then RemoteProtocolError where the text is no hex."""
+        """Yield pairs of direction and bytes. Raises RemoteProtocolError at text that is not hex."""
         wrong = _WRONG.search(text)
         for part in _MARK.split(text[: wrong.start()] if wrong else text):
             if part in ("<", ">"):
-                self._whole()
+                self._check_complete()
                 self._direction = part
             else:
                 digits = self._half + "".join(part.split())
@@ -162,8 +165,8 @@ class HexReader:
         self._read += len(text)
 
     def finish(self) -> None:
-        self._whole()
+        self._check_complete()
 
-    def _whole(self) -> None:
+    def _check_complete(self) -> None:
         if self._half:
             raise RemoteProtocolError(f"the capture has half a byte: one hex digit {self._half!r} without the other")

@@ -1,9 +1,8 @@
-"""Columns: MESSAGE frames as arrays, made by one compiled pass over the bytes, and frames of arrays likewise.
+"""Columns: decodes MESSAGE frames into arrays in one compiled pass over the bytes, and encodes arrays into frames.
 
-The one rule: never needed, and never different. Until `make_ready` has run, and for few frames always, `connection`
-decodes frame by frame, to the same columns, and `v3` encodes with what numpy and Arrow have. Before it stands
-`codec.Framer`, which holds the bytes; after it whoever takes `Messages`. A byte of a payload is copied once here, out
-of the received buffer, which is then used again.
+Invariant: the compiled pass is an optimization with the same result. Before `make_ready` has run, and always for few
+frames, `connection` decodes frame by frame into the same columns, and `v3` encodes with numpy and Arrow.
+`codec.Framer` holds the received bytes. A payload is copied once here, out of the receive buffer, which is then reused.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ import pyarrow as pa
 from procession.wire.messages import Messages
 
 COLUMNS_BYTES_MIN = 2048
-"""With fewer bytes at hand, frame by frame is quicker: a pass costs some microseconds before its first frame."""
+"""Minimum number of bytes for a compiled pass. Below it, decoding frame by frame is faster."""
 
 _FRAME_BYTES_MIN = 31
-"""A MESSAGE without key and payload."""
+"""Size of a MESSAGE without key and payload."""
 
 BYTES_MAX = 2**31 - 1
-"""What the offsets of a binary column can reach: more than this at once goes frame by frame."""
+"""Maximum size of a binary column, by its 32-bit offsets. More bytes are decoded frame by frame."""
 
 
-class Stop(enum.IntEnum):
+class PassEnd(enum.IntEnum):
     """Why a pass ended where it did."""
 
-    END = 0  # no further whole frame is there
-    LENGTH = 1  # a length word that is the peer's error
+    END = 0  # no further complete frame
+    LENGTH = 1  # an invalid length word from the peer
     OTHER = 2  # a frame of another kind
-    ENOUGH = 3  # as many messages as were asked for, and another one follows
+    ENOUGH = 3  # the requested number of messages, and another one follows
     TRUNCATED = 4  # a message too short for its fields
 
 
@@ -50,7 +49,7 @@ _kernels: Kernels | None = None
 
 
 def make_ready() -> None:
-    """Load the compiled passes, from numba's cache or by compiling them (seconds). May run in a thread of its own."""
+    """Load the compiled passes from numba's cache, or compile them (takes seconds). May run in a thread."""
     global _kernels
     from procession.wire import kernels
 
@@ -62,31 +61,31 @@ def is_ready() -> bool:
 
 
 class Columns:
-    """Room for the messages of one receive of up to `size_bytes` bytes."""
+    """Buffers for the messages of one receive of up to `size_bytes` bytes."""
 
     def __init__(self, size_bytes: int) -> None:
-        # Sized for the worst case: what is not written to costs nothing. Arrow's allocator hands out again what an
-        # earlier receive let go of; numpy's returns it to the system, and fresh pages cost more than the pass itself.
+        # Sized for the worst case, because memory that is not written to costs nothing. Arrow's allocator reuses freed
+        # memory; numpy's returns it to the system, and new pages cost more than the pass itself.
         rows = size_bytes // _FRAME_BYTES_MIN
         self._arena = pa.allocate_buffer(3 * 8 * rows + 2 * 4 * (rows + 1) + 2 * size_bytes)
         self._used = 0
         self._filled = np.zeros(3, np.int64)
-        self._stream_ids = self._room(rows, np.uint64)
-        self._message_ids = self._room(rows, np.uint64)
-        self._event_times = self._room(rows, np.int64)
-        self._key_offsets = self._room(rows + 1, np.int32)
-        self._payload_offsets = self._room(rows + 1, np.int32)
+        self._stream_ids = self._buffer(rows, np.uint64)
+        self._message_ids = self._buffer(rows, np.uint64)
+        self._event_times = self._buffer(rows, np.int64)
+        self._key_offsets = self._buffer(rows + 1, np.int32)
+        self._payload_offsets = self._buffer(rows + 1, np.int32)
         self._key_offsets[0] = self._payload_offsets[0] = 0
-        self._keys = self._room(size_bytes, np.uint8)
-        self._payloads = self._room(size_bytes, np.uint8)
+        self._keys = self._buffer(size_bytes, np.uint8)
+        self._payloads = self._buffer(size_bytes, np.uint8)
 
-    def _room(self, count: int, kind: type[Item]) -> npt.NDArray[Item]:
+    def _buffer(self, count: int, kind: type[Item]) -> npt.NDArray[Item]:
         room = np.frombuffer(self._arena, kind, count, self._used)
         self._used += room.nbytes
         return room
 
-    def take(self, window: memoryview, position: int, frame_bytes_max: int, rows_max: int) -> tuple[int, Stop]:
-        """Take the messages that begin at `position`, up to `rows_max` in all. Gives where and why it stopped."""
+    def take(self, window: memoryview, position: int, frame_bytes_max: int, rows_max: int) -> tuple[int, PassEnd]:
+        """Decode the messages from `position` on, up to `rows_max` rows. Return where and why it stopped."""
         assert _kernels is not None, "make_ready has run"
         position, why = _kernels.scan(
             np.frombuffer(window, np.uint8),
@@ -102,10 +101,10 @@ class Columns:
             self._payload_offsets,
             self._payloads,
         )
-        return position, Stop(why)
+        return position, PassEnd(why)
 
     def messages(self) -> Messages:
-        """What was taken, without a copy."""
+        """Return the decoded messages, without a copy."""
         rows, keys_end, payloads_end = self._filled.tolist()
         return Messages(
             self._stream_ids[:rows],
@@ -127,7 +126,7 @@ def encode(
     keys: pa.Array | None,
     payloads: pa.Array,
 ) -> pa.Buffer:
-    """The frames of these columns, which must be as long as each other, without nulls, and within the limits."""
+    """Encode these columns as frames. They must have equal lengths, no nulls, and be within the limits."""
     assert _kernels is not None, "make_ready has run"
     count = len(payloads)
     key_offsets, key_data = (np.zeros(count + 1, np.int64), _NO_BYTES) if keys is None else _parts(keys)

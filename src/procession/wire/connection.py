@@ -1,9 +1,9 @@
-"""One end of one connection, without the socket: feed it bytes and get events, give it frames and get bytes.
+"""One end of a connection, without the socket: takes bytes and returns events, takes frames and returns bytes.
 
-The one rule: what the tables (`lifecycle_walker`) forbid the peer is reported as a `Violation`, what they forbid us
-raises `LocalProtocolError`, and neither changes anything else. An acceptor speaks whatever the first frame is of.
-Before it stands the socket (`gateway.server`, `sdk`), after it whoever decides (`gateway.state`). Cookies, versions and
-two-phase-commit payloads are the decider's matter.
+Invariant: a step of the peer that the lifecycle tables forbid is reported as a `Violation`; a forbidden step of ours
+raises `LocalProtocolError`. Neither changes anything else. An acceptor speaks the protocol version of the first frame
+that it receives. The socket is in `gateway.server` or `sdk`. Cookies, versions and two-phase-commit payloads are
+checked by the caller (`gateway.state`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import columns, v3
-from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, Stop
+from procession.wire.columns import BYTES_MAX, COLUMNS_BYTES_MIN, Columns, PassEnd
 from procession.wire.dialect import V3, Dialect, Gather, dialect_of
 from procession.wire.draft_messages import AnyFrame, DraftMessages
 from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes, Framer
-from procession.wire.lifecycle import Role, Side, State
-from procession.wire.lifecycle_walker import OVER, Blame, Walk
+from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
+from procession.wire.lifecycle_walker import OVER, Blame, LifecycleWalker
 from procession.wire.messages import (
     Error,
     Hello,
@@ -33,30 +33,30 @@ from procession.wire.messages import (
 )
 
 HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
-"""The longest HELLO there can be: all that a peer may make us hold before it has said who it is."""
+"""Size of the longest possible HELLO. Before HELLO a peer can make us buffer no more than this."""
 
 REASON_BYTES_MAX = 1024
 
-_CONNECTED = State.CONNECTED
+_CONNECTED = ConnectionState.CONNECTED
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The peer broke the protocol. Always the last event: the frames before it count, what follows is discarded."""
+    """The peer broke the protocol. It is always the last event: earlier frames are valid, later bytes are discarded."""
 
     reason: str
 
 
 Event = AnyFrame | Messages | DraftMessages | Violation
-"""MESSAGE frames always come as `Messages`, those of the draft as `DraftMessages`; any other frame comes as itself."""
+"""MESSAGE frames always arrive as `Messages`, those of the draft as `DraftMessages`, any other frame as itself."""
 
 
-class Connection(Walk):
-    """One end. On a source's connection it also keeps the credits, which sinks do not use."""
+class Connection(LifecycleWalker):
+    """One end of a connection. On a source's connection it also counts credits, which sinks do not use."""
 
     def __init__(
         self,
-        side: Side,
+        side: ConnectionSide,
         role: Role,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         columns_bytes_min: int = COLUMNS_BYTES_MIN,
@@ -70,9 +70,9 @@ class Connection(Walk):
     # Receiving
 
     def receive(self, data: Bytes) -> list[Event]:
-        """The events that these bytes complete, in order. After an error or RESTART, bytes are discarded.
+        """Return the events that these bytes complete, in order. After an error or RESTART, bytes are discarded.
 
-        `data` may be a view of a buffer that is used again: no event refers to it.
+        `data` may be a view of a reused buffer: no event refers to it.
         """
         events: list[Event] = []
         if self.is_over:
@@ -81,7 +81,7 @@ class Connection(Walk):
         try:
             while self.state not in OVER and (tag := self._framer.peek()) is not None:
                 if self.state is _CONNECTED:
-                    self._hear_dialect(tag)
+                    self._detect_dialect(tag)
                 if tag == self.dialect.message_tag:
                     self._take_messages(events)
                 else:
@@ -89,7 +89,7 @@ class Connection(Walk):
                     self._walk(self.peer, frame, RemoteProtocolError)
                     events.append(frame)
         except RemoteProtocolError as error:
-            self.state = State.ERROR
+            self.state = ConnectionState.ERROR
             events.append(Violation(error.sentence))
         if self.state in OVER:
             self._framer.drop()
@@ -97,30 +97,35 @@ class Connection(Walk):
             self._framer.keep()
         return events
 
-    def _walk(self, sender: Side, frame: AnyFrame, blame: Blame) -> None:
+    def _walk(self, sender: ConnectionSide, frame: AnyFrame, blame: Blame) -> None:
         self.step(sender, frame, blame)
         if isinstance(frame, Hello):
             self._framer.frame_bytes_max = self.frame_bytes_max
 
-    def _hear_dialect(self, tag: int) -> None:
-        if self.side is Side.ACCEPTOR:
+    def _detect_dialect(self, tag: int) -> None:
+        if self.side is ConnectionSide.ACCEPTOR:
             dialect = dialect_of(tag, self.role, self.dialect)
             if dialect is not self.dialect:
                 self.speak(dialect)
 
     def _decoded(self, tag: int) -> AnyFrame:
-        if tag == v3.ERROR_TAG and self.side is Side.INITIATOR and self.state is not State.STREAMING:
-            # A gateway that turns us away before it has read our HELLO does not know what we speak.
+        if (
+            tag == v3.ERROR_TAG
+            and self.side is ConnectionSide.INITIATOR
+            and self.state is not ConnectionState.STREAMING
+        ):
+            # A gateway that refuses us before it has read our HELLO does not know our protocol version.
             return v3.decode(self._framer.take())
         return self.dialect.decode(self._framer.take())
 
     def implied(self) -> Iterator[NotifyAck]:
-        """The answers to our NOTIFYs that no frame brings: in the draft a stream is open at once, and OK or an ACK has
-        told where it goes on. To be asked whenever something was sent or received."""
+        """Return the answers to our NOTIFYs that arrive without a frame. Call it after every send and receive.
+
+        In the draft a stream is open at once, and its point of reference is known from OK or an ACK."""
         return self.interpreter.answers()
 
     def _take_messages(self, events: list[Event]) -> None:
-        """Consecutive MESSAGE frames at once: by columns if they are many, else frame by frame, to the same event."""
+        """Decode consecutive MESSAGE frames into one event: by columns if there are many, else frame by frame."""
         if self.dialect.gather is not None:
             self._take_frames(self.dialect.gather, events)
             return
@@ -133,10 +138,10 @@ class Connection(Walk):
             self._take_rows(rows_max, events)
 
     def _take_columns(self, taken: Columns, rows_max: int, events: list[Event]) -> None:
-        """The gateway's hot path: it takes no step per frame."""
-        framer, why = self._framer, Stop.END
+        """Decode by columns. This is the gateway's hot path, without work per frame in Python."""
+        framer, why = self._framer, PassEnd.END
         try:
-            while why is Stop.END and framer.peek() == v3.MESSAGE_TAG:
+            while why is PassEnd.END and framer.peek() == v3.MESSAGE_TAG:
                 framer.position, why = taken.take(framer.window, framer.position, framer.frame_bytes_max, rows_max)
         finally:
             messages = taken.messages()
@@ -144,15 +149,15 @@ class Connection(Walk):
             if allowed:
                 self._deliver(messages.slice(0, allowed), events)
             if allowed < len(messages):
-                # Stands before whatever else was met.
+                # This violation comes before anything that the pass found later.
                 self.allow_message(self.peer, int(messages.stream_ids[allowed]), RemoteProtocolError)
-        if why is Stop.TRUNCATED:
+        if why is PassEnd.TRUNCATED:
             raise RemoteProtocolError("truncated frame")
-        if why is Stop.ENOUGH:
+        if why is PassEnd.ENOUGH:
             raise RemoteProtocolError("credits overspent")
 
     def _allowed(self, stream_ids: Ids) -> int:
-        """How many of these messages come before the first that its stream forbids."""
+        """Return the number of messages before the first one that its stream forbids."""
         if not len(stream_ids):
             return 0
         is_one = bool((stream_ids == stream_ids[0]).all())
@@ -202,9 +207,10 @@ class Connection(Walk):
     # Sending
 
     def send(self, frame: AnyFrame) -> bytes:
-        """The bytes of this frame, and the step that it means; or LocalProtocolError, and nothing has changed.
+        """Encode this frame and take its step in the lifecycle. Raises LocalProtocolError and changes nothing if it is
+        forbidden.
 
-        A source may say MESSAGE and EOS_MESSAGE in the words of version 3, whatever it speaks.
+        A source may pass MESSAGE and EOS_MESSAGE of version 3 in every dialect.
         """
         frame = self.interpreter.translated(frame)
         data = self.dialect.encode(frame)
@@ -221,8 +227,9 @@ class Connection(Walk):
         keys: pa.Array | None,
         payloads: pa.Array,
     ) -> pa.Buffer:
-        """The bytes of many MESSAGE frames of one stream, made by columns (see `v3.encode_messages`). Without message
-        ids they are ephemeral, which only the draft can say."""
+        """Encode many MESSAGE frames of one stream by columns (see `v3.encode_messages`).
+
+        Messages without message ids are ephemeral, which only the draft supports."""
         self.allow(self.side, self.dialect.message, LocalProtocolError)
         self.allow_message(self.side, stream_id, LocalProtocolError)
         count = len(payloads)
@@ -236,6 +243,6 @@ class Connection(Walk):
         return data
 
     def error_frame(self, reason: str) -> bytes:
-        """ERROR, to be sent before closing. Allowed in every state: after a violation it is what is left to say."""
-        self.state = State.ERROR
+        """Encode an ERROR, to be sent before closing. Allowed in every state, also after a violation."""
+        self.state = ConnectionState.ERROR
         return self.dialect.encode(Error(reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")))

@@ -1,7 +1,7 @@
-"""A dialect: all that differs between the versions of the protocol for `connection`, which speaks either.
+"""A dialect: everything that differs between the versions of the protocol.
 
-The one rule: a dialect is bytes and tables, and decides nothing. Before it stand `v3` and `draft` with their
-lifecycles; after it `connection`, which learns from the first frame which dialect its peer speaks.
+Invariant: a dialect consists of codecs and tables and makes no decisions. It combines `v3` or `draft` with its
+lifecycles. `connection` detects its peer's dialect from the first frame.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from procession.wire import draft, v3
-from procession.wire.draft_adapter import DraftInterpreter, Interpreter
+from procession.wire.draft_adapter import DraftAdapter, VersionAdapter
 from procession.wire.draft_lifecycle import DRAFT_CONNECTION, DRAFT_STREAM
 from procession.wire.draft_messages import AnyFrame, DraftMessage, DraftMessages, Extension
-from procession.wire.lifecycle import TABLES, Role, Side, State
+from procession.wire.lifecycle import TABLES, ConnectionSide, ConnectionState, Role
 from procession.wire.messages import Message, Messages
 from procession.wire.stream_lifecycle import STREAM, StreamState, StreamStep
 
@@ -30,23 +30,23 @@ class Dialect:
     name: str
     message_tag: int
     message: type[AnyFrame]
-    """The frame of a MESSAGE."""
+    """The frame type of a MESSAGE."""
     gather: Gather | None
-    """One event of several MESSAGE frames; None: they are taken by columns."""
+    """Combines several MESSAGE frames into one event. None: they are decoded by columns."""
     decode: Callable[[bytes], AnyFrame]
     encode: Callable[[Any], bytes]
     encode_messages: Callable[..., pa.Buffer]
-    connection: Mapping[Role, Mapping[State, Mapping[Side, Mapping[Any, State]]]]
-    """What may be sent, for each role that there is."""
+    connection: Mapping[Role, Mapping[ConnectionState, Mapping[ConnectionSide, Mapping[Any, ConnectionState]]]]
+    """The connection lifecycle of each supported role."""
     stream: Mapping[StreamState, Mapping[StreamStep, StreamState]]
     extensions: Callable[[str], frozenset[Extension]]
-    """The extensions that HELLO's version asks for; ValueError if this dialect does not know the version."""
-    interpreter: Callable[[], Interpreter]
-    """Lets a source use it with the frames of version 3."""
+    """Returns the extensions that HELLO's version requests. Raises ValueError for an unknown version."""
+    interpreter: Callable[[], VersionAdapter]
+    """Lets a source use this dialect with the frames of version 3."""
     confirms_ends: bool
-    """Whether a NOTIFY tells if the end of a stream is committed."""
+    """Whether the answer to a NOTIFY says if the end of the stream is committed."""
     own_tags: frozenset[int] = frozenset()
-    """The tags by which an acceptor knows it from the dialect that it was made with."""
+    """The frame tags from which an acceptor detects this dialect."""
 
 
 def _v3_extensions(version: str) -> frozenset[Extension]:
@@ -72,7 +72,7 @@ V3 = Dialect(
     connection=TABLES,
     stream=STREAM,
     extensions=_v3_extensions,
-    interpreter=Interpreter,
+    interpreter=VersionAdapter,
     confirms_ends=True,
 )
 DRAFT = Dialect(
@@ -86,15 +86,15 @@ DRAFT = Dialect(
     connection={Role.SOURCE: DRAFT_CONNECTION},
     stream=DRAFT_STREAM,
     extensions=_draft_extensions,
-    interpreter=DraftInterpreter,
+    interpreter=DraftAdapter,
     confirms_ends=False,
     own_tags=draft.TAGS,
 )
 DIALECTS = {dialect.name: dialect for dialect in (V3, DRAFT)}
-"""By the name that an option has for each."""
+"""The dialects by their name in options."""
 
 
 def dialect_of(tag: int, role: Role, default: Dialect) -> Dialect:
-    """The dialect of a connection whose first frame has this tag."""
+    """Return the dialect of a connection whose first frame has this tag."""
     known = (dialect for dialect in DIALECTS.values() if tag in dialect.own_tags and role in dialect.connection)
     return next(known, default)

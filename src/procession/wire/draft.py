@@ -1,8 +1,8 @@
-"""The draft of the connector protocol: each frame to bytes, and back.
+"""The draft of the connector protocol: encodes and decodes each frame.
 
-The one rule: `encode(decode(body))` is `body` again, and a body that is not a frame is the peer's error. Before it
-stands `frame_codec`, which cuts the frames out; after it `connection`, which says whether the frame may come now. The
-tags are letters, so that no frame of the draft can be taken for one of version 3.
+Invariant: `encode(decode(body))` equals `body`, and a body that is not a frame is the peer's error. `frame_codec`
+splits bytes into frame bodies; `connection` checks whether a frame is allowed. The tags are letters, so a frame of the
+draft is never mistaken for one of version 3.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from procession.wire.draft_messages import (
     DEBUG_COUNT_MAX,
     AckCounts,
     Debug,
+    DebugFault,
     DraftFrame,
     DraftMessage,
     DraftOk,
     Extension,
-    Fault,
     Flag,
 )
 from procession.wire.frame_codec import Reader
@@ -30,20 +30,20 @@ from procession.wire.messages import Ack, Error, Hello, Notify, Restart
 from procession.wire.v3 import Integers
 
 VERSION = "draft"
-"""What HELLO says. The extensions that a session wants follow, each after a `+`: `draft+counts+debug`."""
+"""The version in HELLO. Requested extensions follow, each after a `+`: `draft+counts+debug`."""
 
 IN_USE = "the stream is in use, or its end is not committed yet"
-"""How an ERROR begins that refuses a NOTIFY: there is no NOTIFY_ACK to do it. To be tried again later."""
+"""Beginning of an ERROR that refuses a NOTIFY, because the draft has no NOTIFY_ACK. The source retries later."""
 
 MESSAGE_TAG = ord("M")
 
-# Plain numbers: what an enum does about a flag costs more than all that is done with it here.
+# Plain integers, because operations on enum flags are much slower.
 _EPHEMERAL, _BOUNDARY, _EOS, _UNSTABLE_REFERENCE, _EVENT_TIME, _KEY = map(int, Flag)
 _UNKNOWN = ~sum(map(int, Flag))
 
 
 def version(extensions: frozenset[Extension] = frozenset()) -> str:
-    """The version that HELLO says to ask for these extensions."""
+    """Return the version for HELLO that requests these extensions."""
     return "+".join([VERSION, *(extension.value for extension in Extension if extension in extensions)])
 
 
@@ -51,7 +51,7 @@ VERSIONS: dict[str, frozenset[Extension]] = {
     version(wanted): wanted
     for wanted in map(frozenset[Extension], ((), (Extension.COUNTS,), (Extension.DEBUG,), tuple(Extension)))
 }
-"""Every version that there is, matched exactly, and what it asks for."""
+"""Every valid version, matched exactly, and its extensions."""
 
 
 def _hello(reader: Reader) -> DraftFrame:
@@ -87,7 +87,7 @@ def _message(reader: Reader) -> DraftFrame:
         is_last=bool(flags & _EOS),
         is_unstable=bool(flags & _UNSTABLE_REFERENCE),
     )
-    if _says_nothing(message):
+    if _is_meaningless(message):
         raise RemoteProtocolError("a boundary without a message id that ends nothing")
     return message
 
@@ -105,7 +105,7 @@ def _restart(reader: Reader) -> DraftFrame:
     return Restart()
 
 
-_FAULTS = {fault.value: fault for fault in Fault}
+_FAULTS = {fault.value: fault for fault in DebugFault}
 
 
 def _debug(reader: Reader) -> DraftFrame:
@@ -133,7 +133,7 @@ TAGS = frozenset(_DECODERS)
 
 
 def decode(body: bytes) -> DraftFrame:
-    """The frame that these bytes (tag and fields) say."""
+    """Decode a frame body (tag and fields)."""
     reader = Reader(body)
     tag = reader.u8()
     decoder = _DECODERS.get(tag)
@@ -145,7 +145,7 @@ def decode(body: bytes) -> DraftFrame:
 
 
 def encode(frame: DraftFrame) -> bytes:
-    """The whole frame, length word included."""
+    """Encode a frame with its length word."""
     return frame_codec.frame(_body(frame))
 
 
@@ -183,7 +183,7 @@ def _body(frame: DraftFrame) -> bytes:
 
 
 def _message_body(message: DraftMessage) -> bytes:
-    if _says_nothing(message):
+    if _is_meaningless(message):
         raise LocalProtocolError("a boundary without a message id that ends nothing")
     parts = [b"M", message.flags.to_bytes(2), frame_codec.u64(message.stream_id)]
     if message.message_id is not None:
@@ -197,8 +197,8 @@ def _message_body(message: DraftMessage) -> bytes:
     return b"".join(parts)
 
 
-def _says_nothing(message: DraftMessage) -> bool:
-    """A boundary is a point of reference, or an end. Without an id it cannot be the one."""
+def _is_meaningless(message: DraftMessage) -> bool:
+    """Whether a boundary is neither a point of reference, which needs an id, nor the end of a stream."""
     return message.payload is None and message.message_id is None and not message.is_last
 
 
@@ -210,7 +210,7 @@ def encode_messages(
     payloads: pa.Array,
     frame_bytes_max: int = frame_codec.FRAME_BYTES_MAX,
 ) -> pa.Buffer:
-    """Many MESSAGE frames of one stream, back to back, frame by frame; ephemeral ones, if they have no ids."""
+    """Encode many MESSAGE frames of one stream. Without message ids they are ephemeral."""
     if payloads.null_count or (keys is not None and keys.null_count):
         raise LocalProtocolError("a key or payload that is null")
     no_keys: Iterable[bytes] = repeat(b"", len(payloads))

@@ -1,7 +1,7 @@
 """The draft adapter: lets a source that knows the messages of version 3 speak the draft.
 
-The one rule: it adds nothing that was not said. A NOTIFY's answer is what OK and the ACKs have told; a MESSAGE and the
-end of a stream become what the draft has for them. `connection` asks it at the source's end of a session of the draft.
+Invariant: it invents nothing. The answer to a NOTIFY comes from OK and the ACKs; a MESSAGE and the end of a stream are
+translated into the draft's frames. `connection` uses it at the source's end of a draft session.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from procession.wire.draft_messages import AnyFrame, DraftMessage
 from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck
 
 
-class Interpreter:
-    """For a source that speaks version 3: its frames are sent as they are, and each NOTIFY is answered by a frame."""
+class VersionAdapter:
+    """For a source that speaks version 3: frames are sent unchanged, and a frame answers each NOTIFY."""
 
-    def told(self, points: Iterable[tuple[int, int]]) -> None:
-        """The gateway said that these points of reference are committed."""
+    def committed(self, points: Iterable[tuple[int, int]]) -> None:
+        """Handle the gateway's message that these points of reference are committed."""
 
     def notified(self, stream_id: int) -> None:
-        """We have sent a NOTIFY."""
+        """Handle a NOTIFY that was sent."""
 
     def answers(self) -> Iterator[NotifyAck]:
-        """The answers to our NOTIFYs that no frame brings."""
+        """Return the answers to NOTIFYs that arrive without a frame."""
         return iter(())
 
     def sent_without_ids(self, stream_id: int) -> None:
-        """We have sent ephemeral messages."""
+        """Handle ephemeral messages that were sent."""
 
     def translated(self, frame: AnyFrame) -> AnyFrame:
-        """The frame in this dialect."""
+        """Translate a frame into this dialect."""
         return frame
 
 
-class DraftInterpreter(Interpreter):
+class DraftAdapter(VersionAdapter):
     """For a source that speaks the draft."""
 
     def __init__(self) -> None:
         self._points: dict[int, int] = {}
         self._answers: deque[NotifyAck] = deque()
         self._ephemeral: set[int] = set()
-        """Streams on which messages without ids were sent: their end has none either."""
+        """Streams with ephemeral messages. Their end has no id either."""
 
-    def told(self, points: Iterable[tuple[int, int]]) -> None:
+    def committed(self, points: Iterable[tuple[int, int]]) -> None:
         self._points |= dict(points)
 
     def notified(self, stream_id: int) -> None:
-        """We have sent a NOTIFY, and the stream is open: no frame will say so."""
+        """Answer the NOTIFY: the stream is open without a frame from the gateway."""
         self._ephemeral.discard(stream_id)
         self._answers.append(NotifyAck(True, stream_id, self._points.get(stream_id, NOTHING_COMMITTED)))
 
@@ -59,8 +59,9 @@ class DraftInterpreter(Interpreter):
         self._ephemeral.add(stream_id)
 
     def translated(self, frame: AnyFrame) -> AnyFrame:
-        """The frame in the words of the draft. An end without an id is no point of reference: of a stream without
-        messages there is none that could be given."""
+        """Translate a frame into the draft.
+
+        An end without an id is not a point of reference, because a stream without messages has none."""
         match frame:
             case Message(stream_id, message_id, event_time, key, payload):
                 return DraftMessage(stream_id, message_id, payload, event_time or None, key or None)

@@ -1,6 +1,6 @@
 """The lifecycle of a connection of the draft, and of a stream within it, as tables.
 
-The one rule: as in `lifecycle` and `stream_lifecycle`, what the table does not have is an error and changes nothing.
+Invariant: as in `lifecycle` and `stream_lifecycle`, a step that is not in the table is an error and changes nothing.
 The draft is for sources only. A NOTIFY opens its stream at once: there is no NOTIFY_ACK. The end of a stream is a flag
 of a MESSAGE. ACK with counts and DEBUG may be sent only in a session whose HELLO asked for them
 (`draft_messages.NEEDS`).
@@ -9,35 +9,35 @@ of a MESSAGE. ACK with counts and DEBUG may be sent only in a session whose HELL
 from __future__ import annotations
 
 from procession.wire.draft_messages import AckCounts, Debug, DraftFrame, DraftMessage, DraftOk
-from procession.wire.lifecycle import Side, State
+from procession.wire.lifecycle import ConnectionSide, ConnectionState
 from procession.wire.messages import Ack, Error, Hello, Notify, Restart
 from procession.wire.stream_lifecycle import StreamState, StreamStep
 
-DRAFT_CONNECTION: dict[State, dict[Side, dict[type[DraftFrame], State]]] = {
-    State.CONNECTED: {
-        Side.INITIATOR: {Hello: State.HANDSHAKE, Error: State.ERROR},
-        Side.ACCEPTOR: {Error: State.ERROR},
+DRAFT_CONNECTION: dict[ConnectionState, dict[ConnectionSide, dict[type[DraftFrame], ConnectionState]]] = {
+    ConnectionState.CONNECTED: {
+        ConnectionSide.INITIATOR: {Hello: ConnectionState.HANDSHAKE, Error: ConnectionState.ERROR},
+        ConnectionSide.ACCEPTOR: {Error: ConnectionState.ERROR},
     },
-    State.HANDSHAKE: {
-        Side.INITIATOR: {Error: State.ERROR},
-        Side.ACCEPTOR: {DraftOk: State.STREAMING, Error: State.ERROR},
+    ConnectionState.HANDSHAKE: {
+        ConnectionSide.INITIATOR: {Error: ConnectionState.ERROR},
+        ConnectionSide.ACCEPTOR: {DraftOk: ConnectionState.STREAMING, Error: ConnectionState.ERROR},
     },
-    State.STREAMING: {
-        Side.INITIATOR: {
-            Notify: State.STREAMING,
-            DraftMessage: State.STREAMING,
-            Debug: State.STREAMING,
-            Error: State.ERROR,
+    ConnectionState.STREAMING: {
+        ConnectionSide.INITIATOR: {
+            Notify: ConnectionState.STREAMING,
+            DraftMessage: ConnectionState.STREAMING,
+            Debug: ConnectionState.STREAMING,
+            Error: ConnectionState.ERROR,
         },
-        Side.ACCEPTOR: {
-            Ack: State.STREAMING,
-            AckCounts: State.STREAMING,
-            Restart: State.DISCONNECTED,
-            Error: State.ERROR,
+        ConnectionSide.ACCEPTOR: {
+            Ack: ConnectionState.STREAMING,
+            AckCounts: ConnectionState.STREAMING,
+            Restart: ConnectionState.DISCONNECTED,
+            Error: ConnectionState.ERROR,
         },
     },
-    State.ERROR: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
-    State.DISCONNECTED: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
+    ConnectionState.ERROR: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
+    ConnectionState.DISCONNECTED: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
 }
 
 DRAFT_STREAM: dict[StreamState, dict[StreamStep, StreamState]] = {

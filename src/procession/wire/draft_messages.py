@@ -1,7 +1,7 @@
-"""The messages of the draft that version 3 does not have: its OK, its MESSAGE, and the frames that we have added.
+"""The messages of the draft that version 3 does not have: its OK, its MESSAGE, and the frames of our extensions.
 
-The one rule: as in `messages`, a value knows nothing of bytes, states or sockets; and a MESSAGE that contradicts itself
-cannot be written down, because its flags follow from what it has. `draft` turns these values into bytes and back.
+Invariant: as in `messages`, a value is independent of bytes, states and sockets. A contradictory MESSAGE cannot be
+constructed, because its flags are derived from its fields. `draft` encodes and decodes these values.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from procession.wire.messages import Ack, Error, Frame, Hello, Notify, Ok, Restart
 
 DEBUG_COUNT_MAX = 1000
-"""How often a DEBUG frame may ask for the same."""
+"""Maximum repeat count in a DEBUG frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOk(Ok):
     streams: tuple[tuple[int, str, int], ...] = ()
-    """Triples (stream id, stream name, point of reference): what earlier sessions have got committed."""
+    """Triples (stream id, stream name, point of reference): what is committed from earlier sessions."""
 
 
 class Flag(enum.IntFlag):
@@ -34,15 +34,15 @@ class Flag(enum.IntFlag):
 class DraftMessage:
     stream_id: int
     message_id: int | None
-    """None: it is ephemeral, and has no identity."""
+    """None for an ephemeral message, which has no identity."""
     payload: bytes | None
-    """None: it is a boundary, a mark without content."""
+    """None for a boundary, which has no content."""
     event_time: int | None = None
     key: bytes | None = None
     is_last: bool = False
-    """The stream ends with it (EOS)."""
+    """Whether the stream ends with this message (EOS)."""
     is_unstable: bool = False
-    """Its id may not serve as a point of reference: it may be another one when the stream is read again."""
+    """Whether its id is unusable as a point of reference, because a replay of the stream may assign another id."""
 
     @property
     def flags(self) -> Flag:
@@ -62,35 +62,35 @@ class DraftMessage:
 
 @dataclass(frozen=True, slots=True)
 class AckCounts:
-    """An ACK that also counts: what the text's last section asks for."""
+    """An ACK with message counts, as the last section of the protocol text asks for."""
 
     credits: int
     positions: tuple[tuple[int, int, int], ...] = ()
-    """Triples (stream id, point of reference, count): so many MESSAGE frames of this stream, in the order in which they
-    were sent since its first NOTIFY in this session, are settled. It may lag behind the point of reference, and never
-    runs ahead of it."""
+    """Triples (stream id, point of reference, count). The first `count` MESSAGE frames since the stream's first
+    NOTIFY in this session are committed. The count may lag behind the point of reference, and
+    is never ahead of it."""
 
 
-class Fault(enum.Enum):
-    """What a DEBUG frame asks of the gateway, for the session that it comes from and no other."""
+class DebugFault(enum.Enum):
+    """The fault that a DEBUG frame requests from the gateway, for its own session only."""
 
     STUTTER = 1
-    """Hold back the next `count` ACKs; what they would have told comes with the one after them."""
+    """Hold back the next `count` ACKs. The ACK after them contains their content."""
     TICK = 2
-    """Behave as if `count` intervals had passed, each with its ACK: timeouts without a clock."""
+    """Behave as if `count` ACK intervals had passed: timeouts without a clock."""
     RESTART = 3
     """Send RESTART, and close."""
     CLOSE = 4
-    """Close without a word."""
+    """Close without a frame."""
     ERROR = 5
     """Send ERROR, and close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Debug:
-    """Fault injection: what the text's section on debugging asks for."""
+    """Fault injection, as the debugging section of the protocol text asks for."""
 
-    fault: Fault
+    fault: DebugFault
     count: int = 1
 
 
@@ -105,14 +105,14 @@ class DraftMessages:
 
 
 class Extension(enum.Enum):
-    """What a session may speak beyond the draft, if its HELLO names it and the gateway allows it."""
+    """An extension of the draft. A session uses it if its HELLO requests it and the gateway allows it."""
 
     COUNTS = "counts"
     DEBUG = "debug"
 
 
 NEEDS: dict[type, Extension] = {AckCounts: Extension.COUNTS, Debug: Extension.DEBUG}
-"""The frames that no session may send which has not got their extension."""
+"""Frames that a session may send only with the given extension."""
 
 DraftFrame = Hello | DraftOk | Error | Notify | DraftMessage | Ack | AckCounts | Restart | Debug
 AnyFrame = Frame | DraftFrame

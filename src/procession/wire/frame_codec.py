@@ -1,7 +1,7 @@
-"""Framing and primitive fields: where one frame ends, and how its numbers and short strings are read and written.
+"""Framing and primitive fields: splits bytes into frames, and reads and writes numbers and short strings.
 
-The one rule: a byte that is not there is the peer's error, never an IndexError; a value that does not fit is ours.
-Before it stands the socket; after it `v3` and `two_phase_commit`, which know the fields of each frame.
+Invariant: a missing byte is the peer's error, never an IndexError; a value that does not fit its field is our error.
+`v3` and `two_phase_commit` define the fields of each frame.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Framer:
-    """Cuts a stream of bytes into frames. Between two reads it holds one unfinished frame, at most `frame_bytes_max`,
-    as a copy of its own: what it was fed may be a view of a buffer that is used again after `keep` or `drop`.
+    """Splits a byte stream into frames. Between two reads it holds one incomplete frame, at most `frame_bytes_max`.
 
-    There are up to two windows, a frame that an earlier read began and the new bytes after it. They are not put
-    together, so that nothing but that frame is copied.
+    It copies the incomplete frame, because its input may be a view of a buffer that is reused after `keep` or `drop`.
+    There are up to two windows: a frame that an earlier read began, and the new bytes after it. They are not
+    concatenated, so nothing else is copied.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.position = 0
-        """Where the next frame begins in the current window."""
+        """Start of the next frame in the current window."""
         self._length = 0
-        """Of the frame that `peek` has seen."""
+        """Length of the frame that `peek` found."""
         self._held = bytearray()
         self._windows: list[memoryview] = []
 
     def feed(self, data: Bytes) -> Iterator[bytes]:
-        """The bodies that `data` completes, one by one; then the peer's error, if a bad length word follows them."""
+        """Yield the bodies that `data` completes. Raises RemoteProtocolError at an invalid length word."""
         self.begin(data)
         while self.peek() is not None:
             yield self.take()
         self.keep()
 
     def begin(self, data: Bytes) -> None:
-        """Take the next bytes in hand, for `peek` and `take`; then comes `keep` or `drop`."""
+        """Add the next bytes, for `peek` and `take`. Call `keep` or `drop` afterwards."""
         view = memoryview(data).cast("B")
         if self._held:
-            # Gathered in place, first the length word and then what it says: a big frame in small reads is not copied
+            # Append in place, first the length word and then the body, so that a big frame in small reads is not copied
             # at each read.
             for _ in range(2):
                 missing = self._missing()
@@ -65,7 +65,7 @@ class Framer:
         self.position = 0
 
     def peek(self) -> int | None:
-        """The tag of the next frame, if it is whole. A bad length word is the peer's error, raised when it is next."""
+        """Return the tag of the next frame, or None if it is incomplete. An invalid length is the peer's error."""
         while self._windows and self.position == len(self._windows[0]):
             del self._windows[0]
             self.position = 0
@@ -84,23 +84,23 @@ class Framer:
         return window[position + 4]
 
     def take(self) -> bytes:
-        """The body (tag and fields, without the length word) of the frame that `peek` has seen."""
+        """Return the body (tag and fields, without the length word) of the frame that `peek` found."""
         begin = self.position + 4
         self.position = end = begin + self._length
         return bytes(self._windows[0][begin:end])
 
     @property
     def window(self) -> memoryview:
-        """Where the frame that `peek` has seen lies, at `position`."""
+        """The window with the frame that `peek` found, at `position`."""
         return self._windows[0]
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes are at hand."""
+        """The number of bytes that are available."""
         return sum(map(len, self._windows)) - self.position
 
     def keep(self) -> None:
-        """Let go of what was fed, but for an unfinished frame."""
+        """Release the input, except an incomplete frame."""
         if not self._windows:
             self._held = bytearray()
         elif self.position or self._windows[0].obj is not self._held:
@@ -108,13 +108,13 @@ class Framer:
         self._windows.clear()
 
     def drop(self) -> None:
-        """Let go of all that is here."""
+        """Release everything."""
         self._windows.clear()
         self._held = bytearray()
         self.position = 0
 
     def _missing(self) -> int:
-        """How many bytes the held frame lacks: of its length word, or of what a length word within the limit says."""
+        """Return how many bytes the held frame lacks: of its length word, or of a body within the limit."""
         if len(self._held) < 4:
             return 4 - len(self._held)
         (length,) = _LENGTH.unpack_from(self._held)
@@ -122,7 +122,7 @@ class Framer:
 
 
 class Reader:
-    """Reads the fields of one body in order."""
+    """Reads the fields of a frame body in order."""
 
     __slots__ = ("_body", "_position")
 
@@ -139,7 +139,7 @@ class Reader:
         return value
 
     def fields(self, shape: struct.Struct) -> tuple[Any, ...]:
-        """Several numbers at once."""
+        """Read several numbers at once."""
         try:
             values = shape.unpack_from(self._body, self._position)
         except struct.error:
@@ -180,7 +180,7 @@ class Reader:
         return text(self.bytes_of(self._integer(_U16)))
 
     def count(self, item_bytes_min: int) -> int:
-        """A u32 count of items of at least this size: checked against what is there before anything is allocated."""
+        """Read a u32 count of items of at least this size. It is checked before anything is allocated."""
         count = self.u32()
         if count * item_bytes_min > self.remaining:
             raise RemoteProtocolError("truncated frame")
@@ -194,7 +194,7 @@ class Reader:
         return len(self._body) - self._position
 
     def finish(self) -> None:
-        """Nothing may be left over: bytes that nobody reads are a frame that we do not understand."""
+        """Raise RemoteProtocolError if bytes are left over."""
         if self._position != len(self._body):
             raise RemoteProtocolError(f"{self.remaining} bytes too many in frame")
 
@@ -246,5 +246,5 @@ def short_text(value: str) -> bytes:
 
 
 def frame(body: bytes) -> bytes:
-    """The body with its length word."""
+    """Return the body with its length word."""
     return _pack(_LENGTH, len(body)) + body

@@ -1,8 +1,8 @@
-"""Frame notation: a frame as a JSON object and as a readable line, and back.
+"""Frame notation: formats a frame as a JSON object or a readable line, and parses the object.
 
-The one rule: nothing is lost. What the object says makes the same frame again: bytes that are no text stand in hex, in
-a field of their own (`payload_hex` for `payload`). Before it `capture`, which knows where a frame lies; after it the
-command `procession frames`. The object shows everything, the cookie too; the line does not show the cookie.
+Invariant: the object is lossless and gives the same frame again. Bytes that are not UTF-8 are in hex, in a field of
+their own (`payload_hex` instead of `payload`). Used by the command `procession frames`, on the frames of `capture`. The
+object shows everything, including the cookie; the line does not show the cookie.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import two_phase_commit
-from procession.wire.draft_messages import AckCounts, Debug, DraftFrame, DraftMessage, DraftOk, Fault
+from procession.wire.draft_messages import AckCounts, Debug, DebugFault, DraftFrame, DraftMessage, DraftOk
 from procession.wire.messages import (
     NOTHING_COMMITTED,
     TWOPC_STREAM,
@@ -38,10 +38,10 @@ from procession.wire.messages import (
 )
 
 Document = dict[str, Any]
-"""What JSON can carry."""
+"""A JSON object."""
 
 SHOWN_MAX = 60
-"""A line shows so many characters of a value; an object shows it whole."""
+"""Maximum number of characters of a value in a line. An object has the whole value."""
 
 AnyFrame = Frame | DraftFrame
 
@@ -69,7 +69,7 @@ FRAMES: dict[str, dict[str, type[AnyFrame]]] = {
         "DEBUG": Debug,
     },
 }
-"""The frames of each version of the protocol, by the names that people know them by."""
+"""The frames of each version of the protocol, by name."""
 
 TWO_PHASE: dict[str, type[TwoPhase]] = {
     "LIST_UNCOMMITTED": ListUncommitted,
@@ -91,7 +91,7 @@ def name_of(value: AnyFrame | TwoPhase) -> str:
 
 
 def as_document(frame: AnyFrame) -> Document:
-    """The frame as an object. A payload of stream 0 that is a two-phase-commit message is shown as one."""
+    """Return the frame as an object. A two-phase-commit message in a payload of stream 0 is decoded."""
     document = {"frame": name_of(frame), **_shown(frame)}
     message = two_phase_of(frame)
     if message is not None:
@@ -102,7 +102,7 @@ def as_document(frame: AnyFrame) -> Document:
 
 
 def two_phase_of(frame: AnyFrame) -> TwoPhase | None:
-    """The two-phase-commit message in this frame. A source may have a stream 0 as well: then there is none."""
+    """Return the two-phase-commit message in this frame, or None. A source's stream 0 has none."""
     if not isinstance(frame, Message) or frame.stream_id != TWOPC_STREAM:
         return None
     try:
@@ -121,7 +121,7 @@ def _shown(value: AnyFrame | TwoPhase) -> Document:
             except UnicodeDecodeError:
                 document[f"{field.name}_hex"] = item.hex()
         else:
-            document[field.name] = item.name if isinstance(item, Fault) else item
+            document[field.name] = item.name if isinstance(item, DebugFault) else item
     return document
 
 
@@ -129,7 +129,7 @@ def _shown(value: AnyFrame | TwoPhase) -> Document:
 
 
 def from_document(document: object, protocol: str) -> AnyFrame:
-    """The frame that an object says, or LocalProtocolError: whoever wrote the object must mend it."""
+    """Parse an object as a frame. Raises LocalProtocolError for an invalid object."""
     given = mapping(document, "a frame")
     kind = _kind(FRAMES[protocol], given.pop("frame", None), "frame")
     if kind is Message and "two_phase" in given:
@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
         raise TypeError("a text")
     try:
         value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows
         raise ValueError("a text that UTF-8 can carry") from None
     return value
 
@@ -223,10 +223,10 @@ def _row(*reads: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     return reader
 
 
-def _fault(value: Any) -> Fault:
-    if not isinstance(value, str) or value not in Fault.__members__:
-        raise ValueError(f"one of {', '.join(Fault.__members__)}")
-    return Fault[value]
+def _fault(value: Any) -> DebugFault:
+    if not isinstance(value, str) or value not in DebugFault.__members__:
+        raise ValueError(f"one of {', '.join(DebugFault.__members__)}")
+    return DebugFault[value]
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -241,16 +241,16 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "tuple[tuple[int, int], ...]": _list(_row(_integer, _integer)),
     "tuple[tuple[int, int, int], ...]": _list(_row(_integer, _integer, _integer)),
     "tuple[tuple[int, str, int], ...]": _list(_row(_integer, _text, _integer)),
-    "Fault": _fault,
+    "DebugFault": _fault,
 }
-"""How a field of each type is read, by the type as `messages` writes it."""
+"""The parser for a field of each type, by the type annotation in `messages`."""
 
 
 # To a line
 
 
 def as_line(frame: AnyFrame) -> str:
-    """The frame as a person reads it: its name, then its fields; long values are cut."""
+    """Format the frame for people: its name, then its fields. Long values are truncated."""
     shown: list[str] = [name_of(frame)]
     message = two_phase_of(frame)
     for field in fields(frame):
@@ -271,5 +271,5 @@ def _short(value: object) -> str:
             return _short(value.decode())
         except UnicodeDecodeError:
             return _short(f"0x{value.hex()}")
-    text = value.name if isinstance(value, Fault) else json.dumps(value)
+    text = value.name if isinstance(value, DebugFault) else json.dumps(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}… ({len(text)} characters)"

@@ -1,8 +1,8 @@
 """The compiled passes over bytes: MESSAGE frames of version 3 to columns, and columns to frames.
 
-The one rule: they read no byte that is not there and write no byte that there is no room for; what `scan` does not
-understand it leaves where it is, and says why it stopped. Importing this module imports numba, which takes half a
-second and some 60 MB: only `columns` does, when it is told to.
+Invariant: they never read or write outside of their buffers. `scan` stops at anything that it does not understand, and
+returns the reason. Importing this module imports numba, which takes half a second and about 60 MB, so only
+`columns.make_ready` imports it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numba.extending import intrinsic
 from procession.compiled_kernels import compiled
 
 END, LENGTH, OTHER, ENOUGH, TRUNCATED = range(5)
-"""Why a scan stopped: see `columns.Stop`."""
+"""Why a scan stopped: see `columns.PassEnd`."""
 
 FIELDS_BYTES = 27
-"""Tag, stream id, message id, event time and the key's length."""
+"""Size of the tag, stream id, message id, event time and key length."""
 
 FRAME_BYTES_MIN = 4 + FIELDS_BYTES
 
@@ -29,7 +29,7 @@ _MESSAGE_TAG = 5
 
 
 def _generate_big_endian(_: Any, data: Any, position: Any) -> Any:
-    """Eight bytes at a position as one unaligned load; put together byte by byte they cost ten times as much."""
+    """Load eight bytes as one unaligned load, which is ten times as fast as byte by byte."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -40,7 +40,7 @@ def _generate_big_endian(_: Any, data: Any, position: Any) -> Any:
 
 
 def _generate_copy(_: Any, target: Any, at: Any, source: Any, position: Any, count: Any) -> Any:
-    """memcpy: a loop over the bytes of a short payload is slower by far."""
+    """Copy with memcpy, which is much faster than a loop even for a short payload."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         into = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -55,7 +55,7 @@ def _generate_copy(_: Any, target: Any, at: Any, source: Any, position: Any, cou
 
 
 def _generate_store(_: Any, data: Any, position: Any, value: Any) -> Any:
-    """The other way: eight bytes, the highest first."""
+    """Store eight bytes in big-endian order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -72,7 +72,7 @@ _copy: Any = intrinsic(_generate_copy)
 
 
 def _read_only(kind: Any) -> Any:
-    """An array that a kernel only reads: one that may be written to serves as well."""
+    """The type of an array that a kernel only reads. A writable array is accepted too."""
     return types.Array(kind, 1, "C", readonly=True)
 
 
@@ -106,10 +106,10 @@ def scan(
     payload_offsets: Any,
     payloads: Any,
 ) -> tuple[int, int]:
-    """Append the messages from `position` on to the columns. Gives where it stopped, and why.
+    """Append the messages from `position` on to the columns. Return where it stopped, and why.
 
-    `filled` says how many rows, key bytes and payload bytes the columns have already. They must have room for all that
-    the window can hold.
+    `filled` holds the number of rows, key bytes and payload bytes that are already in the columns. The columns must
+    have room for everything in the window.
     """
     end = len(window)
     row, key_end, payload_end = filled[0], filled[1], filled[2]
@@ -150,7 +150,7 @@ def scan(
         row += 1
         key_offsets[row] = key_end
         payload_offsets[row] = payload_end
-        position += 4 + length  # type: ignore[assignment]  # numba's integers are all alike
+        position += 4 + length  # type: ignore[assignment]  # numba has one integer type
     filled[0], filled[1], filled[2] = row, key_end, payload_end
     return position, why
 
@@ -177,7 +177,7 @@ def lay(
     payloads: Any,
     frames: Any,
 ) -> None:
-    """Write the frames of these columns, one after the other; there is room for exactly them."""
+    """Write the frames of these columns back to back. The buffer has exactly their size."""
     position = 0
     for row in range(len(message_ids)):
         key, payload = key_offsets[row], payload_offsets[row]

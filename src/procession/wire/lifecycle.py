@@ -1,7 +1,7 @@
 """The lifecycle of a connection, as tables: which side may send which frame in which state, and what state follows.
 
-The one rule: what the table does not have is an error and changes nothing. `connection` walks these tables;
-`stream_lifecycle` has the lifecycle of the streams inside.
+Invariant: a step that is not in the table is an error and changes nothing. `connection` follows these tables;
+`stream_lifecycle` has the lifecycle of the streams within a connection.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import enum
 from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Message, Notify, NotifyAck, Ok, Restart
 
 
-class Side(enum.Enum):
-    """Who opened the connection: the initiator says HELLO, the acceptor OK."""
+class ConnectionSide(enum.Enum):
+    """One side of a connection: the initiator sends HELLO, the acceptor OK."""
 
     INITIATOR = "initiator"
     ACCEPTOR = "acceptor"
 
-    __hash__ = object.__hash__  # every frame asks the tables; a member is itself only, and the hash of its name is slow
+    __hash__ = object.__hash__  # tables are looked up for every frame, and the default hash by name is slow
 
     @property
-    def other(self) -> Side:
+    def other(self) -> ConnectionSide:
         return _OTHER[self]
 
 
-_OTHER = {Side.INITIATOR: Side.ACCEPTOR, Side.ACCEPTOR: Side.INITIATOR}
+_OTHER = {ConnectionSide.INITIATOR: ConnectionSide.ACCEPTOR, ConnectionSide.ACCEPTOR: ConnectionSide.INITIATOR}
 
 
 class Role(enum.Enum):
-    """What the connector at one end is: a source (then it is the initiator) or a sink (then it is the acceptor)."""
+    """The connector's role: a source is the initiator, a sink is the acceptor."""
 
     SOURCE = "source"
     SINK = "sink"
@@ -36,7 +36,7 @@ class Role(enum.Enum):
     __hash__ = object.__hash__
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     CONNECTED = "connected"
     HANDSHAKE = "handshake"
     STREAMING = "streaming"
@@ -46,62 +46,66 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-Table = dict[State, dict[Side, dict[type[Frame], State]]]
+Table = dict[ConnectionState, dict[ConnectionSide, dict[type[Frame], ConnectionState]]]
 
 SOURCE: Table = {
-    State.CONNECTED: {
-        Side.INITIATOR: {Hello: State.HANDSHAKE, Error: State.ERROR},
-        Side.ACCEPTOR: {Error: State.ERROR},
+    ConnectionState.CONNECTED: {
+        ConnectionSide.INITIATOR: {Hello: ConnectionState.HANDSHAKE, Error: ConnectionState.ERROR},
+        ConnectionSide.ACCEPTOR: {Error: ConnectionState.ERROR},
     },
-    State.HANDSHAKE: {
-        Side.INITIATOR: {Error: State.ERROR},
-        Side.ACCEPTOR: {Ok: State.STREAMING, Error: State.ERROR},
+    ConnectionState.HANDSHAKE: {
+        ConnectionSide.INITIATOR: {Error: ConnectionState.ERROR},
+        ConnectionSide.ACCEPTOR: {Ok: ConnectionState.STREAMING, Error: ConnectionState.ERROR},
     },
-    State.STREAMING: {
-        Side.INITIATOR: {
-            Notify: State.STREAMING,
-            Message: State.STREAMING,
-            Eos: State.STREAMING,
-            Error: State.ERROR,
+    ConnectionState.STREAMING: {
+        ConnectionSide.INITIATOR: {
+            Notify: ConnectionState.STREAMING,
+            Message: ConnectionState.STREAMING,
+            Eos: ConnectionState.STREAMING,
+            Error: ConnectionState.ERROR,
         },
-        Side.ACCEPTOR: {
-            NotifyAck: State.STREAMING,
-            Ack: State.STREAMING,
-            Restart: State.DISCONNECTED,
-            Error: State.ERROR,
+        ConnectionSide.ACCEPTOR: {
+            NotifyAck: ConnectionState.STREAMING,
+            Ack: ConnectionState.STREAMING,
+            Restart: ConnectionState.DISCONNECTED,
+            Error: ConnectionState.ERROR,
         },
     },
-    State.ERROR: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
-    State.DISCONNECTED: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
+    ConnectionState.ERROR: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
+    ConnectionState.DISCONNECTED: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
 }
 
 SINK: Table = {
-    State.CONNECTED: {
-        Side.INITIATOR: {Hello: State.HANDSHAKE, Error: State.ERROR},
-        Side.ACCEPTOR: {Error: State.ERROR},
+    ConnectionState.CONNECTED: {
+        ConnectionSide.INITIATOR: {Hello: ConnectionState.HANDSHAKE, Error: ConnectionState.ERROR},
+        ConnectionSide.ACCEPTOR: {Error: ConnectionState.ERROR},
     },
-    State.HANDSHAKE: {
-        # A worker says HELLO, NOTIFY and LIST_UNCOMMITTED in one breath; existing sinks wait for all three.
-        Side.INITIATOR: {Notify: State.HANDSHAKE, Message: State.HANDSHAKE, Error: State.ERROR},
-        Side.ACCEPTOR: {Ok: State.STREAMING, Error: State.ERROR},
-    },
-    State.STREAMING: {
-        Side.INITIATOR: {
-            Notify: State.STREAMING,
-            Message: State.STREAMING,
-            Eos: State.STREAMING,
-            Error: State.ERROR,
+    ConnectionState.HANDSHAKE: {
+        # A worker sends HELLO, NOTIFY and LIST_UNCOMMITTED together; existing sinks wait for all three.
+        ConnectionSide.INITIATOR: {
+            Notify: ConnectionState.HANDSHAKE,
+            Message: ConnectionState.HANDSHAKE,
+            Error: ConnectionState.ERROR,
         },
-        Side.ACCEPTOR: {
-            NotifyAck: State.STREAMING,
-            Message: State.STREAMING,
-            Ack: State.STREAMING,
-            Restart: State.DISCONNECTED,
-            Error: State.ERROR,
+        ConnectionSide.ACCEPTOR: {Ok: ConnectionState.STREAMING, Error: ConnectionState.ERROR},
+    },
+    ConnectionState.STREAMING: {
+        ConnectionSide.INITIATOR: {
+            Notify: ConnectionState.STREAMING,
+            Message: ConnectionState.STREAMING,
+            Eos: ConnectionState.STREAMING,
+            Error: ConnectionState.ERROR,
+        },
+        ConnectionSide.ACCEPTOR: {
+            NotifyAck: ConnectionState.STREAMING,
+            Message: ConnectionState.STREAMING,
+            Ack: ConnectionState.STREAMING,
+            Restart: ConnectionState.DISCONNECTED,
+            Error: ConnectionState.ERROR,
         },
     },
-    State.ERROR: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
-    State.DISCONNECTED: {Side.INITIATOR: {}, Side.ACCEPTOR: {}},
+    ConnectionState.ERROR: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
+    ConnectionState.DISCONNECTED: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
 }
 
 TABLES: dict[Role, Table] = {Role.SOURCE: SOURCE, Role.SINK: SINK}

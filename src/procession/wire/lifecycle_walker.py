@@ -1,8 +1,7 @@
-"""The lifecycle walker: the state of one end of a connection in its dialect's tables, and what may come next. Pure.
+"""The lifecycle walker: the state of one end of a connection in its dialect's tables. Pure.
 
-The one rule: a step that the tables or the credits forbid is an error of whoever takes it, and changes nothing. Before
-it stands `connection`, which turns bytes into frames and frames into bytes; after it the tables: `lifecycle`,
-`stream_lifecycle`, `draft_lifecycle`, and `credit`.
+Invariant: a step that the tables or the credits forbid is an error of the sender and changes nothing. `connection`
+encodes and decodes the frames; the tables are in `lifecycle`, `stream_lifecycle` and `draft_lifecycle`.
 """
 
 from __future__ import annotations
@@ -13,53 +12,53 @@ from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire.credit import CreditWindow
 from procession.wire.dialect import V3, Dialect
 from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, DraftOk, Extension
-from procession.wire.lifecycle import Role, Side, State
+from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import TWOPC_STREAM, Ack, Eos, Hello, Message, Notify, NotifyAck, Ok, Restart
 from procession.wire.stream_lifecycle import StreamState, StreamStep
 
-OVER = frozenset({State.ERROR, State.DISCONNECTED})
+OVER = frozenset({ConnectionState.ERROR, ConnectionState.DISCONNECTED})
 _START = StreamState.START
 _MESSAGE = StreamStep.MESSAGE
 
 Blame = type[LocalProtocolError] | type[RemoteProtocolError]
-"""Whose error a forbidden step is: ours when we send, the peer's when we receive."""
+"""The error for a forbidden step: ours when we send, the peer's when we receive."""
 
 
-class Walk:
+class LifecycleWalker:
     """The state of the connection, of each of its streams, and of the credits."""
 
-    def __init__(self, side: Side, role: Role, dialect: Dialect = V3) -> None:
+    def __init__(self, side: ConnectionSide, role: Role, dialect: Dialect = V3) -> None:
         if role not in dialect.connection:
             raise LocalProtocolError(f"the {dialect.name} is for sources")
         self.side = side
         self.role = role
         self.peer = side.other
-        self.spender = Side.INITIATOR if role is Role.SOURCE else None
-        """Whose frames cost credits."""
+        self.spender = ConnectionSide.INITIATOR if role is Role.SOURCE else None
+        """The side whose frames cost credits."""
         self.dialect = dialect
         self.extensions: frozenset[Extension] = frozenset()
-        self.state = State.CONNECTED
+        self.state = ConnectionState.CONNECTED
         self.credit = CreditWindow()
         self.interpreter = dialect.interpreter()
         self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
 
     def speak(self, dialect: Dialect) -> None:
-        """Go over to the dialect of the peer, before the first frame."""
+        """Switch to the peer's dialect, before the first frame."""
         self.dialect = dialect
         self.interpreter = dialect.interpreter()
 
     @property
     def is_over(self) -> bool:
-        """Nothing may be sent any more, and what comes is discarded."""
+        """Whether the connection is over: nothing may be sent, and received bytes are discarded."""
         return self.state in OVER
 
     def stream_state(self, stream_id: int) -> StreamState:
         return self._streams.get(stream_id, _START)
 
-    def step(self, sender: Side, frame: AnyFrame, blame: Blame) -> None:
-        """Check the frame against the tables and the credits, then move. A frame that is refused changes nothing."""
+    def step(self, sender: ConnectionSide, frame: AnyFrame, blame: Blame) -> None:
+        """Check the frame against the tables and the credits, then change state. A forbidden frame changes nothing."""
         following = self.allow(sender, type(frame), blame)
-        match frame:  # the most frequent first, and no more taken out of a frame than is asked for
+        match frame:  # the most frequent frames first
             case Message():
                 moved = self.allow_message(sender, frame.stream_id, blame)
                 if sender is self.spender:
@@ -70,8 +69,8 @@ class Walk:
             case Hello(version=version):
                 self.extensions = self._asked_for(version, blame)
             case Ok(credits=credits):
-                if isinstance(frame, DraftOk) and self.side is Side.INITIATOR:
-                    self.interpreter.told((stream_id, point) for stream_id, _, point in frame.streams)
+                if isinstance(frame, DraftOk) and self.side is ConnectionSide.INITIATOR:
+                    self.interpreter.committed((stream_id, point) for stream_id, _, point in frame.streams)
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
@@ -93,7 +92,7 @@ class Walk:
         self.state = following
 
     def _asked_for(self, version: str, blame: Blame) -> frozenset[Extension]:
-        """What HELLO's version asks for. Which versions of its own dialect are welcome is for the decider."""
+        """Return the extensions that HELLO's version requests. The caller decides which versions it accepts."""
         try:
             return self.dialect.extensions(version)
         except ValueError as error:
@@ -102,18 +101,18 @@ class Walk:
     def _acknowledge(self, credits_given: int, positions: Iterable[tuple[int, int]], blame: Blame) -> None:
         points = dict(positions)
         self._streams |= {stream_id: self._after(stream_id, StreamStep.ACK, blame) for stream_id in points}
-        if self.side is Side.INITIATOR:
-            self.interpreter.told(points.items())
+        if self.side is ConnectionSide.INITIATOR:
+            self.interpreter.committed(points.items())
         self.credit.grant(credits_given)
 
-    def allow(self, sender: Side, kind: type[AnyFrame], blame: Blame) -> State:
+    def allow(self, sender: ConnectionSide, kind: type[AnyFrame], blame: Blame) -> ConnectionState:
         following = self.dialect.connection[self.role][self.state][sender].get(kind)
         if following is None or (kind in NEEDS and NEEDS[kind] not in self.extensions):
             raise blame(f"{kind.__name__} from the {sender.value} while {self.state.value}")
         return following
 
-    def allow_message(self, sender: Side, stream_id: int, blame: Blame) -> StreamState:
-        if self.role is Role.SINK and sender is Side.ACCEPTOR and stream_id != TWOPC_STREAM:
+    def allow_message(self, sender: ConnectionSide, stream_id: int, blame: Blame) -> StreamState:
+        if self.role is Role.SINK and sender is ConnectionSide.ACCEPTOR and stream_id != TWOPC_STREAM:
             raise blame(f"a sink's MESSAGE on stream {stream_id}")
         return self._after(stream_id, _MESSAGE, blame)
 
@@ -124,16 +123,16 @@ class Walk:
             raise blame(f"{step.value} on stream {stream_id}, which is {before.value}")
         return following
 
-    def _produce(self, sender: Side, stream_id: int, step: StreamStep, blame: Blame) -> None:
-        """A frame of the connector: it moves its stream and costs a credit."""
+    def _produce(self, sender: ConnectionSide, stream_id: int, step: StreamStep, blame: Blame) -> None:
+        """Take the step of a connector's frame, which costs a credit."""
         following = self._after(stream_id, step, blame)
         if sender is self.spender:
             self._charge(sender, is_end=step is StreamStep.EOS)
         self._streams[stream_id] = following
 
-    def _charge(self, sender: Side, *, is_end: bool = False) -> None:
+    def _charge(self, sender: ConnectionSide, *, is_end: bool = False) -> None:
         if sender is self.side and self.credit.available < 1:
-            # We hold ourselves to what was granted; the drift is for peers.
+            # We spend only granted credits; the drift is only for peers.
             raise LocalProtocolError("no credit left")
         if is_end:
             self.credit.tolerate()

@@ -1,7 +1,7 @@
 """The messages of the connector protocol: one frozen value per frame, and per two-phase-commit message.
 
-The one rule: a value here knows nothing of bytes, states or sockets. `v3` and `two_phase_commit` turn these values into
-bytes and back; `connection` says when each may be sent.
+Invariant: a value is independent of bytes, states and sockets. `v3` and `two_phase_commit` encode and decode these
+values; `connection` checks when each may be sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 NOTHING_COMMITTED = 2**64 - 1
-UNNUMBERED = 2**64 - 2
-"""In a NOTIFY, instead of a point of reference: the source's medium numbers nothing, and the source wants to number
-above all that the gateway has of the stream. Our gateway answers with the last id that it has, committed or not; others
-answer with the last committed one, as ever."""
 """The point of reference that means "no message of this stream is committed yet"."""
+UNNUMBERED = 2**64 - 2
+"""In a NOTIFY, instead of a point of reference: the source's data has no positions, so the source assigns message ids
+above all that the gateway has of the stream. Our gateway answers with the last id that it has, committed or not; other
+gateways answer with the last committed id, as usual."""
 
 TWOPC_STREAM = 0
 """On a sink's connection, the stream that carries two-phase-commit messages; never notified, always open."""
@@ -38,7 +38,7 @@ class Hello:
     instance: str
 
     def __repr__(self) -> str:
-        # Values end up in log lines and error reports; the cookie never does.
+        # Without the cookie, because values appear in log lines and error reports.
         return f"Hello(version={self.version!r}, program={self.program!r}, instance={self.instance!r})"
 
 
@@ -91,7 +91,7 @@ class Restart:
 class Eos:
     stream_id: int
     message_id: int | None = None
-    """The text has one; existing peers send none."""
+    """In the protocol text; existing peers do not send it."""
 
 
 Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
@@ -107,14 +107,15 @@ COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """Consecutive MESSAGE frames in the order of arrival, as columns of equal length. Of `few` the columns are made
-    when somebody asks for them: nobody does of those that carry two-phase commit."""
+    """Consecutive MESSAGE frames in arrival order, as columns of equal length.
+
+    The columns of `few` are created on first access: two-phase-commit messages never need them."""
 
     stream_ids: Ids
     message_ids: Ids
     event_times: npt.NDArray[np.int64]
     keys: pa.Array
-    """Binary, like the payloads, and without nulls."""
+    """A binary array without nulls, like the payloads."""
     payloads: pa.Array
     _rows: Sequence[MessageFields] | None = field(default=None, repr=False)
 
@@ -127,7 +128,7 @@ class Messages:
         keys: Sequence[bytes],
         payloads: Sequence[bytes],
     ) -> Self:
-        """Columns made of plain values: for few messages, where nothing is gained by anything quicker."""
+        """Create columns from plain values, for a small number of messages."""
         return cls(
             np.array(stream_ids, np.uint64),
             np.array(message_ids, np.uint64),
@@ -138,13 +139,13 @@ class Messages:
 
     @classmethod
     def few(cls, rows: Sequence[MessageFields]) -> Self:
-        """Messages that were decoded one by one."""
+        """Wrap messages that were decoded one by one."""
         messages = object.__new__(cls)
         object.__setattr__(messages, "_rows", rows)
         return messages
 
     def __getattr__(self, name: str) -> Any:
-        """Asked for what is not there yet: a column of few messages."""
+        """Create the columns of `few` on first access."""
         if name not in COLUMNS:
             raise AttributeError(name)
         assert self._rows is not None
@@ -157,14 +158,14 @@ class Messages:
         return len(self.message_ids if self._rows is None else self._rows)
 
     def __iter__(self) -> Iterator[Message]:
-        """One by one, as plain values: for few messages."""
+        """Iterate over the messages as plain values, for a small number of messages."""
         if self._rows is not None:
             return starmap(Message, self._rows)
         numbers = (self.stream_ids.tolist(), self.message_ids.tolist(), self.event_times.tolist())
         return map(Message, *numbers, self.keys.to_pylist(), self.payloads.to_pylist())
 
     def slice(self, start: int, end: int) -> Messages:
-        """The messages [start, end), without a copy."""
+        """Return the messages [start, end), without a copy."""
         if (start, end) == (0, len(self)):
             return self
         if self._rows is not None:
@@ -178,7 +179,7 @@ class Messages:
         )
 
     def by_stream(self) -> Iterator[tuple[int, Messages]]:
-        """Cut where the stream changes."""
+        """Split the messages where the stream changes."""
         if self._rows is not None:
             for stream_id, rows in groupby(self._rows, itemgetter(0)):
                 yield stream_id, Messages.few(list(rows))
@@ -188,11 +189,11 @@ class Messages:
             yield int(self.stream_ids[start]), self.slice(start, end)
 
     def ids(self) -> list[int]:
-        """The message ids as plain numbers."""
+        """Return the message ids as Python integers."""
         return self.message_ids.tolist() if self._rows is None else [row[1] for row in self._rows]
 
     def bodies(self) -> list[bytes]:
-        """The payloads as plain bytes."""
+        """Return the payloads as bytes."""
         return self.payloads.to_pylist() if self._rows is None else [row[4] for row in self._rows]
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +207,7 @@ class Messages:
             and bool(self.payloads.equals(other.payloads))
         )
 
-    __hash__ = None  # type: ignore[assignment]  # arrays have none
+    __hash__ = None  # type: ignore[assignment]  # arrays are not hashable
 
 
 @dataclass(frozen=True, slots=True)

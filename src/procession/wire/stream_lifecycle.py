@@ -1,7 +1,7 @@
 """The lifecycle of a stream within one session, as a table.
 
-The one rule: what the table does not have is an error and changes nothing. `connection` keeps one state per stream id
-and moves it by every frame that names the stream, in either direction.
+Invariant: a step that is not in the table is an error and changes nothing. `connection` keeps one state per stream id
+and updates it with every frame of the stream, in either direction.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ STREAM: dict[StreamState, dict[StreamStep, StreamState]] = {
     StreamState.NOTIFY_SENT: {
         StreamStep.ACCEPTED: StreamState.OPEN,
         StreamStep.REFUSED: StreamState.CLOSED,
-        # A NOTIFY for what is not free is refused, not an error: the owner answers, and the stream stays where it is.
+        # A NOTIFY for a stream that is in use is refused, not an error; the stream keeps its state.
         StreamStep.NOTIFY: StreamState.NOTIFY_SENT,
-        # A stream that was closed and is being reopened: the ACK of its former life crosses the NOTIFY on the wire.
+        # The stream is being reopened, and an ACK from before it was closed crosses the NOTIFY on the wire.
         StreamStep.ACK: StreamState.NOTIFY_SENT,
         StreamStep.RESTART: StreamState.TERMINATED,
     },
@@ -56,7 +56,7 @@ STREAM: dict[StreamState, dict[StreamStep, StreamState]] = {
     StreamState.CLOSED: {
         StreamStep.NOTIFY: StreamState.NOTIFY_SENT,
         StreamStep.ACK: StreamState.CLOSED,
-        # The answer to a NOTIFY that was sent while the stream was open, or before the answer to another.
+        # The answer to a NOTIFY that was sent while the stream was open, or while another NOTIFY was pending.
         StreamStep.ACCEPTED: StreamState.OPEN,
         StreamStep.REFUSED: StreamState.CLOSED,
         StreamStep.RESTART: StreamState.TERMINATED,

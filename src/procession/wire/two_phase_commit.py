@@ -1,8 +1,7 @@
-"""Two-phase commit inside the connector protocol: its messages to payloads and back, and a participant's lifecycle.
+"""Two-phase commit inside the connector protocol: its messages as payloads, and a participant's lifecycle.
 
-The one rule: at a participant one transaction is open at a time, nothing is written between PHASE1 and PHASE2, and what
-was voted abort is never committed. The payloads travel in MESSAGE frames of stream 0, which `connection` carries as
-they are.
+Invariant: a participant has one open transaction at a time, gets no output between PHASE1 and PHASE2, and never commits
+a transaction that it voted to abort. The payloads travel unchanged in MESSAGE frames of stream 0.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _DECODERS: dict[int, Callable[[Reader], TwoPhase]] = {
 
 
 def decode(payload: bytes) -> TwoPhase:
-    """The two-phase-commit message that this payload of a stream-0 MESSAGE says."""
+    """Decode the payload of a stream-0 MESSAGE as a two-phase-commit message."""
     reader = Reader(payload)
     tag = reader.u8()
     decoder = _DECODERS.get(tag)
@@ -81,7 +80,7 @@ def decode(payload: bytes) -> TwoPhase:
 
 
 def encode(message: TwoPhase) -> bytes:
-    """The payload: tag and fields, without an inner length word."""
+    """Encode a message as a payload: tag and fields, without a length word."""
     match message:
         case ListUncommitted(rtag):
             return b"\xc9" + frame_codec.u64(rtag)
@@ -103,12 +102,12 @@ def _encoded_texts(texts: tuple[str, ...]) -> bytes:
 
 
 def wrap(message: TwoPhase) -> Message:
-    """The MESSAGE frame that carries it."""
+    """Return the MESSAGE frame that carries the message."""
     return Message(stream_id=TWOPC_STREAM, message_id=0, event_time=0, key=b"", payload=encode(message))
 
 
-class Round(enum.Enum):
-    """Where a participant stands."""
+class ParticipantState(enum.Enum):
+    """The state of a participant."""
 
     SETTLING = "settling"
     OPEN = "open"
@@ -119,8 +118,8 @@ class Round(enum.Enum):
     __hash__ = object.__hash__  # as in `lifecycle`
 
 
-class Step(enum.Enum):
-    """What moves a participant on."""
+class ParticipantStep(enum.Enum):
+    """An event that changes a participant's state."""
 
     LIST = "list uncommitted"
     SETTLED = "settled"
@@ -135,76 +134,76 @@ class Step(enum.Enum):
     __hash__ = object.__hash__
 
 
-ROUND: dict[Round, dict[Step, Round]] = {
-    # Transactions left prepared by an earlier session are decided before any new data.
-    Round.SETTLING: {
-        Step.LIST: Round.SETTLING,
-        Step.PHASE2_COMMIT: Round.SETTLING,
-        Step.PHASE2_ABORT: Round.SETTLING,
-        Step.SETTLED: Round.OPEN,
-        Step.WORKERS_LEFT: Round.SETTLING,
+ROUND: dict[ParticipantState, dict[ParticipantStep, ParticipantState]] = {
+    # Transactions that an earlier session left prepared are resolved before any new data.
+    ParticipantState.SETTLING: {
+        ParticipantStep.LIST: ParticipantState.SETTLING,
+        ParticipantStep.PHASE2_COMMIT: ParticipantState.SETTLING,
+        ParticipantStep.PHASE2_ABORT: ParticipantState.SETTLING,
+        ParticipantStep.SETTLED: ParticipantState.OPEN,
+        ParticipantStep.WORKERS_LEFT: ParticipantState.SETTLING,
     },
-    Round.OPEN: {
-        Step.LIST: Round.OPEN,
-        Step.DATA: Round.OPEN,
-        Step.PHASE1: Round.VOTING,
-        Step.WORKERS_LEFT: Round.OPEN,
+    ParticipantState.OPEN: {
+        ParticipantStep.LIST: ParticipantState.OPEN,
+        ParticipantStep.DATA: ParticipantState.OPEN,
+        ParticipantStep.PHASE1: ParticipantState.VOTING,
+        ParticipantStep.WORKERS_LEFT: ParticipantState.OPEN,
     },
-    # Until the vote is durable nothing can be said of the transaction, not even whether it is listed.
-    Round.VOTING: {
-        Step.VOTE_COMMIT: Round.PREPARED,
-        Step.VOTE_ABORT: Round.REFUSED,
+    # Until the vote is durable the transaction is undefined, even whether it is listed.
+    ParticipantState.VOTING: {
+        ParticipantStep.VOTE_COMMIT: ParticipantState.PREPARED,
+        ParticipantStep.VOTE_ABORT: ParticipantState.REFUSED,
     },
-    # Between PHASE1 and PHASE2 no output may come, on no stream.
-    Round.PREPARED: {
-        Step.LIST: Round.PREPARED,
-        Step.PHASE2_COMMIT: Round.OPEN,
-        Step.PHASE2_ABORT: Round.OPEN,
-        Step.WORKERS_LEFT: Round.PREPARED,
+    # Between PHASE1 and PHASE2 no output is allowed on any stream.
+    ParticipantState.PREPARED: {
+        ParticipantStep.LIST: ParticipantState.PREPARED,
+        ParticipantStep.PHASE2_COMMIT: ParticipantState.OPEN,
+        ParticipantStep.PHASE2_ABORT: ParticipantState.OPEN,
+        ParticipantStep.WORKERS_LEFT: ParticipantState.PREPARED,
     },
-    Round.REFUSED: {
-        Step.LIST: Round.REFUSED,
-        Step.PHASE2_ABORT: Round.OPEN,
-        Step.WORKERS_LEFT: Round.REFUSED,
+    ParticipantState.REFUSED: {
+        ParticipantStep.LIST: ParticipantState.REFUSED,
+        ParticipantStep.PHASE2_ABORT: ParticipantState.OPEN,
+        ParticipantStep.WORKERS_LEFT: ParticipantState.REFUSED,
     },
 }
 
 
-class Participant:
-    """One sink connection's place in its round. A step that the table does not have is the coordinator's error."""
+class ParticipantLifecycle:
+    """The state of one sink connection in its round. A step that is not in the table is the coordinator's error."""
 
     def __init__(self, prepared: tuple[str, ...] = ()) -> None:
         self.open_txn_ids = set(prepared)
-        self.state = Round.SETTLING if prepared else Round.OPEN
+        self.state = ParticipantState.SETTLING if prepared else ParticipantState.OPEN
 
     def listed(self) -> None:
-        """LIST_UNCOMMITTED came, and is answered."""
-        self._move(Step.LIST)
+        """Handle LIST_UNCOMMITTED."""
+        self._move(ParticipantStep.LIST)
 
     def data(self) -> None:
-        """Output came on stream 1."""
-        self._move(Step.DATA)
+        """Handle output on stream 1."""
+        self._move(ParticipantStep.DATA)
 
     def phase1(self, txn_id: str) -> None:
-        self._move(Step.PHASE1)
+        self._move(ParticipantStep.PHASE1)
         self.open_txn_ids = {txn_id}
 
     def vote(self, commit: bool) -> None:
-        self._move(Step.VOTE_COMMIT if commit else Step.VOTE_ABORT)
+        self._move(ParticipantStep.VOTE_COMMIT if commit else ParticipantStep.VOTE_ABORT)
 
     def phase2(self, txn_id: str, commit: bool) -> None:
         if txn_id not in self.open_txn_ids:
             raise RemoteProtocolError(f"phase 2 of transaction {txn_id}, which is not open here")
-        self._move(Step.PHASE2_COMMIT if commit else Step.PHASE2_ABORT)
+        self._move(ParticipantStep.PHASE2_COMMIT if commit else ParticipantStep.PHASE2_ABORT)
         self.open_txn_ids.remove(txn_id)
-        if self.state is Round.SETTLING and not self.open_txn_ids:
-            self._move(Step.SETTLED)
+        if self.state is ParticipantState.SETTLING and not self.open_txn_ids:
+            self._move(ParticipantStep.SETTLED)
 
     def workers_left(self) -> None:
-        """The coordinator told who has left the cluster: news, and no step of the round."""
-        self._move(Step.WORKERS_LEFT)
+        """Handle WORKERS_LEFT, which is no step of the round."""
+        self._move(ParticipantStep.WORKERS_LEFT)
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: ParticipantStep) -> None:
         following = ROUND[self.state].get(step)
         if following is None:
             raise RemoteProtocolError(f"{step.value} while {self.state.value}")

@@ -1,0 +1,208 @@
+"""`procession source kafka` and `procession sink kafka`: words in, one call out.
+
+Invariant: as in `cli`. Secrets are in files, never in words. Upstream: the command line; downstream:
+`connectors/kafka_sink`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from procession.cli.option_groups import with_groups
+from procession.cli.sink_commands import Directory, Json, ReceiveOptions, Records, print_json
+from procession.cli.source_commands import Acks, SendOptions
+from procession.exit_status import Status
+
+if TYPE_CHECKING:
+    from procession.connectors.kafka_client import KafkaClients, KafkaUrl
+    from procession.connectors.schema_registry import RegistryCodec
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="kafka://HOST:PORT,HOST:PORT/TOPIC, without any secret.")]
+ClientConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="PROCESSION_KAFKA_CONFIG",
+        help="File of name=value lines for TLS and SASL: security.protocol, sasl.*, ssl.* of librdkafka.",
+    ),
+]
+Registry = Annotated[
+    str | None,
+    typer.Option(help="URL of a schema registry: values are Avro, Protobuf or JSON with schemas, payloads are JSON."),
+]
+PatienceS = Annotated[float, typer.Option("--broker-patience-s", min=1, help="Wait so long for brokers, then end.")]
+Envelope = Annotated[
+    bool,
+    typer.Option(
+        "--envelope", help="Payloads are JSON objects with key, value, timestamp_ms and headers of the message."
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """Options of everything that speaks to Kafka."""
+
+    client_config: ClientConfig = None
+    schema_registry: Registry = None
+    broker_patience_s: PatienceS = 60.0
+
+    def clients(self, url: KafkaUrl) -> KafkaClients:
+        from procession.connectors.kafka_client import KafkaClients, read_client_config
+
+        return KafkaClients(url, read_client_config(self.client_config), patience_s=self.broker_patience_s)
+
+    def codec(self, subject: str | None = None) -> RegistryCodec | None:
+        """For a sink: with the subject whose latest schema it writes."""
+        if self.schema_registry is None:
+            return None
+        from procession.connectors.kafka_client import read_client_config
+        from procession.connectors.schema_registry import RegistryCodec, SchemaRegistry
+
+        return RegistryCodec(SchemaRegistry(self.schema_registry, read_client_config(self.client_config)), subject)
+
+
+@with_groups
+def sink_kafka(
+    url: Url,
+    directory: Directory,
+    records: Records = "messages",
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=0, show_default="by key, as Java clients", help="Publish to this one partition, in total order."
+        ),
+    ] = None,
+    envelope: Envelope = False,
+    tombstones: Annotated[
+        bool, typer.Option("--tombstones", help="Publish an empty payload as null, which deletes its key.")
+    ] = False,
+    timestamps: Annotated[
+        Literal["event", "publish"], typer.Option(help="Timestamp of a message: event time, or time of publishing.")
+    ] = "event",
+    compression: Annotated[
+        Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option(help="Compression of the messages.")
+    ] = "none",
+    transaction_bytes_max: Annotated[
+        int,
+        typer.Option(min=1, help="Largest epoch that is taken. The Kafka transaction's time-out follows from it."),
+    ] = 128 * 1024 * 1024,
+    control_topic: Annotated[
+        str, typer.Option(help="Compacted topic for the sink's tokens. Created if it is missing.")
+    ] = "procession-tokens",
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            show_default="TOPIC-value", help="With --schema-registry: write the latest schema of this subject."
+        ),
+    ] = None,
+    as_json: Json = False,
+    *,
+    broker: BrokerOptions,
+    receive: ReceiveOptions,
+) -> None:
+    """Publish each committed epoch to a Kafka topic in one transaction, exactly once.
+
+    Readers need isolation.level=read_committed. DIR holds what is not published yet and the identity of each output;
+    start the sink again with the same DIR and URL. The topic must exist; give it 3 replicas and min.insync.replicas=2.
+    """
+    from procession.connectors.kafka_client import KafkaUrl
+    from procession.connectors.kafka_messages import MessageEncoder
+    from procession.connectors.kafka_sink import KafkaSinkOptions, run_kafka_sink
+    from procession.sdk.record_blocks import RecordForm
+
+    place = KafkaUrl.parse(url)
+    encoder = MessageEncoder(
+        is_envelope=envelope,
+        has_tombstones=tombstones,
+        has_event_times=timestamps == "event",
+        codec=broker.codec(subject or f"{place.topic}-value"),
+    )
+    options = KafkaSinkOptions(
+        RecordForm(records), encoder, partition, control_topic, transaction_bytes_max, compression
+    )
+    run_kafka_sink(
+        directory,
+        receive.listen,
+        clients=broker.clients(place),
+        options=options,
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
+        tell=print_json if as_json else None,
+    )
+
+
+@with_groups
+def source_kafka(
+    url: Url,
+    state: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Remember resolved starts and leader epochs in this directory."),
+    ] = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", show_default="all, also new ones", help="Read only these partitions."),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            help="Where partitions begin that nothing is committed of: earliest, latest, a time in ISO 8601, or"
+            " PARTITION:OFFSET,PARTITION:OFFSET."
+        ),
+    ] = "earliest",
+    stop_at_end: Annotated[
+        bool, typer.Option("--stop-at-end", help="End where the partitions ended when the source began.")
+    ] = False,
+    skip_deleted: Annotated[
+        bool, typer.Option("--skip-deleted", help="Go on if retention has deleted messages that were not read.")
+    ] = False,
+    no_event_times: Annotated[
+        bool, typer.Option("--no-event-times", help="Do not use the messages' timestamps as event times.")
+    ] = False,
+    envelope: Envelope = False,
+    group: Annotated[
+        str, typer.Option(help="Commit positions to this consumer group, for other tools to see.", show_default="none")
+    ] = "",
+    acks: Acks = None,
+    *,
+    broker: BrokerOptions,
+    send: SendOptions,
+) -> None:
+    """Send the messages of a Kafka topic. Each partition is a stream; a message's id is its offset.
+
+    The positions are the pipeline's: no consumer group decides, and a restart continues after the last committed
+    message. Only committed messages are read. Brokers may restart meanwhile.
+    """
+    from dataclasses import replace
+
+    from procession.connectors.kafka_client import KafkaUrl
+    from procession.connectors.kafka_positions import StartPosition
+    from procession.connectors.kafka_source import (
+        PARTITIONS_MAX,
+        KafkaSource,
+        KafkaSourceOptions,
+        parse_partitions,
+    )
+    from procession.sdk.connector_program import run_source
+
+    place = KafkaUrl.parse(url)
+    reading = KafkaSourceOptions(
+        parse_partitions(partitions),
+        StartPosition.parse(start),
+        is_ending=stop_at_end,
+        is_skipping_deleted=skip_deleted,
+        has_event_times=not no_event_times,
+        is_envelope=envelope,
+        codec=broker.codec(),
+        group=group,
+    )
+    source = KafkaSource(broker.clients(place), reading, state)
+    options = replace(send.load("kafka", place.topic, acks=acks), streams_at_once_max=PARTITIONS_MAX)
+    try:
+        if not run_source(source, send.to, options, is_json=send.as_json):
+            raise typer.Exit(Status.UNCLEAN)
+    finally:
+        source.close()

@@ -1,0 +1,146 @@
+"""`procession sink parquet|delta|iceberg`: the lake sinks as commands. Words in, one call out.
+
+Invariant: as in `cli`. Upstream: `cli/connector_group`, which loads them. Downstream: `connectors/parquet_sink`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from procession.cli.option_groups import with_groups
+from procession.cli.sink_commands import Json, ReceiveOptions, Records, print_json
+
+if TYPE_CHECKING:
+    from procession.connectors.parquet_sink import LakeOptions, OpenTable
+
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="The table: a path, or s3://BUCKET/PREFIX. Credentials: AWS_… environment."),
+]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The sink's own directory: its transaction logs and notes of uploads.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """Options of every lake sink: how records become rows."""
+
+    records: Records = "messages"
+    format: Annotated[
+        Literal["json", "arrow", "bytes"],
+        typer.Option(help="What a record is: json (an object), arrow (an IPC stream) or bytes (one column)."),
+    ] = "json"
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            show_default="the table's, or inferred from the first epoch",
+            help='JSON file of column names and types: {"id": "int64 not null", "at": "timestamp"}.',
+        ),
+    ] = None
+    key_column: Annotated[str, typer.Option(help="Column for the record's key (with --records blocks).")] = ""
+    event_time_column: Annotated[
+        str, typer.Option(help="Column for the record's event time (with --records blocks).")
+    ] = ""
+    position_column: Annotated[
+        str, typer.Option(help="Column for the position in the output; rows sort by it in the order of the output.")
+    ] = ""
+
+    def load(self) -> LakeOptions:
+        from procession.connectors.parquet_columns import ColumnNames, RecordFormat
+        from procession.connectors.parquet_sink import LakeOptions
+        from procession.errors import UsageError
+        from procession.sdk.record_blocks import RecordForm
+
+        if (self.key_column or self.event_time_column) and self.records != "blocks":
+            raise UsageError(
+                "Records in messages have no key and no event time.",
+                next_step="Leave --key-column and --event-time-column out, or give --records blocks.",
+            )
+        names = ColumnNames(self.key_column, self.event_time_column, self.position_column)
+        return LakeOptions(RecordForm(self.records), RecordFormat(self.format), self.schema, names)
+
+
+def _serve(directory: Path, open_table: OpenTable, rows: RowOptions, receive: ReceiveOptions, as_json: bool) -> None:
+    from procession.connectors.parquet_sink import run_lake_sink
+
+    run_lake_sink(
+        directory,
+        open_table,
+        rows.load(),
+        receive.listen,
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
+        tell=print_json if as_json else None,
+    )
+
+
+@with_groups
+def sink_parquet(
+    url: Url,
+    directory: Directory,
+    as_json: Json = False,
+    *,
+    rows: RowOptions,
+    receive: ReceiveOptions,
+) -> None:
+    """Write one Parquet file per committed epoch to a directory or an object store. It appears at the commit."""
+    from procession.connectors.parquet_sink import open_parquet
+
+    _serve(directory, lambda: open_parquet(url), rows, receive, as_json)
+
+
+@with_groups
+def sink_delta(
+    url: Url,
+    directory: Directory,
+    compact_every: Annotated[
+        int, typer.Option(min=0, help="Put small files together after so many commits; 0: never.")
+    ] = 0,
+    file_bytes: Annotated[
+        int, typer.Option(min=1024 * 1024, help="Size up to which small files are put together, in bytes.")
+    ] = 128 * 1024 * 1024,
+    as_json: Json = False,
+    *,
+    rows: RowOptions,
+    receive: ReceiveOptions,
+) -> None:
+    """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none."""
+    from procession.connectors.delta_table import DeltaLakeTable
+
+    def open_table() -> DeltaLakeTable:
+        return DeltaLakeTable(url, compact_every=compact_every, file_bytes=file_bytes)
+
+    _serve(directory, open_table, rows, receive, as_json)
+
+
+@with_groups
+def sink_iceberg(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="WAREHOUSE/NAMESPACE.TABLE, where WAREHOUSE is a directory; with --catalog NAMESPACE.TABLE.",
+        ),
+    ],
+    directory: Directory,
+    catalog: Annotated[
+        str,
+        typer.Option(
+            show_default="SQLite, in WAREHOUSE/catalog.db",
+            help="Catalog of pyiceberg's configuration: PYICEBERG_CATALOG__NAME__URI and others, or .pyiceberg.yaml.",
+        ),
+    ] = "",
+    as_json: Json = False,
+    *,
+    rows: RowOptions,
+    receive: ReceiveOptions,
+) -> None:
+    """Append each committed epoch to an Iceberg table, in one commit of its catalog. The table is made if need be."""
+    from procession.connectors.iceberg_table import open_iceberg
+
+    _serve(directory, lambda: open_iceberg(url, catalog), rows, receive, as_json)

@@ -1,0 +1,57 @@
+"""Recovery of a driver: reads its copy of the checkpoint, and says what the driver goes on with.
+
+Invariant: an epoch is decided if and only if `commits/N`, or a later one, is there and whole. What the files say
+together:
+
+- `offsets` and `commits` end with the same epoch: all that was begun is committed;
+- `offsets` has one epoch more: Spark runs it again, and whatever its sinks prepared is aborted, whether or not there is
+  a round record of it;
+- anything else: Spark would skip or repeat an epoch, so the driver refuses to start;
+- the last committed epoch has no round record: nobody knows which transactions it commits, so the driver refuses too;
+- no `attempts.json`: the copy is from before attempts were numbered.
+
+Not used in the steady state. `commit/checkpoint` claims and copies; `commit/coordinator` decides the outcome of the
+transactions that sinks list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.commit.round_files import RoundRecords, read_reserved
+from procession.commit.round_record import RoundRecord, last_round
+from procession.commit.spark_log import SparkLog
+
+
+@dataclass(frozen=True)
+class RecoveredRounds:
+    """What a driver starts with."""
+
+    committed: int
+    """The last epoch that is committed, or -1."""
+    undecided: int | None
+    """The epoch that Spark runs again."""
+    rounds: Mapping[int, RoundRecord]
+    """Of committed epochs, as far as they are kept."""
+    reserved: int
+    """The last number of an attempt that may have been used."""
+
+    @property
+    def last(self) -> RoundRecord | None:
+        """The record of the last committed epoch."""
+        return self.rounds.get(self.committed)
+
+
+def recover(directory: Path) -> RecoveredRounds:
+    """Reads a copy of the checkpoint. Raises StorageError if a driver cannot go on from it."""
+    log = SparkLog(directory)
+    log.check()
+    offered, committed = log.offered, log.committed
+    found = RoundRecords(directory / "rounds").read_all()
+    rounds = {epoch: record for epoch, record in found.items() if epoch <= committed}
+    last_round(rounds, committed)
+    return RecoveredRounds(
+        committed, offered if offered > committed else None, rounds, read_reserved(directory, committed)
+    )

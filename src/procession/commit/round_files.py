@@ -1,0 +1,108 @@
+"""The files that a driver keeps in its copy of the checkpoint, beside Spark's: `rounds/N` and `attempts.json`.
+
+Invariant: a round record is on disk before Spark may decide its epoch. An attempt number is reserved on disk before a
+transaction with it is sent. A successor starts above all numbers that its predecessor reserved: it reads the file after
+it has replaced `CURRENT`, and a driver reads `CURRENT` again after it has reserved. So two drivers never use the same
+number, and neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from procession.commit.round_record import ROUNDS_KEPT, RoundRecord
+from procession.errors import StorageError
+from procession.format_number import check_format
+from procession.storage.durable import fsync_dir, write_durably
+from procession.storage.state_version import StateVersion
+
+ATTEMPTS = "attempts.json"
+ATTEMPTS_FORMAT = 1
+
+
+def read_reserved(directory: Path, committed: int) -> int:
+    """The last number that a driver of this copy of the checkpoint may have used. A copy that was made before attempts
+    were numbered has no file: its transactions carry epochs instead, none above the one after `committed`."""
+    path = directory / ATTEMPTS
+    try:
+        found = json.loads(path.read_text())
+        check_format(path, found["format"], ATTEMPTS_FORMAT)
+        return int(found["reserved"])
+    except FileNotFoundError:
+        return committed + 1
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+        ) from error
+
+
+def write_reserved(directory: Path, number: int) -> None:
+    """Durable when this returns."""
+    write_durably(directory / ATTEMPTS, json.dumps({"format": ATTEMPTS_FORMAT, "reserved": number}).encode())
+
+
+class RoundRecords:
+    """The records of a checkpoint, one file per epoch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, record: RoundRecord) -> None:
+        """Durable when this returns."""
+        if not self.directory.exists():
+            self.directory.mkdir()
+            fsync_dir(self.directory.parent)
+        write_durably(self._path(record.epoch), record.to_json())
+
+    def read(self, epoch: int) -> RoundRecord | None:
+        path = self._path(epoch)
+        try:
+            return RoundRecord.from_json(path.read_bytes(), path)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageError(
+                f"round record {path} is damaged: {error}",
+                next_step="restore the checkpoint directory from a copy; without this record epoch"
+                f" {epoch} cannot be decided",
+                path=str(path),
+            ) from error
+
+    def states(self, epoch: int) -> Mapping[str, StateVersion]:
+        """The states of keyed stages after this epoch. Raises StorageError if it has no record."""
+        return self._must(epoch).states
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        """The copies of tables that the next epoch reads. Raises StorageError if the epoch has no record."""
+        return self._must(epoch).sides
+
+    def _must(self, epoch: int) -> RoundRecord:
+        record = self.read(epoch)
+        if record is None:
+            raise StorageError(
+                f"there is no round record of epoch {epoch}, which names what the next one begins with",
+                next_step="restore the checkpoint directory from a copy",
+            )
+        return record
+
+    def read_all(self) -> dict[int, RoundRecord]:
+        epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
+        return {epoch: record for epoch in epochs if (record := self.read(epoch)) is not None}
+
+    def positions(self, upto: int) -> dict[int, int]:
+        """The last committed message id of each stream, as far as the records that are kept up to this epoch say."""
+        positions: dict[int, int] = {}
+        for epoch, record in self.read_all().items():
+            positions |= record.positions if epoch <= upto else {}
+        return positions
+
+    def drop_before(self, epoch: int) -> None:
+        """Deletes records that are confirmed and older than ROUNDS_KEPT."""
+        for path in self.directory.glob("[0-9]*"):
+            if path.name.isdigit() and int(path.name) < epoch - ROUNDS_KEPT:
+                path.unlink(missing_ok=True)
+
+    def _path(self, epoch: int) -> Path:
+        return self.directory / f"{epoch:020d}"

@@ -1,0 +1,237 @@
+"""A Delta table: an epoch is one commit of its log, with the file and an application transaction.
+
+Invariant: the version of the application transaction `procession:<output>` is the token. It is compared with the
+transaction's start on the same snapshot from which the commit is made; the log accepts an older version without a word,
+but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`; downstream:
+deltalake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import structlog
+
+from procession.connectors.object_store import LocalStore, local_path, open_store
+from procession.connectors.object_store_remote import missing_package, storage_options, store_error
+from procession.connectors.parquet_output import LakeTable, LakeToken, Upload
+from procession.errors import ConfigError, DiskError, StorageError
+from procession.storage.durable import fsync_dir, storage_error, sync
+
+try:
+    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+    from deltalake.transaction import AddAction
+except ImportError as error:
+    raise missing_package("delta", error) from error
+
+COMMIT_RETRIES_MAX = 20
+"""How often a commit is tried again behind other writers' commits, which do not touch our token."""
+HISTORY_COMMITS_MAX = 1000
+"""So many of the latest commits are searched for one of ours after a crash."""
+TRANSACTION = "procession.transaction"
+FEATURES = frozenset(
+    {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "timestampNtz", "deletionVectors"}
+    | {"v2Checkpoint", "vacuumProtocolCheck"}
+)
+"""Features of tables whose appends need nothing that we do not do. Constraints are looked at one by one."""
+FIELD_DUTIES = ("delta.generationExpression", "delta.invariants", "delta.identity.start")
+RETENTION = "delta.setTransactionRetentionDuration"
+
+log = structlog.get_logger()
+
+
+class DeltaLakeTable(LakeTable):
+    """The Delta table at a URL.
+
+    Args:
+        url: A path, or the URL of an object store.
+        compact_every: Number of commits after which small files are compacted; 0: never.
+        file_bytes: Target size of compacted files.
+    """
+
+    def __init__(self, url: str, *, compact_every: int = 0, file_bytes: int = 128 * 1024 * 1024) -> None:
+        self.store = open_store(url)
+        self.url = self.store.url
+        self._compact_every = compact_every
+        self._file_bytes = file_bytes
+        self._commits = 0
+        self._options = None if local_path(url) else storage_options(os.environ)
+        self._log = self.store.root / "_delta_log" if isinstance(self.store, LocalStore) else None
+        self._table: DeltaTable | None = None
+
+    def schema(self) -> pa.Schema | None:
+        with self._told("read"):
+            try:
+                self._table = DeltaTable(self.url, storage_options=self._options)
+            except TableNotFoundError:
+                self._table = None
+                return None
+            _refuse_what_appends_must_know(self._table, self.url)
+            return pa.schema(self._table.schema().to_arrow())
+
+    def create(self, schema: pa.Schema) -> pa.Schema:
+        with self._told("make"):
+            try:
+                columns = Schema.from_arrow(schema)
+            except (DeltaError, ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"A Delta table cannot have these columns: {error}.",
+                    next_step="Choose other types in the schema file (--schema).",
+                ) from error
+            if self._log is not None:
+                self.store.spool_path(Path("spool"))  # makes the directory, durably
+            DeltaTable.create(self.url, columns, mode="ignore", storage_options=self._options)
+        found = self.schema()
+        assert found is not None
+        self._sync_log(range(1))
+        return found
+
+    def spool_path(self, spare: Path) -> Path:
+        return self.store.spool_path(spare)
+
+    def upload_name(self, stem: str) -> str:
+        return f"part-{stem}.parquet"
+
+    def token(self, instance: str, position: int, last_start: int) -> LakeToken:
+        table = self._refreshed()
+        if table is None:
+            return LakeToken()
+        with self._told("read"):
+            return LakeToken(table.transaction_version(_application(instance)) or 0)
+
+    def publish(self, instance: str, upload: Upload) -> None:
+        """From the snapshot of the last `token`, which the caller has compared."""
+        assert self._table is not None
+        before = self._table.version()
+        facts = upload.facts
+        add = AddAction(upload.name, facts.bytes, {}, time.time_ns() // 1_000_000, True, facts.statistics)
+        properties = CommitProperties(
+            custom_metadata={TRANSACTION: upload.txn_id},
+            max_commit_retries=COMMIT_RETRIES_MAX,
+            app_transactions=[Transaction(_application(instance), upload.end, time.time_ns() // 1_000_000)],
+        )
+        with self._told("commit to"):
+            self._table.create_write_transaction(
+                [add], mode="append", schema=self._table.schema(), commit_properties=properties
+            )
+        table = self._refreshed()
+        assert table is not None
+        self._sync_log(range(before + 1, table.version() + 1))
+
+    def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
+        if is_fresh:
+            self._commits += 1
+            return
+        assert self._table is not None
+        with self._told("read"):
+            commits = self._table.history(HISTORY_COMMITS_MAX)
+        ours = [commit for commit in commits if commit.get(TRANSACTION) == upload.txn_id]
+        if commits and not ours and len(commits) < HISTORY_COMMITS_MAX and commits[-1]["version"] == 0:
+            raise StorageError(
+                f"Another sink has written the output {instance} up to position {upload.end} to {self.url}.",
+                next_step="Stop one of the two sinks, or give each a table of its own.",
+                instance=instance,
+            )
+        for commit in ours:
+            self.store.renew(f"_delta_log/{_log_name(commit['version'])}")
+
+    def tidy(self) -> None:
+        if not self._compact_every or self._commits < self._compact_every or self._table is None:
+            return
+        self._commits = 0
+        before = self._table.version()
+        try:
+            done = self._table.optimize.compact(target_size=self._file_bytes)
+            self._table.update_incremental()
+        except (DeltaError, OSError, ValueError) as error:
+            log.warning("sink.compaction_failed", table=self.url, reason=str(error)[:300])
+            return
+        if self._log is not None:
+            self._sync_added(range(before + 1, self._table.version() + 1))
+        log.info("sink.compacted", table=self.url, added=done["numFilesAdded"], removed=done["numFilesRemoved"])
+
+    def _refreshed(self) -> DeltaTable | None:
+        if self._table is None:
+            self.schema()
+        else:
+            with self._told("read"):
+                self._table.update_incremental()
+        return self._table
+
+    def _sync_added(self, versions: range) -> None:
+        """Sync files that the library wrote, then the commits that name them."""
+        assert isinstance(self.store, LocalStore)
+        for version in versions:
+            lines = (self.store.read(f"_delta_log/{_log_name(version)}", self._file_bytes) or b"").splitlines()
+            for added in filter(None, (json.loads(line).get("add") for line in lines)):
+                _sync_file(self.store.root / added["path"])
+        fsync_dir(self.store.root)
+        self._sync_log(versions)
+
+    def _sync_log(self, versions: range) -> None:
+        """The library does not sync what it writes to a local disk."""
+        if self._log is None:
+            return
+        for version in versions:
+            _sync_file(self._log / _log_name(version))
+        fsync_dir(self._log)
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            raise DiskError(
+                f"Cannot commit to {self.url}: another writer was faster ({error}).",
+                next_step="Start it again: it looks first who has written. Stop any other sink of this output.",
+                url=self.url,
+            ) from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise store_error(self.url, doing, error) from error
+
+
+def _application(instance: str) -> str:
+    return f"procession:{instance}"
+
+
+def _log_name(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            sync(file.fileno())
+    except FileNotFoundError:
+        return  # cleaned up since, because a checkpoint holds it
+    except OSError as error:
+        raise storage_error(path, "sync", error) from error
+
+
+def _refuse_what_appends_must_know(table: DeltaTable, url: str) -> None:
+    """A writer that adds files must check a table's constraints, partitions and column names itself; we do not."""
+    metadata, protocol = table.metadata(), table.protocol()
+    unknown = sorted(set(protocol.writer_features or ()) - FEATURES)
+    duties = {
+        "is partitioned": bool(metadata.partition_columns),
+        "has constraints": any(name.startswith("delta.constraints.") for name in metadata.configuration),
+        "maps column names": metadata.configuration.get("delta.columnMapping.mode", "none") != "none",
+        "has generated or checked columns": any(
+            duty in (field.metadata or {}) for field in table.schema().fields for duty in FIELD_DUTIES
+        ),
+        f"forgets transactions ({RETENTION})": RETENTION in metadata.configuration,
+        f"needs {', '.join(unknown)}": bool(unknown),
+    }
+    for duty, is_there in duties.items():
+        if is_there:
+            raise ConfigError(
+                f"This sink cannot append to {url}: the table {duty}.",
+                next_step="Name a table without that, or let the sink make a new one.",
+            )

@@ -1,0 +1,235 @@
+"""An Iceberg table: an epoch is one commit of the catalog, with the file and a table property.
+
+Invariant: the property `procession.output.<output>` is the token; it changes in the commit that adds the file. A commit
+that another writer has overtaken is made again here, on the refreshed table and after another look at the token: the
+library's own retry would add the file a second time. Upstream: `connectors/parquet_output`; downstream: pyiceberg.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.connectors.object_store import ObjectStore, local_path, open_store
+from procession.connectors.object_store_remote import missing_package, store_error
+from procession.connectors.parquet_output import LakeTable, LakeToken, Upload
+from procession.errors import ConfigError, DiskError, StorageError, UsageError
+from procession.storage.durable import make_directory
+
+try:
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        NamespaceAlreadyExistsError,
+        NoSuchNamespaceError,
+        NoSuchTableError,
+        TableAlreadyExistsError,
+    )
+    from pyiceberg.table import Table
+except ImportError as error:
+    raise missing_package("iceberg", error) from error
+
+FILE_IO = "procession.connectors.iceberg_file_io.DurableFileIO"
+CATALOG_FILE = "catalog.db"
+COMMITS_MAX = 20
+"""How often a commit is tried behind other writers' commits."""
+RETRY_S = 0.05
+S3_SETTINGS = (
+    ("s3.endpoint", "AWS_ENDPOINT_URL"),
+    ("s3.region", "AWS_DEFAULT_REGION"),
+    ("s3.region", "AWS_REGION"),
+)
+"""What pyiceberg does not take from the environment by itself. Without a region it asks AWS for it."""
+NO_RETRY = {"commit.retry.num-retries": "0"}
+
+
+class IcebergLakeTable(LakeTable):
+    """The Iceberg table of a catalog.
+
+    Args:
+        catalog: The catalog.
+        name: NAMESPACE.TABLE.
+    """
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog = catalog
+        self._name = name
+        self.url = f"{catalog.name}/{name}"
+        self._table: Table | None = None
+        self._store: ObjectStore | None = None
+
+    @property
+    def store(self) -> ObjectStore:  # type: ignore[override]
+        if self._store is None:
+            raise StorageError(
+                f"The table {self.url} is not there any more.",
+                next_step="Restore the table, or begin with a new table and a new directory of the sink.",
+            )
+        return self._store
+
+    def schema(self) -> pa.Schema | None:
+        with self._told("read"):
+            try:
+                self._table = self._catalog.load_table(self._name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                self._table = None
+                return None
+            if self._table.spec().fields:
+                raise ConfigError(
+                    f"This sink cannot append to {self.url}: the table is partitioned.",
+                    next_step="Name a table without partitions, or let the sink make a new one.",
+                )
+            self._store = open_store(self._table.location())
+            return _plain_schema(self._table.schema().as_arrow())
+
+    def create(self, schema: pa.Schema) -> pa.Schema:
+        with self._told("make"):
+            with suppress(NamespaceAlreadyExistsError):
+                self._catalog.create_namespace(self._name.rpartition(".")[0])
+            try:
+                self._catalog.create_table(self._name, schema, properties=NO_RETRY)
+            except TableAlreadyExistsError:
+                pass
+            except (TypeError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"An Iceberg table cannot have these columns: {error}.",
+                    next_step="Choose other types in the schema file (--schema).",
+                ) from error
+        found = self.schema()
+        assert found is not None
+        return found
+
+    def spool_path(self, spare: Path) -> Path:
+        return spare
+
+    def upload_name(self, stem: str) -> str:
+        return f"data/part-{stem}.parquet"
+
+    def token(self, instance: str, position: int, last_start: int) -> LakeToken:
+        table = self._refreshed()
+        return LakeToken() if table is None else _token(table, instance)
+
+    def publish(self, instance: str, upload: Upload) -> None:
+        value = json.dumps({"end": upload.end, "transaction": upload.txn_id})
+        for attempt in range(COMMITS_MAX):
+            table = self._refreshed()
+            if table is None or _token(table, instance).end != upload.start:
+                break
+            location = f"{table.location()}/{upload.name}"
+            with self._told("commit to"):
+                try:
+                    with table.transaction() as transaction:
+                        transaction.add_files([location], check_duplicate_files=False)
+                        transaction.set_properties({_property(instance): value})
+                    return
+                except CommitFailedException:
+                    time.sleep(RETRY_S * min(attempt + 1, 10))
+        raise DiskError(
+            f"Cannot commit to {self.url}: other writers were faster.",
+            next_step="Start it again: it looks first who has written. Stop any other sink of this output.",
+            url=self.url,
+        )
+
+    def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
+        """Nothing: the catalog's commit is durable, and all files that it names were synced before it."""
+
+    def tidy(self) -> None:
+        """Nothing."""
+
+    def _refreshed(self) -> Table | None:
+        if self._table is None:
+            self.schema()
+        else:
+            with self._told("read"):
+                self._table.refresh()
+        if self._table is not None:
+            self._table.metadata.properties.update(NO_RETRY)  # of this copy, not of the table
+        return self._table
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (StorageError, ConfigError, CommitFailedException):
+            raise
+        except Exception as error:  # a catalog raises errors of its own driver: SQLAlchemy, HTTP, Thrift
+            raise store_error(self.url, doing, error) from error
+
+
+def _property(instance: str) -> str:
+    return f"procession.output.{instance}"
+
+
+def _token(table: Table, instance: str) -> LakeToken:
+    value = table.properties.get(_property(instance))
+    if value is None:
+        return LakeToken()
+    try:
+        found = json.loads(value)
+        return LakeToken(int(found["end"]), str(found["transaction"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"The property {_property(instance)} of {table.name()} is not ours: {value[:100]}.",
+            next_step="Restore the property from an earlier version of the table, or begin with a new table.",
+        ) from error
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Without field ids: the files are matched by the names of their columns."""
+    return pa.schema([_plain_field(field) for field in schema])
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, _plain_type(field.type), field.nullable)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_plain_field(kind.field(index)) for index in range(kind.num_fields)])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field("element", _plain_type(kind.value_type), kind.value_field.nullable))
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(kind) else kind
+
+
+def open_iceberg(url: str, catalog_name: str = "") -> IcebergLakeTable:
+    """The table of a URL.
+
+    Args:
+        url: With a catalog NAMESPACE.TABLE; without one DIR/NAMESPACE.TABLE: the directory is the warehouse, and has a
+            SQLite catalog.
+        catalog_name: A catalog of pyiceberg's configuration: `PYICEBERG_CATALOG__<NAME>__…` or `.pyiceberg.yaml`.
+    """
+    properties: dict[str, Any] = {}
+    for name, variable in S3_SETTINGS:
+        if os.environ.get(variable):
+            properties[name] = os.environ[variable]
+    warehouse, _, name = url.rpartition("/") if not catalog_name else ("", "", url)
+    if not name.rpartition(".")[0]:
+        raise UsageError(f"{url} names no table.", next_step="Give NAMESPACE.TABLE as its last part.")
+    if not catalog_name:
+        local = local_path(warehouse) if warehouse else Path.cwd()
+        if local is None:
+            raise UsageError(
+                "A warehouse in an object store needs a catalog.",
+                next_step="Give --catalog NAME and NAMESPACE.TABLE; the environment says where the catalog is"
+                " (PYICEBERG_CATALOG__NAME__URI, …__WAREHOUSE).",
+            )
+        make_directory(local)
+        properties |= {"type": "sql", "uri": f"sqlite:///{local / CATALOG_FILE}", "warehouse": local.as_uri()}
+        properties |= {"py-io-impl": FILE_IO}
+    try:
+        return IcebergLakeTable(load_catalog(catalog_name or "procession", **properties), name)
+    except Exception as error:
+        raise ConfigError(
+            f"Cannot open the Iceberg catalog {catalog_name or warehouse}: {error}.",
+            next_step="Check the catalog's settings (PYICEBERG_CATALOG__… in the environment, or .pyiceberg.yaml).",
+        ) from error

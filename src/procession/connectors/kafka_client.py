@@ -1,0 +1,399 @@
+"""What the Kafka source and sink share: the URL, the client's settings, facts about topics, errors as sentences.
+
+Invariant: a URL holds no secret; secrets come from a file that only its owner needs to read. Each error of a broker
+becomes one sentence that says who must act. Upstream: `connectors/kafka_source` and `connectors/kafka_sink`;
+downstream: librdkafka, through the package confluent-kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from procession.address import parse_address
+from procession.errors import ConfigError, DiskError, ProcessionError, StorageError, UsageError
+
+try:
+    from confluent_kafka import (
+        Consumer,
+        IsolationLevel,
+        KafkaError,
+        KafkaException,
+        Message,
+        Producer,
+        TopicCollection,
+        TopicPartition,
+    )
+    from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+except ImportError as error:  # pragma: no cover
+    raise ConfigError(
+        "Kafka connectors need the package confluent-kafka, which is not installed.",
+        next_step="Install it: pip install 'procession[kafka]'.",
+    ) from error
+
+PATIENCE_S = 60.0
+"""How long to wait for a broker that does not answer, before the connector ends."""
+ANSWER_TIMEOUT_S = 10.0
+LOOK_S = 0.05
+WAIT_S = 1.0
+CONFIG_BYTES_MAX = 64 * 1024
+BROKERS_MAX = 64
+PORT = 9092
+INSTANCE = "{instance}"
+"""Stands in a topic's name for the name of an output."""
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SETTING = re.compile(
+    r"(security\.protocol|sasl\..+|ssl\..+|enable\.ssl\..+|https\..+|client\.(id|rack|dns\.lookup)|socket\..+"
+    r"|schema\.registry\.(basic\.auth\.user\.info|ssl\.ca\.location)|broker\.address\..+|metadata\..+|reconnect\..+|connections\..+)"
+)
+"""The settings of librdkafka that a client file may have: how to reach brokers, and nothing about delivery."""
+
+_GONE = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError._MSG_TIMED_OUT,
+}
+_ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
+_ELECTING |= {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+_UNTRUSTED = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+_FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_UNKNOWN_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaUrl:
+    """`kafka://HOST:PORT,HOST:PORT/TOPIC`."""
+
+    brokers: str
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> KafkaUrl:
+        """Raises UsageError. The sentence never repeats what may be a secret."""
+        scheme, _, rest = text.partition("://")
+        if scheme != "kafka" or not rest:
+            raise UsageError("The URL does not begin with kafka://.", next_step="Write kafka://HOST:PORT/TOPIC.")
+        if "@" in rest.partition("/")[0]:
+            raise UsageError(
+                "The URL has a user name or password in it, which other users of the machine could read.",
+                next_step="Take it out, put the sasl settings into a file, and give it as --client-config.",
+            )
+        parts = urlsplit(f"kafka://{rest}")
+        if parts.query or parts.fragment:
+            raise UsageError(
+                "The URL has options behind a ?, which only the URL of an app can have.",
+                next_step="Write them as options of the command: ?partition=0 as --partition 0.",
+            )
+        topic = unquote(parts.path.removeprefix("/"))
+        _check_topic(topic.replace(INSTANCE, ""))
+        brokers = [name if re.search(r":[0-9]+$", name) else f"{name}:{PORT}" for name in parts.netloc.split(",")]
+        if len(brokers) > BROKERS_MAX:
+            raise UsageError(
+                f"The URL names more than {BROKERS_MAX} brokers.", next_step="Name a few: they tell the rest."
+            )
+        for broker in brokers:
+            parse_address(broker)
+        return cls(",".join(brokers), topic)
+
+    def of_instance(self, instance: str) -> KafkaUrl:
+        """With the name of an output where the topic has `{instance}`."""
+        topic = self.topic.replace(INSTANCE, instance)
+        _check_topic(topic)
+        return replace(self, topic=topic)
+
+    def __str__(self) -> str:
+        return f"kafka://{self.brokers}/{self.topic}"
+
+
+def _check_topic(topic: str) -> None:
+    if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        raise UsageError(f"{topic!r} cannot be the name of a Kafka topic.", next_step="Write kafka://HOST:PORT/TOPIC.")
+
+
+def read_client_config(path: Path | None) -> dict[str, str]:
+    """The settings in a file of `name=value` lines, as Kafka's own tools read them. Raises ConfigError."""
+    if path is None:
+        return {}
+    try:
+        text = path.read_bytes()[: CONFIG_BYTES_MAX + 1].decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}.", next_step="Give a file of name=value lines.") from error
+    if len(text) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path} is longer than {CONFIG_BYTES_MAX} bytes.", next_step="Give a file of settings.")
+    if path.stat().st_mode & 0o077:
+        log.warning("kafka.config_readable", path=str(path), detail="other users may read this file: chmod 600")
+    settings: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not line.strip() or name.startswith("#"):
+            continue
+        if not equals:
+            raise ConfigError(f"Line {number} of {path} is not name=value.", next_step="Correct the line.")
+        if not _SETTING.fullmatch(name):
+            raise ConfigError(
+                f"Line {number} of {path} sets {name}, which this file cannot set.",
+                next_step="Keep to security.protocol, sasl.*, ssl.*, client.* and how to connect.",
+            )
+        settings[name] = value
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What a cluster says about a topic."""
+
+    name: str
+    id: str
+    partitions: tuple[int, ...]
+    replicas_min: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Empty if we may not read them."""
+    may_write: bool = True
+    may_read: bool = True
+
+    def number(self, setting: str, default: int) -> int:
+        return int(self.settings.get(setting, default))
+
+
+class KafkaClients:
+    """Makes clients of one cluster, and remembers why it was last not reachable."""
+
+    def __init__(self, url: KafkaUrl, config: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
+        self.url = url
+        self.patience_s = patience_s
+        self._given = dict(config)
+        self._reason: KafkaError | None = None
+        self._config: dict[str, Any] = {
+            "client.id": "procession",
+            "reconnect.backoff.max.ms": 1000,
+            **{name: value for name, value in config.items() if not name.startswith("schema.registry.")},
+            "bootstrap.servers": url.brokers,
+            "error_cb": self._hear,
+            "logger": _client_logger(),
+        }
+        self._admin: AdminClient | None = None
+
+    def of_instance(self, instance: str) -> KafkaClients:
+        """For the topic of one output."""
+        if INSTANCE not in self.url.topic:
+            return self
+        return KafkaClients(self.url.of_instance(instance), self._given, patience_s=self.patience_s)
+
+    def _hear(self, error: KafkaError) -> None:
+        """Error callback. It gets the reason why a broker is unreachable; the failed call itself gets only a
+        time-out."""
+        if self._reason is None or error.code() in _UNTRUSTED or self._reason.code() not in _UNTRUSTED:
+            self._reason = error
+
+    @property
+    def admin(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = self._make(AdminClient, {})
+        return self._admin
+
+    def producer(self, settings: Mapping[str, Any]) -> Producer:
+        return self._make(Producer, settings)
+
+    def consumer(self, settings: Mapping[str, Any]) -> Consumer:
+        """Positions are ours: it belongs to no group, commits nothing by itself, and never chooses a position."""
+        ours = {
+            "group.id": "procession",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+        }
+        return self._make(Consumer, ours | dict(settings))
+
+    def _make(self, kind: Callable[[dict[str, Any]], Result], settings: Mapping[str, Any]) -> Result:
+        try:
+            return kind(self._config | dict(settings))
+        except KafkaException as error:
+            raise ConfigError(
+                f"The Kafka client refuses its settings: {error.args[0].str()}.", next_step="Correct --client-config."
+            ) from error
+
+    def new_topic(self, topic: NewTopic) -> TopicFacts:
+        """Create a topic, unless it is there, and wait until the brokers know it."""
+        asked = self.admin.create_topics([topic], request_timeout=self.patience_s)
+        try:
+            asked[topic.topic].result(self.patience_s + ANSWER_TIMEOUT_S)
+            log.info("kafka.topic_created", topic=topic.topic)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                self.refused(error, f"create the topic {topic.topic}")
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                return self.topic(topic.topic)
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_S)
+
+    def topic(self, name: str) -> TopicFacts:
+        """Raises ConfigError if there is no such topic, DiskError if no broker answers in time."""
+        asked = self.admin.describe_topics(
+            TopicCollection([name]), include_authorized_operations=True, request_timeout=self.patience_s
+        )
+        found = self.wait(asked[name], f"describe the topic {name}")
+        allowed = set(found.authorized_operations or AclOperation)
+        return TopicFacts(
+            name,
+            str(found.topic_id),
+            tuple(sorted(partition.id for partition in found.partitions)),
+            min((len(partition.replicas) for partition in found.partitions), default=0),
+            self.settings(ResourceType.TOPIC, name),
+            may_write=AclOperation.WRITE in allowed,
+            may_read=AclOperation.READ in allowed,
+        )
+
+    def broker_settings(self) -> Mapping[str, str]:
+        """Of any one broker; empty if we may not read them."""
+        found = self.wait(self.admin.describe_cluster(request_timeout=self.patience_s), "describe the cluster")
+        return self.settings(ResourceType.BROKER, str(min(node.id for node in found.nodes)))
+
+    def settings(self, kind: ResourceType, name: str) -> Mapping[str, str]:
+        resource = ConfigResource(kind, name)
+        asked = self.admin.describe_configs([resource], request_timeout=self.patience_s)
+        try:
+            found = asked[resource].result(self.patience_s)
+        except KafkaException as error:
+            if error.args[0].code() in _FORBIDDEN:
+                log.warning(
+                    "kafka.settings_hidden", of=name, detail="no permission DESCRIBE_CONFIGS: limits are assumed"
+                )
+                return {}
+            self.refused(error, f"describe the settings of {name}")
+        return {entry.name: entry.value for entry in found.values() if entry.value is not None}
+
+    def wait(self, future: Future[Result], what: str) -> Result:
+        """The answer. A broker that refuses us is not asked again and again, as the client would."""
+        deadline = time.monotonic() + self.patience_s + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                answer = future.result(WAIT_S)
+                self._reason = None
+                return answer
+            except KafkaException as error:
+                self.refused(error, what)
+            except TimeoutError:
+                self.admin.poll(0)  # calls `_hear`
+                if self._is_untrusted or time.monotonic() > deadline:
+                    raise self.sentence(KafkaError(KafkaError._TIMED_OUT), what) from None
+
+    @property
+    def _is_untrusted(self) -> bool:
+        return self._reason is not None and self._reason.code() in _UNTRUSTED
+
+    def offset(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
+        """An offset of a partition. Leaders that are just being elected are waited for."""
+        deadline = time.monotonic() + self.patience_s
+        place = TopicPartition(topic, partition)
+        while True:
+            asked = self.admin.list_offsets({place: spec}, isolation_level=isolation, request_timeout=self.patience_s)
+            try:
+                return int(asked[place].result(self.patience_s + ANSWER_TIMEOUT_S).offset)
+            except KafkaException as error:
+                if error.args[0].code() not in _ELECTING or time.monotonic() > deadline:
+                    self.refused(error, f"find offsets of {topic}[{partition}]")
+                time.sleep(LOOK_S)
+
+    def refused(self, error: KafkaException, what: str) -> NoReturn:
+        raise self.sentence(error.args[0], what) from error
+
+    def sentence(self, error: KafkaError, what: str) -> ProcessionError:
+        """The error as a sentence that says who must act."""
+        code, said, where = error.code(), error.str().rstrip(". "), self.url.brokers
+        self.admin.poll(0)  # calls `_hear`
+        if code in _GONE and self._reason is not None and self._is_untrusted:
+            code, said = self._reason.code(), self._reason.str().rstrip(". ")
+        if code in _GONE:
+            reason = f": {self._reason.str()}" if self._reason is not None else ""
+            return DiskError(
+                f"No Kafka broker at {where} answers, to {what}: {said}{reason}.",
+                next_step="Start the brokers or correct the URL; the connector goes on where it was.",
+            )
+        if code in _UNTRUSTED:
+            return ConfigError(
+                f"The Kafka brokers at {where} do not accept us, or we not them: {said}.",
+                next_step="Correct user, password and certificates in the file of --client-config.",
+            )
+        if code in _FORBIDDEN:
+            return ConfigError(
+                f"No permission to {what}: {said}.",
+                next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
+            )
+        if code in _UNKNOWN_TOPIC:
+            return ConfigError(
+                f"The Kafka cluster at {where} cannot {what}: it does not know that topic or partition.",
+                next_step="Create the topic, or correct its name.",
+            )
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return ConfigError(
+                "The broker's transaction.max.timeout.ms is too short for epochs of this size.",
+                next_step="Lower --transaction-bytes-max here, or raise transaction.max.timeout.ms at the brokers.",
+            )
+        if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
+            return StorageError(
+                f"The Kafka cluster at {where} refuses a record as too large, to {what}: {said}.",
+                next_step="Raise max.message.bytes of the topic; the epoch is then published.",
+            )
+        return StorageError(
+            f"The Kafka cluster at {where} refused to {what}: {said} ({error.name()}).",
+            next_step="Correct that at the cluster; the connector goes on where it was.",
+        )
+
+
+def next_messages(consumer: Consumer, count_max: int, timeout_s: float = WAIT_S) -> list[Message]:
+    """What is there, as soon as something is there. (`consume` alone waits until it has as many as it may take.)"""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(count_max, timeout=0)]
+
+
+def is_gone(error: KafkaError) -> bool:
+    """Whether no broker answered, so that nothing is known about what was asked."""
+    return error.code() in _GONE
+
+
+def _client_logger() -> logging.Logger:
+    """Silences librdkafka, which logs every lost connection. Calls return its errors, so its log is for debugging."""
+    logger = logging.getLogger("procession.librdkafka")
+    logger.setLevel(logging.CRITICAL)
+    return logger

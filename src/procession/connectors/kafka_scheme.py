@@ -1,0 +1,98 @@
+"""Kafka as apps name it: `kafka://HOST:PORT/TOPIC?option=value`. Pure.
+
+Invariant: an option of the URL is an option of the program, with the same name and meaning. Upstream: the planner;
+downstream: `cli/kafka_commands`. Imports no client library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from procession.planner.connector import Connector, EpochLimits, SinkTraits, SourceTraits
+from procession.planner.connector_url import ConnectorUrl
+
+EPOCH_BYTES_MAX = 128 * 1024 * 1024
+"""The largest epoch that a sink takes, if nothing else was asked for."""
+
+FLAG, TEXT, NUMBER = "flag", "text", "number"
+_BOTH = {"envelope": FLAG, "client_config": TEXT, "schema_registry": TEXT, "broker_patience_s": NUMBER}
+SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+    "partition": NUMBER,
+    "tombstones": FLAG,
+    "timestamps": ("event", "publish"),
+    "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
+    "transaction_bytes_max": NUMBER,
+    "control_topic": TEXT,
+    "subject": TEXT,
+}
+SOURCE_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+    "partitions": TEXT,
+    "start": TEXT,
+    "stop_at_end": FLAG,
+    "group": TEXT,
+    "skip_deleted": FLAG,
+    "no_event_times": FLAG,
+}
+
+
+def check_sink(url: ConnectorUrl) -> None:
+    _check(url, SINK_OPTIONS)
+
+
+def check_source(url: ConnectorUrl) -> None:
+    _check(url, SOURCE_OPTIONS)
+
+
+def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
+    if not url.hosts or not url.path.strip("/") or url.user:
+        url.refuse("is no URL of a Kafka topic", "write kafka://HOST:PORT/TOPIC")
+    url.check_options(known)
+    for name, value in url.options.items():
+        kind = known[name]
+        if kind == NUMBER:
+            url.count(name, 0)
+        elif kind == FLAG and value not in ("true", "false"):
+            url.refuse(f"has {name}={value}", f"write {name}=true or {name}=false")
+        elif not isinstance(kind, str) and value not in kind:
+            url.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
+
+
+def program_arguments(url: ConnectorUrl, directory: Path) -> list[str]:
+    """The words for the program: the URL without its options, the directory, and the options."""
+    words = [url.text.partition("?")[0], str(directory)]
+    for name, value in url.options.items():
+        option = f"--{name.replace('_', '-')}"
+        kind = (SINK_OPTIONS | SOURCE_OPTIONS)[name]  # type: ignore[operator]
+        if kind != FLAG:
+            words += [option, value]
+        elif value == "true":
+            words.append(option)
+    return words
+
+
+def epoch_limits(url: ConnectorUrl) -> EpochLimits:
+    return EpochLimits(bytes_max=url.count("transaction_bytes_max") or EPOCH_BYTES_MAX)
+
+
+CONNECTOR = Connector(
+    name="kafka",
+    form="kafka://HOST:PORT/TOPIC",
+    sink=SinkTraits(
+        help="Publish each committed epoch to a Kafka topic in one transaction.",
+        check=check_sink,
+        arguments=program_arguments,
+        limits=epoch_limits,
+    ),
+    source=SourceTraits(
+        help="Send the messages of a Kafka topic.",
+        check=check_source,
+        arguments=program_arguments,
+        ends=lambda url: url.options.get("stop_at_end") == "true",
+        streams="procession.connectors.kafka_source:url_streams",
+    ),
+    commands="procession.cli.kafka_commands",
+    modules=("confluent_kafka", "fastavro", "httpx"),
+    install="procession[kafka]",
+    password_hint="a sasl.password line in the file that PROCESSION_KAFKA_CONFIG names",
+)

@@ -1,0 +1,377 @@
+"""A Kafka topic as sink: each epoch is one Kafka transaction, published once.
+
+Invariant: an epoch's messages wait in a local file until the epoch is committed; then one Kafka transaction publishes
+them together with the token (`connectors/kafka_token`). If the result of that transaction is unknown, a new producer
+fences the old one off, and the token says whether the transaction is committed. A consumer with
+`isolation.level=read_committed` sees whole epochs, once, in order. Upstream: sdk/participant. Downstream: the topic.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from procession import faults
+from procession.connectors.kafka_client import INSTANCE, KafkaClients, TopicFacts, is_gone
+from procession.connectors.kafka_messages import MESSAGE_SCHEMA, MessageEncoder, check_sizes, check_times
+from procession.connectors.kafka_scheme import EPOCH_BYTES_MAX
+from procession.connectors.kafka_token import CONTROL_TOPIC, ControlTopic, Token
+from procession.connectors.pending_records import PendingRecords
+from procession.errors import ConfigError, StorageError
+from procession.sdk.output import Output
+from procession.sdk.payloads import Payloads
+from procession.sdk.record_blocks import RecordForm, record_batches
+from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.transaction_log import Transaction
+from procession.storage.durable import storage_error, write_durably
+from procession.times import UNITS
+from procession.tls import ServerTls
+
+PUBLISH_BYTES_PER_S_MIN = 1024 * 1024
+"""The slowest cluster that is expected to take an epoch before its transaction expires."""
+TRANSACTION_TIMEOUT_FIRST_S = 60
+TRANSACTION_TIMEOUT_MAX_S = 900
+"""The brokers' default maximum, for when they do not tell theirs."""
+MESSAGE_BYTES_MAX = 1024 * 1024
+"""The brokers' default maximum, for when they do not tell theirs."""
+QUEUE_MESSAGES_MAX = 200_000
+QUEUE_KIB_MAX = 64 * 1024
+TOPIC_CHECK_S = 10.0
+FENCED_MAX = 3
+"""So often in a row another producer may fence us off before we give way."""
+IDENTITY_FORMAT = 1
+
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSinkOptions:
+    """How a sink makes messages and publishes them."""
+
+    records: RecordForm = RecordForm.MESSAGES
+    encoder: MessageEncoder = field(default_factory=MessageEncoder)
+    partition: int | None = None
+    """Publish to this one, in total order; None: chosen by the key, as Java clients do."""
+    control_topic: str = CONTROL_TOPIC
+    epoch_bytes_max: int = EPOCH_BYTES_MAX
+    compression: str = "none"
+
+    @property
+    def transaction_timeout_s(self) -> int:
+        """The transaction time-out that the largest epoch needs."""
+        return TRANSACTION_TIMEOUT_FIRST_S + self.epoch_bytes_max // PUBLISH_BYTES_PER_S_MIN
+
+
+class TopicGuard:
+    """Checks in advance, as far as the cluster's metadata allows, that the topic accepts the output."""
+
+    def __init__(self, clients: KafkaClients, options: KafkaSinkOptions) -> None:
+        self._clients = clients
+        self._options = options
+        self._checked_s = -TOPIC_CHECK_S
+        self.facts = TopicFacts(clients.url.topic, "", (), 0)
+        self.message_bytes_max = MESSAGE_BYTES_MAX
+
+    def check_start(self) -> None:
+        """Raises ConfigError if the cluster could not carry out the largest epoch's transaction."""
+        told = self._clients.broker_settings().get("transaction.max.timeout.ms")
+        max_s = int(told) / 1000 if told else TRANSACTION_TIMEOUT_MAX_S
+        wanted_s = self._options.transaction_timeout_s
+        if wanted_s > max_s:
+            raise ConfigError(
+                f"Epochs of {self._options.epoch_bytes_max} bytes need Kafka transactions of up to {wanted_s} seconds,"
+                f" but the brokers end them after {max_s:g} (transaction.max.timeout.ms).",
+                next_step="Lower --transaction-bytes-max and epoch_bytes_max, or raise the brokers' limit.",
+            )
+        if INSTANCE not in self._clients.url.topic:
+            self.check()
+
+    def warn_of_loss(self) -> None:
+        if self.facts.replicas_min < 3:
+            detail = "with fewer than 3 replicas a lost broker can lose what is committed"
+            log.warning("sink.kafka_replicas", topic=self.facts.name, replicas=self.facts.replicas_min, detail=detail)
+
+    def check(self, topic_id: str = "") -> None:
+        """The topic is there, is the same, and we may write to it. Asks at most every `TOPIC_CHECK_S`."""
+        if time.monotonic() - self._checked_s < TOPIC_CHECK_S:
+            return
+        facts, wanted = self._clients.topic(self._clients.url.topic), self._options.partition
+        if topic_id and facts.id != topic_id:
+            raise StorageError(
+                f"The topic {facts.name} was deleted and created again: what was committed to it is gone.",
+                next_step="Give the output a new topic and a new directory, or restore the old topic.",
+            )
+        if not facts.may_write:
+            raise ConfigError(
+                f"No permission to write to the topic {facts.name}.",
+                next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
+            )
+        if wanted is not None and wanted not in facts.partitions:
+            raise ConfigError(
+                f"The topic {facts.name} has no partition {wanted}, but {len(facts.partitions)} from 0 on.",
+                next_step="Name one of these as --partition.",
+            )
+        self.facts = facts
+        self.message_bytes_max = facts.number("max.message.bytes", MESSAGE_BYTES_MAX)
+        self._checked_s = time.monotonic()
+
+
+class KafkaOutput(Output):
+    """One instance's output. DIR/<instance>.kafka holds its identity, DIR/<instance>.pending what is not published."""
+
+    def __init__(self, base: Path, clients: KafkaClients, options: KafkaSinkOptions) -> None:
+        self._clients = clients
+        self._guard = guard = TopicGuard(clients, options)
+        guard.check()
+        guard.warn_of_loss()
+        self._options = options
+        self._topic = clients.url.topic
+        self._control = ControlTopic(clients, options.control_topic)
+        self._pending = PendingRecords(base.with_name(f"{base.name}.pending"), MESSAGE_SCHEMA)
+        self._identity = _Identity.open(base, guard.facts, self._control)
+        self._producer: Producer | None = None
+        self._token: Token | None = None
+        """As of `_producer`: while that is not fenced off, nobody else can have published."""
+
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        if self._producer is None:
+            self._become_only_producer()
+        if prepared is not None and not self._is_published(prepared):
+            self._expect(prepared.start)
+            self._pending.keep(prepared)
+        else:
+            self._expect(prepared.end if prepared else committed_end)
+            self._pending.drop()
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        for message in self._cut(Payloads.of(payloads)):
+            for records in record_batches(message, self._options.records):
+                messages = self._options.encoder.encode(records)
+                check_sizes(messages, self._guard.message_bytes_max, self._topic)
+                check_times(messages, self._guard.facts.settings, self._topic, time.time_ns() // UNITS["ms"])
+                self._pending.append(messages, message.edges[-1])
+        if self._pending.output_bytes > self._options.epoch_bytes_max:
+            raise StorageError(
+                f"An epoch has more than {self._options.epoch_bytes_max} bytes, the limit of this sink.",
+                next_step="Lower the pipeline's epoch_bytes_max, or raise --transaction-bytes-max of the sink.",
+            )
+
+    def _cut(self, payloads: Payloads) -> list[Payloads]:
+        """A block is a batch of its own; so its bytes are counted with it."""
+        if self._options.records is RecordForm.MESSAGES:
+            return [payloads]
+        return [payloads[row : row + 1] for row in range(len(payloads))]
+
+    def prepare(self, transaction: Transaction) -> None:
+        if self._pending.has_records:
+            self._guard.check(self._identity.topic_id)
+            self._pending.sync()
+
+    def commit(self, transaction: Transaction) -> None:
+        if self._pending.has_records:
+            self._publish(transaction)
+        self._pending.drop()
+
+    def abort(self, transaction: Transaction) -> None:
+        if self._is_published(transaction):
+            raise StorageError(
+                f"The driver aborts {transaction.txn_id}, which is published in {self._topic} already.",
+                next_step="Find the other driver or sink of this pipeline; one of them runs on an old copy.",
+            )
+        self._pending.drop()
+
+    def close(self) -> None:
+        self._pending.close()
+        self._leave()
+
+    def _publish(self, transaction: Transaction) -> None:
+        """Whatever goes wrong, the next producer settles it. So each turn begins with what is known to be true."""
+        deadline = time.monotonic() + self._clients.patience_s
+        fenced = 0
+        while True:
+            if self._producer is None:
+                self._become_only_producer()
+            if self._is_published(transaction):
+                return
+            self._expect(transaction.start)
+            try:
+                self._send(transaction)
+                self._token = Token.of(transaction)
+                return
+            except KafkaException as error:
+                reason: KafkaError = error.args[0]
+                log.warning("sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name())
+                fenced = fenced + 1 if reason.code() in _FENCED else 0
+                is_temporary = is_gone(reason) or reason.retriable() or reason.txn_requires_abort() or reason.fatal()
+                self._leave()
+                if fenced > FENCED_MAX:
+                    raise StorageError(
+                        f"Another sink publishes as {self._identity.transactional_id} at the same time.",
+                        next_step="Stop the other sink of this output, or the copy of its directory that it runs on.",
+                    ) from error
+                if not is_temporary or time.monotonic() > deadline:
+                    raise self._clients.sentence(reason, f"publish an epoch in {self._topic}") from error
+
+    def _send(self, transaction: Transaction) -> None:
+        producer = self._producer
+        assert producer is not None
+        producer.begin_transaction()
+        faults.point("sink:kafka-begun")
+        for batch in self._pending.batches():
+            self._produce(producer, batch)
+        faults.point("sink:kafka-sent")
+        identity = self._identity
+        producer.produce(self._control.name, Token.of(transaction).encode(), identity.key, identity.token_partition)
+        producer.commit_transaction(self._options.transaction_timeout_s)
+        faults.point("sink:kafka-committed")
+
+    def _produce(self, producer: Producer, batch: pa.RecordBatch) -> None:
+        """Hand messages to the client, one call each: its calls for many take no timestamps. Its queue is bounded."""
+        produce, topic = producer.produce, self._topic
+        partition = -1 if self._options.partition is None else self._options.partition
+        keys, values, timestamps, headers = (column.to_pylist() for column in batch.columns)
+        told = [None] * len(batch) if batch.column("headers").null_count == len(batch) else map(_header_pairs, headers)
+        for value, key, timestamp_ms, pairs in zip(values, keys, timestamps, told, strict=True):
+            while True:
+                try:
+                    produce(topic, value, key, partition, None, None, timestamp_ms, pairs)
+                    break
+                except BufferError:
+                    producer.poll(1.0)
+        producer.poll(0)
+
+    def _become_only_producer(self) -> None:
+        """Fences every earlier producer off, which settles its transaction, and reads the token."""
+        timeout_s = self._options.transaction_timeout_s
+        producer = self._clients.producer(
+            {
+                "transactional.id": self._identity.transactional_id,
+                "transaction.timeout.ms": timeout_s * 1000,
+                "message.timeout.ms": timeout_s * 1000,
+                "acks": "all",
+                "partitioner": "murmur2_random",
+                "compression.type": self._options.compression,
+                "message.max.bytes": max(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
+                "batch.size": min(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
+                "linger.ms": 5,
+                "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
+                "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
+            }
+        )
+        try:
+            producer.init_transactions(self._clients.patience_s)
+        except KafkaException as error:
+            self._clients.refused(error, f"become the producer {self._identity.transactional_id}")
+        self._token = self._control.read(
+            self._identity.key, self._identity.token_partition, timeout_s + self._clients.patience_s
+        )
+        self._producer = producer
+
+    def _leave(self) -> None:
+        """Without waiting for what is in flight: the next producer aborts it."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()  # `close` would wait for brokers, to abort what they abort anyway
+
+    def _is_published(self, transaction: Transaction) -> bool:
+        return self._token == Token.of(transaction)
+
+    def _expect(self, end: int) -> None:
+        """Raises StorageError unless the topic has the output up to here, and no more."""
+        found = self._token.end if self._token else 0
+        if found == end:
+            return
+        lost = "it has lost its token" if self._token is None else f"it was published up to {found}"
+        raise StorageError(
+            f"The topic {self._topic} is not what the log of {self._identity.key} says: it says that the topic has"
+            f" the output up to {end}, but according to {self._control.name} {lost}.",
+            next_step="Restore the sink's directory or the control topic; or take a new topic and directory.",
+        )
+
+
+def _header_pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, str | bytes | None]] | None:
+    return [(header["name"], header["value"]) for header in headers] if headers else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """The producer identity of an output: the same after every restart, and different for every other output."""
+
+    key: str
+    topic_id: str
+    token_partition: int
+
+    @property
+    def transactional_id(self) -> str:
+        return f"procession-{self.key}"
+
+    @classmethod
+    def open(cls, base: Path, topic: TopicFacts, control: ControlTopic) -> _Identity:
+        """The identity in the file; made if there is none."""
+        path = base.with_name(f"{base.name}.kafka")
+        partitions = control.prepare()
+        try:
+            told = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            key = f"{base.name}-{secrets.token_hex(8)}"
+            identity = cls(key, topic.id, control.partition_of(key, partitions))
+            facts = {"key": key, "topic": topic.name, "topic_id": topic.id, "token_partition": identity.token_partition}
+            write_durably(path, json.dumps({"format": IDENTITY_FORMAT, **facts}).encode())
+            return identity
+        except OSError as error:
+            raise storage_error(path, "read", error) from error
+        except ValueError:
+            told = None
+        match told:
+            case {
+                "format": 1,
+                "key": str(key),
+                "topic": str(name),
+                "topic_id": str(topic_id),
+                "token_partition": int(at),
+            }:
+                if name != topic.name or topic_id != topic.id:
+                    why = (
+                        "another topic" if name != topic.name else "this topic before it was deleted and created again"
+                    )
+                    raise StorageError(
+                        f"{path} belongs to {why}: {name} with the id {topic_id}.",
+                        next_step="Give the output a directory of its own for the new topic, or name the old topic.",
+                        path=str(path),
+                    )
+                return cls(key, topic_id, at)
+        raise StorageError(
+            f"{path} is not the identity of a Kafka output.",
+            next_step="Restore the file from a copy; without it nobody knows what is published.",
+            path=str(path),
+        )
+
+
+def run_kafka_sink(
+    directory: Path,
+    listen: str = LISTEN,
+    *,
+    clients: KafkaClients,
+    options: KafkaSinkOptions,
+    cookie: bytes | None = None,
+    tls: ServerTls | None = None,
+    tell: Tell | None = None,
+) -> None:
+    """Serve the sink until a signal stops it; raises the error that stopped it otherwise."""
+    TopicGuard(clients, options).check_start()
+
+    def open_output(instance: str) -> KafkaOutput:
+        return KafkaOutput(directory / instance, clients.of_instance(instance), options)
+
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell)

@@ -1,0 +1,359 @@
+"""A Kafka topic as a source: each partition is a stream, each message a record.
+
+Invariant: a message's id is its offset, and a stream belongs to the topic's id, not to its name; so the gateway's
+position is all that a restart needs. The source stops if messages are missing or replaced: after deletion, a recreated
+topic, or a log that an unclean election truncated. Upstream: the topic, read with `read_committed` and without a
+consumer group. Downstream: the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, cast
+
+import numpy as np
+import pyarrow as pa
+import structlog
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from procession.connectors.kafka_client import KafkaClients, KafkaUrl, TopicFacts, next_messages, read_client_config
+from procession.connectors.kafka_messages import Header, SchemaCodec, envelope_of, json_of
+from procession.connectors.kafka_positions import GroupPositions, StartPosition, TopicMemory, recreated, watermarks
+from procession.errors import ConfigError, DiskError, RecordError, StorageError
+from procession.planner.connector_url import ConnectorUrl
+from procession.record import stream_id
+from procession.sdk.source_records import Batch, Stream, Streams
+from procession.times import TIME_MAX, UNITS
+
+PARTITIONS_MAX = 256
+"""Each partition has a client of its own, with its threads."""
+BUFFER_BYTES = 64 * 1024 * 1024
+"""What all clients together may have fetched and not passed on."""
+BATCH_MESSAGES_MAX = 8192
+LOOK_S = 5.0
+"""Seconds between two looks for new partitions, and whether the topic is still the same."""
+GONE_S = 5.0
+"""A topic counts as deleted if the cluster does not know it for this time. A broker that just started may not know it
+yet."""
+
+_EMPTY = Batch(np.empty(0, np.uint64), np.empty(0, np.int64), pa.array([], pa.binary()))
+"""Yielded when there are no messages, so that the reader can stop."""
+_LOST_POSITION = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_NO_TOPIC |= {KafkaError.UNKNOWN_TOPIC_ID, KafkaError.INCONSISTENT_TOPIC_ID}
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSourceOptions:
+    """What is read of a topic, and what of each message."""
+
+    partitions: frozenset[int] | None = None
+    """None: all, also those that are added."""
+    start: StartPosition = field(default_factory=StartPosition)
+    is_ending: bool = False
+    """It ends where the partitions ended when it began."""
+    is_skipping_deleted: bool = False
+    has_event_times: bool = True
+    is_envelope: bool = False
+    codec: SchemaCodec | None = None
+    group: str = ""
+
+
+class KafkaSource:
+    """The streams of one topic. `directory`: where starts and leader epochs are kept."""
+
+    def __init__(self, clients: KafkaClients, options: KafkaSourceOptions, directory: Path | None = None) -> None:
+        self._clients = clients
+        self._options = options
+        self._topic = clients.topic(clients.url.topic)
+        if not self._topic.may_read:
+            raise ConfigError(
+                f"No permission to read the topic {self._topic.name}.",
+                next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
+            )
+        if missing := sorted((options.partitions or frozenset()) - set(self._topic.partitions)):
+            raise ConfigError(
+                f"The topic {self._topic.name} has no partition {missing[0]}.", next_step="Give other --partitions."
+            )
+        if "compact" in self._topic.settings.get("cleanup.policy", ""):
+            detail = "older messages of a key disappear in time, also before they are read"
+            log.warning("source.kafka_compacted", topic=self._topic.name, detail=detail)
+        self._memory = TopicMemory(directory, self._topic)
+        self._group = GroupPositions(clients, options.group) if options.group else None
+        self._partitions: dict[int, int] = {}
+        """By stream id."""
+        self._lost_positions: dict[int, KafkaError] = {}
+        """Partition errors that arrived with messages. The client reports each once, and then reads no more."""
+        self._add(self._wanted(self._topic.partitions), is_first=self._memory.is_new)
+
+    @property
+    def stream_ids(self) -> frozenset[int]:
+        """The streams found so far."""
+        return frozenset(self._partitions)
+
+    def streams(self) -> Streams:
+        found = [self._stream(partition) for partition in self._partitions.values()]
+        return found if self._options.is_ending else self._appearing(found)
+
+    def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
+        partition = self._partitions[stream.id]
+        consumer = self._consumer()
+        try:
+            yield from self._read(consumer, partition, after)
+        finally:
+            consumer.close()
+
+    def forget(self, stream: Stream, message_id: int) -> None:
+        """All up to this offset is committed."""
+        if self._group is not None:
+            self._group.committed(self._partitions[stream.id], message_id)
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    # Streams
+
+    def _stream(self, partition: int) -> Stream:
+        topic = self._topic
+        return Stream(stream_id(f"kafka:{topic.id}:{partition}".encode()), f"kafka:{topic.name}/{partition}")
+
+    def _wanted(self, partitions: Sequence[int]) -> list[int]:
+        known = set(self._partitions.values())
+        wanted = self._options.partitions
+        return [number for number in partitions if number not in known and (wanted is None or number in wanted)]
+
+    def _add(self, partitions: Sequence[int], *, is_first: bool) -> list[Stream]:
+        """Partitions that are new to us. What appears later begins at its first message, whatever was asked for."""
+        if len(self._partitions) + len(partitions) > PARTITIONS_MAX:
+            raise ConfigError(
+                f"The topic {self._topic.name} has more than {PARTITIONS_MAX} partitions, the limit of a source.",
+                next_step="Start several sources, each with some of the --partitions.",
+            )
+        start = self._options.start if is_first else StartPosition()
+        starts = {
+            partition: start.resolve(self._clients, self._topic.name, partition)
+            for partition in partitions
+            if self._memory.start(partition) is None
+        }
+        if starts:
+            self._memory.begin(starts)
+        streams = [self._stream(partition) for partition in partitions]
+        self._partitions |= {stream.id: partition for stream, partition in zip(streams, partitions, strict=True)}
+        return streams
+
+    async def _appearing(self, found: Sequence[Stream]) -> AsyncIterator[Stream]:
+        for stream in found:
+            yield stream
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for stream in await asyncio.to_thread(self._look):
+                log.info("source.partition_found", stream=stream.name)
+                yield stream
+
+    def _look(self) -> list[Stream]:
+        if self._group is not None:
+            self._group.flush(is_waiting=False)
+        try:
+            topic = self._same_topic()
+        except DiskError as error:
+            log.warning("source.kafka_unreachable", reason=error.sentence)
+            return []
+        wanted = self._wanted(topic.partitions)
+        return self._add(wanted, is_first=False) if wanted else []
+
+    def _same_topic(self) -> TopicFacts:
+        """What the cluster says of it now. Raises StorageError if the topic is gone, or another one has its name."""
+        deadline = time.monotonic() + GONE_S
+        while True:
+            try:
+                found = self._clients.topic(self._topic.name)
+                break
+            except ConfigError as error:
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"The topic {self._topic.name} was deleted while it was read.",
+                        next_step="Stop the source; what was read before is committed.",
+                    ) from error
+                time.sleep(GONE_S / 10)
+        if found.id != self._topic.id:
+            raise recreated(self._topic.name, "Start the source again to read the new topic from its beginning.")
+        return found
+
+    # Messages
+
+    def _consumer(self) -> Consumer:
+        count = max(1, len(self._partitions))
+        return self._clients.consumer(
+            {
+                "enable.partition.eof": self._options.is_ending,
+                "queued.max.messages.kbytes": max(1024, BUFFER_BYTES // 1024 // count),
+                "queued.min.messages": BATCH_MESSAGES_MAX * 4,
+                "fetch.wait.max.ms": 100,
+            }
+        )
+
+    def _read(self, consumer: Consumer, partition: int, after: int | None) -> Iterator[Batch]:
+        position = self._memory.start(partition) if after is None else after + 1
+        assert position is not None
+        low, high = watermarks(self._clients, self._topic.name, partition)
+        position = self._checked(partition, position, low, high)
+        epoch = None if after is None else self._memory.epoch_at(partition, after)
+        place = TopicPartition(self._topic.name, partition, position)
+        if epoch is not None:
+            # The cluster compares. That needs a client that has not asked about the partition before.
+            place = TopicPartition(self._topic.name, partition, position, leader_epoch=epoch)
+        consumer.assign([place])
+        self._lost_positions.pop(partition, None)
+        while not self._options.is_ending or position < high:
+            if error := self._lost_positions.pop(partition, None):
+                self._lost(consumer, partition, error)
+            messages, is_end = self._sorted_out(consumer, partition, next_messages(consumer, BATCH_MESSAGES_MAX))
+            if messages:
+                is_one_epoch = messages[0].leader_epoch() == messages[-1].leader_epoch()
+                for message in messages[:1] if is_one_epoch else messages:
+                    self._memory.read(partition, message.offset() or 0, message.leader_epoch())
+                position = (messages[-1].offset() or 0) + 1
+                yield self._batch(messages, partition)
+            elif is_end:
+                return
+            else:
+                yield _EMPTY
+
+    def _checked(self, partition: int, position: int, low: int, high: int) -> int:
+        if position > high:
+            raise self._truncated(partition, position)
+        if position < low:
+            sentence = f"{self._topic.name}[{partition}] begins at offset {low}, but {position} is to be read next"
+            if not self._options.is_skipping_deleted:
+                raise StorageError(
+                    f"The topic {sentence}: its retention has deleted messages that were not read.",
+                    next_step="Raise retention.ms of the topic; to go on without these, start with --skip-deleted.",
+                )
+            log.warning("source.messages_skipped", topic=self._topic.name, partition=partition, after=position, to=low)
+            return low
+        return position
+
+    def _sorted_out(
+        self, consumer: Consumer, partition: int, messages: Sequence[Message]
+    ) -> tuple[list[Message], bool]:
+        """The messages, and whether the end was reached; errors are raised, if they are none that pass."""
+        records = [message for message in messages if message.error() is None]
+        is_end = False
+        for message in messages if len(records) < len(messages) else ():
+            error = message.error()
+            if error is None:
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
+                is_end = True
+            elif not records:
+                self._failed(consumer, partition, error)
+            elif error.code() in _LOST_POSITION:  # what came before it is passed on first
+                self._lost_positions[partition] = error
+        return records, is_end
+
+    def _failed(self, consumer: Consumer, partition: int, error: KafkaError) -> None:
+        if error.code() in _LOST_POSITION:
+            self._lost(consumer, partition, error)
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return  # the client asks for the coordinator of a group that it does not use
+        if error.code() in _NO_TOPIC:
+            self._same_topic()
+        elif not error.retriable():
+            raise self._clients.sentence(error, f"read {self._topic.name}[{partition}]")
+        log.warning("source.kafka_error", partition=partition, reason=error.str())
+
+    def _lost(self, consumer: Consumer, partition: int, error: KafkaError) -> NoReturn:
+        self._same_topic()
+        low, high = watermarks(self._clients, self._topic.name, partition)
+        [here] = consumer.position([TopicPartition(self._topic.name, partition)])
+        if error.code() != KafkaError._LOG_TRUNCATION and here.offset >= 0:
+            self._checked(partition, here.offset, low, high)
+        raise self._truncated(partition, here.offset)
+
+    def _truncated(self, partition: int, position: int) -> StorageError:
+        return StorageError(
+            f"{self._topic.name}[{partition}] was cut off: messages before offset {position} were read that the cluster"
+            " does not have any more.",
+            next_step="An unclean leader election has lost them. Disable unclean.leader.election.enable; start the"
+            " pipeline anew with another directory to read what is there now.",
+        )
+
+    def _batch(self, messages: Sequence[Message], partition: int) -> Batch:
+        offsets = np.array([message.offset() for message in messages], np.uint64)
+        times = self._times(messages, partition)
+        keys = [message.key() or b"" for message in messages]
+        payloads = self._payloads(messages, partition)
+        return Batch(
+            offsets, times, pa.array(payloads, pa.binary()), pa.array(keys, pa.binary()) if any(keys) else None
+        )
+
+    def _times(self, messages: Sequence[Message], partition: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if not self._options.has_event_times:
+            return np.zeros(len(messages), np.int64)
+        times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
+        if int(times_ms.max()) > TIME_MAX // UNITS["ms"]:
+            row = int(times_ms.argmax())
+            raise RecordError(
+                f"The message at offset {messages[row].offset()} of {self._topic.name}[{partition}] has the timestamp"
+                f" {times_ms[row]} ms, which no clock can have shown.",
+                next_step="Correct the clock or the unit of its producer; --no-event-times reads without timestamps.",
+            )
+        return np.maximum(times_ms, 0) * UNITS["ms"]
+
+    def _payloads(self, messages: Sequence[Message], partition: int) -> list[bytes]:
+        codec, topic = self._options.codec, self._topic.name
+        if codec is None and not self._options.is_envelope:
+            return [message.value() or b"" for message in messages]
+        values: list[object] = [
+            message.value() if codec is None else self._decoded(codec, message) for message in messages
+        ]
+        if not self._options.is_envelope:
+            return [b"" if value is None else json_of(value) for value in values]
+        return [
+            envelope_of(
+                {"topic": topic, "partition": partition, "offset": message.offset()},
+                message.key(),
+                value,
+                message.timestamp()[1],
+                cast("list[Header]", message.headers() or []),
+            )
+            for message, value in zip(messages, values, strict=True)
+        ]
+
+    def _decoded(self, codec: SchemaCodec, message: Message) -> object:
+        value = message.value()
+        try:
+            return None if value is None else codec.decode(value)
+        except ValueError as error:
+            raise RecordError(
+                f"The message at offset {message.offset()} of {self._topic.name}[{message.partition()}] cannot be"
+                f" decoded: {error}.",
+                next_step="Correct its producer; or read without --schema-registry, and decode in the app.",
+            ) from error
+
+
+def parse_partitions(text: str | None) -> frozenset[int] | None:
+    """`0,1,5`; None is all."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(f"{text!r} are no partitions.", next_step="Give numbers, separated by commas: 0,1,5.")
+    return frozenset(map(int, parts))
+
+
+def url_streams(url: ConnectorUrl) -> frozenset[int]:
+    """The streams of a source that an app names and that ends."""
+    config = url.options.get("client_config") or os.environ.get("PROCESSION_KAFKA_CONFIG")
+    place, settings = KafkaUrl.parse(url.text.partition("?")[0]), read_client_config(Path(config) if config else None)
+    clients = KafkaClients(place, settings)
+    options = KafkaSourceOptions(parse_partitions(url.options.get("partitions")))
+    return KafkaSource(clients, options).stream_ids

@@ -1,0 +1,182 @@
+"""A remote object store for a lake table's files: Amazon S3 and compatible stores.
+
+Invariant: a failure is one sentence that says who must act. A transient failure (no answer, an overloaded server) is a
+DiskError, which ends the sink so that it is restarted. A permanent one (credentials, a missing bucket) is a
+StorageError. Credentials, region and endpoint come from the environment. Upstream: `connectors/object_store`;
+downstream: obstore.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from procession.connectors.object_store import ObjectStore
+from procession.errors import ConfigError, DiskError, StorageError, UsageError
+
+REQUEST_TIMEOUT_S = 30
+RETRIES_MAX = 4
+RETRY_TIMEOUT_S = 30
+"""How long a request is tried again, before the sink ends and starts anew."""
+
+SCHEME = "s3"
+
+METADATA_SERVICE = "169.254.169.254"
+"""Where a client without credentials looks for those of the machine."""
+_STATUS = re.compile(r"status code: (\d{3})")
+_CREDENTIALS = "Set the credentials in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+
+
+def storage_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """Options for libraries on Rust's object_store. A plain-HTTP endpoint is used only if the environment names one."""
+    options = {
+        "timeout": f"{REQUEST_TIMEOUT_S}s",
+        "max_retries": str(RETRIES_MAX),
+        "retry_timeout": f"{RETRY_TIMEOUT_S}s",
+    }
+    endpoint = environment.get("AWS_ENDPOINT_URL", environment.get("AWS_ENDPOINT", ""))
+    if endpoint.startswith("http://"):
+        options["allow_http"] = "true"
+    return options
+
+
+def missing_package(extra: str, error: ImportError) -> ConfigError:
+    """The sentence for a package that is not installed."""
+    return ConfigError(
+        f"This needs the package {error.name}, which is not installed.",
+        next_step=f'Install it with: pip install "procession[{extra}]"',
+    )
+
+
+class RemoteStore(ObjectStore):
+    """A prefix of a bucket."""
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition("://")[0]
+        if scheme != SCHEME:
+            raise UsageError(
+                f"This sink knows no store whose URLs begin with {scheme}://.",
+                next_step="Give a path, or s3://BUCKET/PREFIX.",
+            )
+        try:
+            import obstore
+            from obstore.store import S3Store
+        except ImportError as error:
+            raise missing_package("s3", error) from error
+        self._obstore = obstore
+        self.url = url.rstrip("/")
+        options = storage_options(os.environ)
+        is_http = "allow_http" in options
+        with self._told("open"):
+            self._store = S3Store.from_url(
+                self.url,
+                copy_if_not_exists="multipart",  # S3 has a conditional copy for uploads in parts only
+                client_options={"allow_http": is_http, "timeout": timedelta(seconds=REQUEST_TIMEOUT_S)},
+                retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+            )
+
+    def spool_path(self, spare: Path) -> Path:
+        return spare
+
+    def upload(self, spool: Path, name: str) -> None:
+        with self._told(f"write {name} in"), spool.open("rb") as file:
+            self._obstore.put(self._store, name, file)
+        spool.unlink(missing_ok=True)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._told(f"write {name} in"):
+            try:
+                self._obstore.put(self._store, name, data, mode="create")
+            except self._obstore.exceptions.AlreadyExistsError:
+                # A retry of a request that went through looks the same: then it is ours.
+                return self.read(name, len(data) + 1) == data
+        return True
+
+    def publish(self, name: str, visible: str) -> bool:
+        with self._told(f"write {visible} in"):
+            try:
+                self._obstore.copy(self._store, name, visible, overwrite=False)
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
+        return True
+
+    def renew(self, name: str) -> None:
+        """Nothing: what a store has answered for is durable."""
+
+    def read(self, name: str, bytes_max: int) -> bytes | None:
+        with self._told(f"read {name} of"):
+            try:
+                size = self._obstore.head(self._store, name)["size"]
+                if not size:
+                    return b""
+                return bytes(self._obstore.get_range(self._store, name, start=0, end=min(size, bytes_max)))
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+
+    def has(self, name: str) -> bool:
+        with self._told(f"read {name} of"):
+            try:
+                self._obstore.head(self._store, name)
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return False
+        return True
+
+    def names(self, folder: str, after: str = "") -> Iterator[str]:
+        with self._told("list"):
+            offset = f"{folder}/{after}" if after else None
+            for chunk in self._obstore.list(self._store, folder, offset=offset):
+                for found in chunk:
+                    name = found["path"].removeprefix(f"{folder}/")
+                    if "/" not in name and name > after:
+                        yield name
+
+    def delete(self, name: str) -> None:
+        with self._told(f"remove {name} from"):
+            try:
+                self._obstore.delete(self._store, name)
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+
+    @staticmethod
+    def _refuse_missing_bucket(error: FileNotFoundError) -> None:
+        if "NoSuchBucket" in str(error):
+            raise error
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (self._obstore.exceptions.BaseError, FileNotFoundError, PermissionError) as error:
+            raise store_error(self.url, doing, error) from error
+        except OSError as error:
+            raise store_error(self.url, doing, error) from error
+
+
+def store_error(url: str, doing: str, error: Exception) -> StorageError:
+    """The sentence for an error of a library on Rust's object_store."""
+    text = str(error)
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    kind: type[StorageError] = StorageError
+    words = re.sub(r"[^a-z0-9]", "", text.lower())  # AccessDenied of one library is ACCESS_DENIED of another
+    if "nosuchbucket" in words:
+        reason, step = "there is no such bucket", "Make the bucket, or correct the URL"
+    elif status == 401 or "signaturedoesnotmatch" in words or "invalidaccesskeyid" in words:
+        reason, step = "it refuses the credentials", _CREDENTIALS
+    elif status == 403 or "accessdenied" in words:
+        reason, step = "it denies the access", f"{_CREDENTIALS}, and allow reads and writes"
+    elif METADATA_SERVICE in text:
+        reason, step = "there are no credentials", _CREDENTIALS
+    elif status >= 500 or any(word in words for word in ("errorsendingrequest", "timedout", "curlcode", "networkconn")):
+        kind, reason = DiskError, "it does not answer"
+        step = "Check the endpoint and the network; the sink goes on by itself when the store is back"
+    else:
+        kind, reason = DiskError, text.partition("\n")[0][:300]
+        step = "Start it again: it goes on from what is stored. If it keeps failing, check the store"
+    return kind(f"Cannot {doing} {url}: {reason}.", next_step=f"{step}.", url=url)

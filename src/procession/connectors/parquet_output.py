@@ -1,0 +1,283 @@
+"""The output of a lake sink: one Parquet file an epoch, made durable before the vote and published by one atomic step.
+
+Invariant: the table's token says where this output ends, and changes in the same atomic step that makes the data
+visible. After a crash the token says whether a transaction is committed; a token that is neither at its start nor at
+its end stops the sink. The name of the uploaded file is on disk before the upload, so a file without a vote is found
+and removed. Upstream: `sdk/participant`; downstream: a LakeTable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import structlog
+
+from procession import faults
+from procession.commit.transaction_id import TransactionId
+from procession.connectors.object_store import ObjectStore
+from procession.connectors.parquet_columns import RowConverter
+from procession.connectors.parquet_spool import FileFacts, ParquetSpool
+from procession.connectors.pending_records import empty_records
+from procession.errors import ConfigError, StorageError
+from procession.format_number import check_format
+from procession.sdk.output import Output
+from procession.sdk.record_blocks import RecordForm
+from procession.sdk.transaction_log import Transaction
+from procession.storage.durable import storage_error, write_durably
+
+FORMAT = 1
+NAME_CHARACTERS_MAX = 100
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LakeToken:
+    """Where an output ends in a table, and the transaction that brought it there, if the table says so."""
+
+    end: int = 0
+    txn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A transaction of this output, and its file in the table's store."""
+
+    txn_id: str
+    start: int
+    end: int
+    name: str
+    facts: FileFacts
+
+
+class LakeTable(Protocol):
+    """A table to append to. Its methods raise a StorageError where the medium fails."""
+
+    url: str
+    """The table, for messages."""
+    store: ObjectStore
+    """Its files; of a table that there is not yet, perhaps none."""
+
+    def schema(self) -> pa.Schema | None:
+        """The table's columns as they are now; None if there is no table."""
+
+    def create(self, schema: pa.Schema) -> pa.Schema:
+        """Make the table, if there is none; returns the schema that it has then."""
+
+    def spool_path(self, spare: Path) -> Path:
+        """Where to write a file that is going to be uploaded; `spare` is a path in the sink's directory."""
+
+    def upload_name(self, stem: str) -> str:
+        """The name, relative to the store, of a file that no reader sees."""
+
+    def token(self, instance: str, position: int, last_start: int) -> LakeToken:
+        """Reads the token from the table. It should be at `position` or later. The transaction that ended there started
+        at `last_start`; -1: unknown. Tables whose token is hard to find look there."""
+
+    def publish(self, instance: str, upload: Upload) -> None:
+        """Make the file visible and move the token from `start` to `end`, in one step or not at all."""
+
+    def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
+        """Makes the finished step durable, and removes what is no longer needed. Unless `is_fresh`, an earlier process
+        did the step, and may have crashed before it was durable."""
+
+    def tidy(self) -> None:
+        """After a commit: whatever maintenance is due. It changes no rows."""
+
+
+class LakeOutput(Output):
+    """One output of a lake sink.
+
+    Args:
+        base: Path in the sink's directory, without a suffix, for the output's own files.
+        table: The table.
+        columns: Converts the records.
+        form: How the records arrive.
+        declared: The schema that the user declares. It creates the table, or must equal the table's schema.
+    """
+
+    def __init__(
+        self, base: Path, table: LakeTable, columns: RowConverter, form: RecordForm, declared: pa.Schema | None = None
+    ) -> None:
+        self.instance = base.name
+        self._table = table
+        self._columns = columns
+        self._declared = declared
+        self._note = base.with_name(f"{base.name}.upload")
+        self._upload: Upload | None
+        self._last_start: int
+        self._upload, self._last_start = self._noted()
+        self._spool = ParquetSpool(table.spool_path(base.with_name(f"{base.name}.spool")), columns, form, self._made)
+
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        self._spool.drop()
+        self._read_schema()
+        upload = self._upload
+        token = self._token(prepared.start if prepared else committed_end)
+        allowed = (prepared.start, prepared.end) if prepared else (committed_end,)
+        if token.end not in allowed:
+            raise self._elsewhere(token, committed_end)
+        if prepared is not None and prepared.start < prepared.end:
+            if upload is None or upload.txn_id != prepared.txn_id:
+                raise self._lost(prepared, f"{self._note} does not know it")
+            if token.end == prepared.start and not self._table.store.has(upload.name):
+                raise self._lost(prepared, f"{upload.name} is not in {self._table.url}")
+        elif upload is not None and upload.end > committed_end:
+            self._forget(upload)  # nobody voted for it, or it was aborted
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        self._spool.append(position, payloads)
+
+    def prepare(self, transaction: Transaction) -> None:
+        if transaction.start == transaction.end:
+            if self._spool.has_records:
+                raise empty_records()
+            return
+        facts = self._spool.finish()
+        token = self._token(transaction.start)
+        if token.end != transaction.start:
+            raise self._elsewhere(token, transaction.start)
+        name = self._table.upload_name(file_stem(self.instance, transaction))
+        self._note_down(Upload(*transaction, name, facts), self._start_before(transaction.start))
+        faults.point("sink:before-upload")
+        self._table.store.upload(self._spool.path, name)
+        faults.point("sink:after-upload")
+
+    def commit(self, transaction: Transaction) -> None:
+        if transaction.start == transaction.end:
+            return
+        upload = self._upload
+        if upload is None or upload.txn_id != transaction.txn_id:
+            raise self._lost(transaction, f"{self._note} does not know it")
+        token = self._token(transaction.start)
+        is_fresh = token.end == transaction.start
+        if token.end == transaction.end and token.txn_id in (None, transaction.txn_id):
+            log.info("sink.already_committed", transaction=transaction.txn_id)
+        elif is_fresh:
+            faults.point("sink:before-publish")
+            self._table.publish(self.instance, upload)
+            faults.point("sink:after-publish")
+        else:
+            raise self._elsewhere(token, transaction.start)
+        self._table.settle(self.instance, upload, is_fresh=is_fresh)
+        self._table.tidy()
+
+    def abort(self, transaction: Transaction) -> None:
+        self._spool.drop()
+        if self._upload is not None and self._upload.txn_id == transaction.txn_id:
+            if self._token(transaction.start).end != transaction.start:
+                raise StorageError(
+                    f"The driver aborts {transaction.txn_id}, which is in {self._table.url} already.",
+                    next_step="Find the other driver or sink of this pipeline; one of them runs on an old copy.",
+                )
+            self._forget(self._upload)
+
+    def close(self) -> None:
+        self._spool.close()
+
+    def _read_schema(self) -> None:
+        schema = self._table.schema()
+        if schema is None and self._declared is not None:
+            schema = self._table.create(self._declared)
+        if schema is None:
+            return
+        if self._declared is not None and not _is_same(self._declared, schema):
+            raise ConfigError(
+                f"The table at {self._table.url} has other columns than the schema file: {_shown(schema)}.",
+                next_step="Leave --schema out to use the table's columns, or correct the file.",
+            )
+        self._columns.use(schema)
+
+    def _made(self, proposed: pa.Schema) -> pa.Schema:
+        schema = self._table.create(proposed)
+        log.info("sink.table_created", table=self._table.url, columns=_shown(schema))
+        return schema
+
+    def _forget(self, upload: Upload) -> None:
+        """Drop a file that is no part of the output, then the note of it."""
+        self._table.store.delete(upload.name)
+        self._note_down(None, self._last_start)
+
+    def _token(self, position: int) -> LakeToken:
+        return self._table.token(self.instance, position, self._start_before(position))
+
+    def _start_before(self, position: int) -> int:
+        """Where the transaction began that ended at this position; -1 if that is not known."""
+        upload = self._upload
+        return upload.start if upload is not None and upload.end == position else self._last_start
+
+    def _note_down(self, upload: Upload | None, last_start: int) -> None:
+        note = {"format": FORMAT, "upload": asdict(upload) if upload else None, "last_start": last_start}
+        write_durably(self._note, json.dumps(note).encode())
+        self._upload, self._last_start = upload, last_start
+
+    def _noted(self) -> tuple[Upload | None, int]:
+        try:
+            note = json.loads(self._note.read_bytes())
+        except FileNotFoundError:
+            return None, -1
+        except (OSError, ValueError) as error:
+            cause = error if isinstance(error, OSError) else OSError(str(error))
+            raise storage_error(self._note, "read", cause) from error
+        check_format(self._note, note.get("format"), FORMAT)
+        upload = note["upload"]
+        return Upload(**{**upload, "facts": FileFacts(**upload["facts"])}) if upload else None, note["last_start"]
+
+    def _elsewhere(self, token: LakeToken, expected: int) -> StorageError:
+        return StorageError(
+            f"The table at {self._table.url} holds the output {self.instance} up to position {token.end}, but this"
+            f" sink has written it up to {expected}.",
+            next_step="Stop any other sink that writes this output, use the sink's own directory and table, or begin"
+            " with a new table.",
+            instance=self.instance,
+            token=token.end,
+            expected=expected,
+        )
+
+    def _lost(self, transaction: Transaction, reason: str) -> StorageError:
+        return StorageError(
+            f"Output that was voted for is lost ({transaction.txn_id}): {reason}.",
+            next_step="Restore the sink's directory or the file from a copy, then start again.",
+            path=str(self._note),
+        )
+
+
+def file_stem(instance: str, transaction: Transaction) -> str:
+    """A unique name for an upload: the output, its position, the epoch, the attempt, and a random part, in case two
+    sinks get the same transaction."""
+    parsed = TransactionId.parse(transaction.txn_id)
+    attempt = (
+        f"e{parsed.epoch}-f{parsed.fence}-a{parsed.attempt}"
+        if parsed
+        else hashlib.sha256(transaction.txn_id.encode()).hexdigest()[:20]
+    )
+    return f"{safe_name(instance)}-{transaction.start:020d}-{attempt}-{secrets.token_hex(4)}"
+
+
+def safe_name(instance: str) -> str:
+    """The instance as part of a file name and of a URL, and different for each."""
+    kept = re.sub(r"[^A-Za-z0-9._-]", "_", instance)[:NAME_CHARACTERS_MAX]
+    return kept if kept == instance else f"{kept}-{hashlib.sha256(instance.encode()).hexdigest()[:12]}"
+
+
+def _is_same(declared: pa.Schema, schema: pa.Schema) -> bool:
+    return {field.name: _plain(field.type) for field in declared} == {
+        field.name: _plain(field.type) for field in schema
+    }
+
+
+def _plain(kind: pa.DataType) -> str:
+    """A type without what formats change: large types, names of list elements."""
+    return re.sub(r"large_|: not null| not null|<(item|element): ", lambda m: "<" if m[0][0] == "<" else "", str(kind))
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)[:500]

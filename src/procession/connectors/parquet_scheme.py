@@ -1,0 +1,53 @@
+"""Parquet directories as apps name them: `parquet:DIR` or `parquet:s3://BUCKET/PREFIX`, with options. Pure.
+
+Invariant: an option of the URL is an option of the program `procession sink parquet`, with the same name and meaning.
+`connectors/delta_scheme` and `connectors/iceberg_scheme` add theirs to the options here. Upstream: the planner;
+downstream: `cli/lake_commands`. Imports no client library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from procession.planner.connector import Connector, SinkTraits
+from procession.planner.connector_url import ConnectorUrl
+
+ROW_OPTIONS = frozenset({"format", "schema", "key_column", "event_time_column", "position_column"})
+FORMATS = ("json", "arrow", "bytes")
+PASSWORD_HINT = "environment variables such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+def lake_check(known: Collection[str], numbers: Collection[str] = ()) -> Callable[[ConnectorUrl], None]:
+    """The check of a URL with these options, and with those of rows."""
+
+    def check(url: ConnectorUrl) -> None:
+        url.check_options({*ROW_OPTIONS, *known, *numbers})
+        if url.options.get("format", "json") not in FORMATS:
+            url.refuse(f"has format={url.options['format']}", f"give format one of {', '.join(FORMATS)}")
+        for name in numbers:
+            url.count(name, 0)
+        for name in {*ROW_OPTIONS, *known} & url.options.keys():
+            if not url.options[name]:
+                url.refuse(f"has an empty {name}", f"give {name} a value, or leave it out")
+
+    return check
+
+
+def lake_arguments(url: ConnectorUrl, directory: Path) -> Sequence[str]:
+    """The words for the program: the place, the sink's directory, and the options."""
+    options = (word for name, value in url.options.items() for word in (f"--{name.replace('_', '-')}", value))
+    return [url.place, str(directory), *options]
+
+
+CONNECTOR = Connector(
+    name="parquet",
+    form="parquet:DIR-or-s3://BUCKET/PREFIX",
+    sink=SinkTraits(
+        help="Write one Parquet file per epoch to a directory or to S3.",
+        check=lake_check(()),
+        arguments=lake_arguments,
+    ),
+    commands="procession.cli.lake_commands",
+    password_hint=PASSWORD_HINT,
+)

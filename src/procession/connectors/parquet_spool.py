@@ -1,0 +1,180 @@
+"""The records of one epoch as one Parquet file, written while they arrive.
+
+Invariant: memory is bounded: up to `BUFFER_BYTES_MAX` bytes of records as received, and up to `ROW_GROUP_BYTES_MAX`
+bytes of rows. The file is not part of the output yet, and may be dropped at any time until `finish`. Upstream:
+`connectors/parquet_output`; downstream: `connectors/object_store`, which takes the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from procession import faults
+from procession.connectors.parquet_columns import RowConverter
+from procession.sdk.payloads import Payloads
+from procession.sdk.record_blocks import RecordForm, record_batches
+from procession.storage.durable import storage_error
+
+BUFFER_BYTES_MAX = 2 * 1024 * 1024
+"""Bytes of records that are converted together."""
+ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024
+ROW_GROUP_ROWS_MAX = 1_000_000
+DICTIONARY_BYTES_MAX = 64 * 1024
+"""A column with more bytes of different values is written without a dictionary, which would cost more than it saves."""
+TEXT_BOUND_CHARACTERS_MAX = 32
+"""A column whose least or greatest text is longer has no bounds in the statistics."""
+
+MakeSchema = Callable[[pa.Schema], pa.Schema]
+"""Makes the table with a proposed schema, if there is none; returns the table's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What is known of a finished file."""
+
+    rows: int
+    bytes: int
+    statistics: str
+    """Rows, nulls and bounds of columns as JSON, as Delta's log has them."""
+
+
+class ParquetSpool:
+    """The file of one epoch at `path`, as long as there are records."""
+
+    def __init__(self, path: Path, columns: RowConverter, form: RecordForm, make_schema: MakeSchema) -> None:
+        self.path = path
+        self._columns = columns
+        self._form = form
+        self._make_schema = make_schema
+        self._writer: pq.ParquetWriter | None = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget every record."""
+        self._close()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(self.path, "remove", error) from error
+        self._waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
+        self._waiting_bytes = 0
+        self._rows: list[pa.Table] = []
+        self._rows_bytes = self._rows_count = 0
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._waiting or self._rows or self._writer)
+
+    def append(self, position: int, payloads: Sequence[bytes]) -> None:
+        """Take messages, the first of them at `position`. Raises RecordError."""
+        messages = Payloads.of(payloads)
+        starts = messages.edges[:-1] + position
+        if self._form is RecordForm.MESSAGES:
+            [batch] = record_batches(messages, self._form)
+            self._wait_with(batch, starts)
+            return
+        for start, batch in zip(starts.tolist(), record_batches(messages, self._form), strict=True):
+            self._wait_with(batch, start + np.arange(len(batch)))
+
+    def finish(self) -> FileFacts:
+        """Write what is left, and close the file. It is not synced."""
+        self._convert()
+        self._write_row_group()
+        assert self._writer is not None
+        assert self._columns.schema is not None
+        try:
+            self._writer.close()
+            self._writer = None
+            metadata = pq.read_metadata(self.path)
+            return FileFacts(metadata.num_rows, self.path.stat().st_size, json.dumps(_statistics(metadata)))
+        except OSError as error:
+            raise storage_error(self.path, "write", error) from error
+
+    def close(self) -> None:
+        self._close()
+
+    def _wait_with(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
+        self._waiting.append((batch, positions))
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= BUFFER_BYTES_MAX:
+            self._convert()
+
+    def _convert(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        [batch] = pa.Table.from_batches([batch for batch, _ in waiting]).combine_chunks().to_batches()
+        positions = np.concatenate([positions for _, positions in waiting])
+        if self._columns.schema is None:
+            self._columns.use(self._make_schema(self._columns.propose(batch)))
+        rows = self._columns.table(batch, positions)
+        self._rows.append(rows)
+        self._rows_bytes += rows.nbytes
+        self._rows_count += rows.num_rows
+        if self._rows_bytes >= ROW_GROUP_BYTES_MAX or self._rows_count >= ROW_GROUP_ROWS_MAX:
+            self._write_row_group()
+
+    def _write_row_group(self) -> None:
+        rows, self._rows = self._rows, []
+        self._rows_bytes = self._rows_count = 0
+        try:
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(
+                    self.path,
+                    self._columns.schema,
+                    compression="snappy",
+                    dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
+                )
+            faults.disk("full")
+            for table in [pa.concat_tables(rows)] if rows else []:
+                self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+        except OSError as error:
+            raise storage_error(self.path, "write", error) from error
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:
+                raise storage_error(self.path, "write", error) from error
+
+
+def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """The file's number of rows, and the null counts and bounds of its plain columns. Bounds are given only for types
+    where they are exact for every reader: integers and short texts."""
+    nulls: dict[str, int] = {}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    leaves = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+    for field in metadata.schema.to_arrow_schema():
+        column = leaves.get(field.name)
+        if column is None or "." in field.name:  # a nested column, or one that is called like a path
+            continue
+        groups = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
+        if not groups or not all(found is not None and found.has_null_count for found in groups):
+            continue
+        nulls[field.name] = sum(found.null_count for found in groups)
+        bounded = [found for found in groups if found.has_min_max]
+        if len(bounded) < len(groups):
+            continue
+        low, high = min(found.min for found in bounded), max(found.max for found in bounded)
+        if _is_exact(field.type, low, high):
+            least[field.name], greatest[field.name] = low, high
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _is_exact(kind: pa.DataType, low: Any, high: Any) -> bool:
+    if pa.types.is_integer(kind):
+        return True
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return is_text and max(len(low), len(high)) <= TEXT_BOUND_CHARACTERS_MAX

@@ -1,0 +1,254 @@
+"""PostgreSQL as a source by polling: the rows of a table in the order of a column that only grows.
+
+Invariant: the position names a page of rows before the page goes into the backlog, and a page is one atomic entry of
+the backlog. So a restart neither loses nor repeats a page. The owner of the table must ensure that rows become visible
+in the order of the column. Upstream: `connectors/postgres_connection`; downstream: `sdk/push_source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import structlog
+from psycopg import sql
+
+from procession import faults
+from procession.connectors.postgres_connection import (
+    LOCK_TIMEOUT_S,
+    PATIENCE_S,
+    Session,
+    connect,
+    explained,
+    lock_number,
+    named,
+    place,
+    table_name,
+    try_lock,
+    value,
+)
+from procession.connectors.postgres_position import PositionFile
+from procession.errors import ConfigError, StorageError
+from procession.sdk.backlog import Spool
+from procession.sdk.push_source import PushStream
+from procession.sdk.source_records import Batch
+
+PAGE_ROWS = 5_000
+"""Rows per page. Rows with the same value of the column are always in one page."""
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class PollingOptions:
+    """Which rows a source reads.
+
+    Args:
+        url: The database, without a password.
+        table: The table.
+        column: The column whose values grow from row to row.
+        start: Rows above this value are read, in PostgreSQL's notation. Empty: all rows.
+        poll_s: Time between two polls of a table without new rows.
+        is_ending: End after the rows that exist at the start.
+        patience_s: How long to retry an unreachable server.
+        lock_timeout_s: How long to wait for another source that still runs.
+        page_rows: Rows per page.
+    """
+
+    url: str
+    table: str
+    column: str
+    start: str = ""
+    poll_s: float = 1.0
+    is_ending: bool = False
+    patience_s: float = PATIENCE_S
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+    page_rows: int = PAGE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """Some rows: the value of the column in the last one, and each row as a JSON object."""
+
+    last: str
+    rows: list[str]
+
+
+class PolledTable:
+    """The table, read page by page. All methods run in one thread."""
+
+    def __init__(self, options: PollingOptions) -> None:
+        self._options = options
+        self._session: Session | None = None
+        self._type = ""
+        self.identity: dict[str, str] = {}
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "it is open"
+        return self._session
+
+    def open(self) -> None:
+        self.close()
+        options = self._options
+        self._session = connect(
+            options.url, f"source {options.table}", patience_s=options.patience_s, lock_timeout_s=options.lock_timeout_s
+        )
+        try:
+            with named(options.url):
+                self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        options, name = self._options, table_name(self._options.table).as_string(self.session)
+        if not value(self.session, "SELECT to_regclass(%s)::text", (name,)):
+            raise ConfigError(f"There is no table {options.table}.", next_step="Create it, or name another one.")
+        self._type = value(
+            self.session,
+            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
+            " AND attname = %s AND attnum > 0 AND NOT attisdropped",
+            (name, options.column),
+        )
+        if not self._type:
+            raise ConfigError(
+                f"Table {options.table} has no column {options.column!r}.",
+                next_step="Name a column whose values grow from row to row with --poll-column.",
+            )
+        if not value(self.session, "SELECT has_table_privilege(%s::regclass, 'SELECT')", (name,)):
+            user = self.session.info.user
+            raise ConfigError(
+                f"User {user} may not SELECT from table {options.table}.",
+                next_step=f"Grant it: GRANT SELECT ON {name} TO {user}.",
+            )
+        if not try_lock(self.session, lock_number("polling", options.table, options.column)):
+            raise StorageError(
+                f"Another source polls table {options.table} by {options.column}.",
+                next_step="Stop that one; its directory knows how far it is.",
+            )
+        system = value(self.session, "SELECT system_identifier FROM pg_control_system()")
+        self.identity = {
+            "system": str(system),
+            "database": self.session.info.dbname,
+            "table": options.table,
+            "column": options.column,
+        }
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def page(self, after: str | None) -> TablePage | None:
+        """The next rows whose value is above `after`; None if there is none."""
+        above = sql.SQL("")
+        if after is not None:
+            above = sql.SQL("AND t.{column} > {after}::{kind}").format(  # type: ignore[assignment]
+                column=sql.Identifier(self._options.column), after=after, kind=sql.SQL(self._type)
+            )
+        rows = self.session.execute(
+            sql.SQL(
+                "SELECT t.{column}::text, row_to_json(t)::text FROM {table} t WHERE t.{column} IS NOT NULL {above}"
+                " ORDER BY t.{column} FETCH FIRST {count} ROWS WITH TIES"
+            ).format(
+                column=sql.Identifier(self._options.column),
+                table=table_name(self._options.table),
+                above=above,
+                count=sql.Literal(self._options.page_rows),
+            )
+        ).fetchall()
+        return TablePage(rows[-1][0], [row for _, row in rows]) if rows else None
+
+
+class PollingMedium:
+    """A medium for `run_pushed`: puts rows into the backlog, page by page."""
+
+    def __init__(self, options: PollingOptions, directory: Path, spool: Spool) -> None:
+        self._options = options
+        self._spool = spool
+        self._table = PolledTable(options)
+        self._file = PositionFile(directory)
+        self._value: str | None = options.start or None
+        self._thread = ThreadPoolExecutor(1, "postgres")
+
+    def check(self) -> None:
+        """Find out whether the source can work, before it is run. Raises what stops it."""
+        try:
+            self._begin()
+        except psycopg.Error as error:
+            raise explained(error, place(self._options.url)) from error
+        finally:
+            self._table.close()
+
+    async def take_in(self, pushed: PushStream) -> None:
+        """Read until cancelled, or with `is_ending` until there is no more. A lost connection is opened again."""
+        try:
+            await self._call(self._begin)
+            while True:
+                try:
+                    page = await self._call(self._table.page, self._value)
+                except psycopg.OperationalError as error:
+                    if error.sqlstate and not error.sqlstate.startswith(("57P", "08")):
+                        raise
+                    log.warning("source.connection_lost", reason=str(error).strip())
+                    await self._call(self._table.open)
+                    continue
+                if page is not None:
+                    await self._keep(page, pushed)
+                elif self._options.is_ending:
+                    return
+                else:
+                    await asyncio.sleep(self._options.poll_s)  # a table sends no signal for new rows
+        except psycopg.Error as error:
+            raise explained(error, place(self._options.url)) from error
+        finally:
+            self._thread.submit(self._table.close)
+            self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., Result], *words: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*words))
+
+    def _begin(self) -> None:
+        self._table.open()
+        found = self._file.read(self._table.identity)
+        if found is None:
+            if self._spool.next_id:
+                raise StorageError(
+                    f"{self._spool.directory} has records, but there is no position beside it.",
+                    next_step="Put position.json back, or begin again with a new directory.",
+                )
+            return
+        # Either the page that was announced is in the backlog, or it is not.
+        is_there = self._spool.next_id >= int(found["records"])
+        self._value = found["value"] if is_there else found["before"]
+
+    async def _keep(self, page: TablePage, pushed: PushStream) -> None:
+        batch = self._batch(page)
+        position = {"before": self._value, "value": page.last, "records": self._spool.next_id + len(batch)}
+        await self._call(lambda: self._file.write(self._table.identity, **position))
+        faults.point("source:postgres-before-page")
+        await pushed.put(batch)
+        await pushed.flush()
+        faults.point("source:postgres-after-page")
+        self._value = page.last
+
+    def _batch(self, page: TablePage) -> Batch:
+        head = f'{{"op":"read","table":{json.dumps(self._options.table)},"after":'
+        payloads: list[Any] = [f"{head}{row}}}" for row in page.rows]
+        count = len(payloads)
+        return Batch(
+            np.arange(count, dtype=np.uint64),
+            np.zeros(count, np.int64),
+            pa.array(payloads, pa.string()).cast(pa.binary()),
+        )

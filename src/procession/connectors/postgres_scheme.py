@@ -1,0 +1,132 @@
+"""PostgreSQL as apps name it: `postgres://USER@HOST:PORT/DATABASE?table=TABLE&option=value`. Pure.
+
+Invariant: an option of the URL is an option of the program, with the same name and meaning. Any other option must be a
+parameter of libpq, and stays in the URL. Upstream: the planner; downstream: `cli/postgres_commands`. Imports no client
+library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+
+from procession.planner.connector import Connector, SinkTraits, SourceTraits
+from procession.planner.connector_url import ConnectorUrl
+from procession.record import stream_id
+
+LIBPQ = frozenset(
+    {"service", "host", "hostaddr", "port", "dbname", "user", "passfile", "connect_timeout", "target_session_attrs"}
+    | {"sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "application_name"}
+    | {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+    | {"load_balance_hosts", "require_auth", "sslnegotiation", "ssl_min_protocol_version", "krbsrvname"}
+)
+"""Parameters that are passed on with the URL."""
+SLOT = "procession"
+"""The slot of a source, if nothing else was asked for."""
+FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
+_BOTH = {"lock_timeout_s": NUMBER, "database_patience_s": NUMBER, "session_pooler": FLAG}
+SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+    "table": TEXT,
+    "column": LIST,
+    "key": LIST,
+    "delete_when": TEXT,
+    "dead_letters": TEXT,
+    "mode": ("auto", "prepared", "token"),
+    "format": ("json", "arrow"),
+    "token_table": TEXT,
+}
+SOURCE_OPTIONS: Mapping[str, str | Sequence[str]] = {
+    "table": LIST,
+    "slot": TEXT,
+    "publication": TEXT,
+    "poll_column": TEXT,
+    "poll_start": TEXT,
+    "stop_at_end": FLAG,
+    "stream": TEXT,
+    "bytes_max": NUMBER,
+    "lock_timeout_s": NUMBER,
+    "database_patience_s": NUMBER,
+}
+
+
+def check_sink(url: ConnectorUrl) -> None:
+    _check(url, SINK_OPTIONS)
+    if not url.options.get("table"):
+        url.refuse("names no table", "add table=TABLE to its options")
+    if "delete_when" in url.options and "key" not in url.options:
+        url.refuse("deletes by key, but names none", "add key=COLUMN to its options")
+
+
+def check_source(url: ConnectorUrl) -> None:
+    _check(url, SOURCE_OPTIONS)
+    if not url.options.get("table") and not url.options.get("publication"):
+        url.refuse("names no table", "add table=TABLE,TABLE or publication=NAME to its options")
+    if "poll_column" in url.options and "," in url.options.get("table", ","):
+        url.refuse("polls, which reads one table", "add table=TABLE to its options")
+
+
+def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
+    if not url.place.startswith("//"):
+        url.refuse("is no URL of a PostgreSQL database", "write postgres://USER@HOST:PORT/DATABASE")
+    url.check_options(known.keys() | LIBPQ)
+    for name, value in url.options.items():
+        kind = known.get(name, TEXT)
+        if kind == NUMBER:
+            url.count(name, 0)
+        elif kind == FLAG and value not in ("true", "false"):
+            url.refuse(f"has {name}={value}", f"write {name}=true or {name}=false")
+        elif not isinstance(kind, str) and value not in kind:
+            url.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
+
+
+def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """The words for the program: the URL with the parameters of libpq, the directory, and the options."""
+    parameters = {name: value for name, value in url.options.items() if name not in known}
+    words = [url.text.partition("?")[0] + (f"?{urlencode(parameters)}" if parameters else ""), str(directory)]
+    for name, value in url.options.items():
+        option, kind = f"--{name.replace('_', '-')}", known.get(name)
+        if kind == LIST:
+            words += [word for part in value.split(",") for word in (option, part)]
+        elif kind == FLAG:
+            words += [option] if value == "true" else []
+        elif kind is not None:
+            words += [option, value]
+    return words
+
+
+def stream_name(stream: str, slot: str, table: str, poll_column: str) -> str:
+    """The name of a source's stream, from its options."""
+    return stream or (table if poll_column else slot)
+
+
+def url_streams(url: ConnectorUrl) -> frozenset[int]:
+    """The streams of a source that an app names and that ends."""
+    given = url.options
+    name = stream_name(
+        given.get("stream", ""), given.get("slot", SLOT), given.get("table", ""), given.get("poll_column", "")
+    )
+    return frozenset({stream_id(name.encode())})
+
+
+CONNECTOR = Connector(
+    name="postgres",
+    form="postgres://USER@HOST:PORT/DATABASE?table=TABLE",
+    schemes=("postgres", "postgresql"),
+    sink=SinkTraits(
+        help="Write records to a table of PostgreSQL, each once.",
+        check=check_sink,
+        arguments=lambda url, directory: program_arguments(url, directory, SINK_OPTIONS),
+    ),
+    source=SourceTraits(
+        help="Send the changes of tables of PostgreSQL, each once.",
+        check=check_source,
+        arguments=lambda url, directory: program_arguments(url, directory, SOURCE_OPTIONS),
+        ends=lambda url: url.options.get("stop_at_end") == "true",
+        streams="procession.connectors.postgres_scheme:url_streams",
+    ),
+    commands="procession.cli.postgres_commands",
+    modules=("psycopg",),
+    install="procession[postgres]",
+    password_hint="the environment variable PGPASSWORD, or a file that PGPASSFILE names",
+)

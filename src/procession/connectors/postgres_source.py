@@ -1,0 +1,172 @@
+"""PostgreSQL as a source: the changes of tables, by logical decoding through SQL, each once.
+
+Invariant: the slot advances only after a change is in the backlog on disk. The source's position says that all
+transactions committed below `lsn` are the first `records` records of the backlog. Reading from `lsn` returns the same
+changes again; those that the backlog already has beyond `records` are skipped. Upstream:
+`connectors/postgres_changes`, which decodes; downstream: `sdk/push_source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import structlog
+from psycopg import errors
+
+from procession import faults
+from procession.connectors.postgres_changes import Change, lsn_number, lsn_text
+from procession.connectors.postgres_connection import explained, place
+from procession.connectors.postgres_position import PositionFile
+from procession.connectors.postgres_slot import FETCH_ROWS, MESSAGES_MAX, ChangesOptions, ReplicationSlot
+from procession.errors import StorageError
+from procession.sdk.backlog import Spool
+from procession.sdk.push_source import PushStream
+from procession.sdk.source_records import Batch
+
+SLOT_INTERVAL_S = 10.0
+"""How often a slot of tables without changes moves on, so that the server can delete its log."""
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+
+class ChangesMedium:
+    """A medium for `run_pushed`: puts changes into the backlog, without end or up to the present end of the log."""
+
+    def __init__(self, options: ChangesOptions, directory: Path, spool: Spool) -> None:
+        self._options = options
+        self._spool = spool
+        self._slot = ReplicationSlot(options)
+        self._file = PositionFile(directory)
+        self._lsn = self._records = 0
+        """The transactions below `_lsn` are the first `_records` records of the backlog."""
+        self._moved_s = 0.0
+        self._thread = ThreadPoolExecutor(1, "postgres")
+
+    def check(self) -> None:
+        """Find out whether the source can work, before it is run. Raises what stops it."""
+        try:
+            self._begin()
+        except psycopg.Error as error:
+            raise _told(error, self._options) from error
+        finally:
+            self._slot.close()
+
+    async def take_in(self, pushed: PushStream) -> None:
+        """Read until cancelled, or with `is_ending` until all is read. A lost connection is opened again."""
+        upto: int | None = None
+        try:
+            await self._call(self._begin)
+            upto = await self._call(self._slot.end_lsn) if self._options.is_ending else None
+            while True:
+                try:
+                    if await self._pass(pushed) and upto is not None and self._lsn >= upto:
+                        return
+                except psycopg.OperationalError as error:
+                    if error.sqlstate and not error.sqlstate.startswith(("57P", "08")):
+                        raise
+                    log.warning("source.connection_lost", reason=str(error).strip())
+                    await self._call(self._begin)
+        except psycopg.Error as error:
+            raise _told(error, self._options) from error
+        finally:
+            self._thread.submit(self._slot.close)
+            self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., Result], *words: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*words))
+
+    def _begin(self) -> None:
+        """Open the slot, and find out where we are."""
+        confirmed = self._slot.open(is_new=not self._file.exists)
+        found = self._file.read(self._slot.identity)
+        if found is None:
+            if self._spool.next_id:
+                raise StorageError(
+                    f"{self._spool.directory} has records, but there is no position beside it.",
+                    next_step="Put position.json back, or begin again with a new --slot and a new directory.",
+                )
+            self._lsn, self._records = confirmed, 0
+            self._save()
+            return
+        self._lsn, self._records = lsn_number(found["lsn"]), int(found["records"])
+        if confirmed > self._lsn:
+            raise StorageError(
+                f"The replication slot {self._options.slot} has moved to {lsn_text(confirmed)}, but this source has"
+                f" read up to {found['lsn']}: changes in between are missing.",
+                next_step="Somebody else read or recreated the slot: begin again with a new --slot and directory.",
+            )
+        if confirmed < self._lsn:
+            self._slot.advance(self._lsn)
+
+    async def _pass(self, pushed: PushStream) -> bool:
+        """Read the slot once. Return whether everything up to now was read."""
+        end = await self._call(self._slot.end_lsn)
+        known = self._spool.next_id - self._records
+        changes = self._slot.changes(end)
+        last = 0
+        try:
+            while some := await self._call(lambda: list(islice(changes, FETCH_ROWS))):
+                last = some[-1].commit_lsn
+                skipped = min(known, len(some))
+                known -= skipped
+                if some[skipped:]:
+                    await pushed.put(batch_of(some[skipped:]))
+        finally:
+            await self._call(changes.close)
+        if known:
+            raise StorageError(
+                f"The backlog {self._spool.directory} has {known} changes more than the database.",
+                next_step="The database was restored from an old copy: begin again with a new --slot and directory.",
+            )
+        is_all = self._slot.messages < MESSAGES_MAX
+        # What is known of the last transaction is where its commit begins in the log. The next one's is above that.
+        reached = end if is_all else last + 1
+        await pushed.flush()
+        faults.point("source:postgres-before-position")
+        await self._move(reached, has_records=self._spool.next_id > self._records, is_all=is_all)
+        if is_all and not self._options.is_ending:
+            await asyncio.sleep(self._options.poll_s)
+        return is_all
+
+    async def _move(self, lsn: int, *, has_records: bool, is_all: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if lsn <= self._lsn:
+            return
+        if not has_records and is_all and not self._options.is_ending and loop.time() < self._moved_s + SLOT_INTERVAL_S:
+            return
+        self._moved_s = loop.time()
+        self._lsn, self._records = lsn, self._spool.next_id
+        await self._call(self._save)
+        faults.point("source:postgres-before-advance")
+        await self._call(self._slot.advance, lsn)
+
+    def _save(self) -> None:
+        self._file.write(self._slot.identity, lsn=lsn_text(self._lsn), records=self._records)
+
+
+def batch_of(changes: Sequence[Change]) -> Batch:
+    return Batch(
+        np.arange(len(changes), dtype=np.uint64),
+        np.array([change.committed_ns for change in changes], np.int64),
+        pa.array([change.payload for change in changes], pa.binary()),
+        pa.array([change.key for change in changes], pa.binary()),
+    )
+
+
+def _told(error: psycopg.Error, options: ChangesOptions) -> Exception:
+    if isinstance(error, errors.ObjectInUse):
+        return StorageError(
+            f"The replication slot {options.slot} is in use: {error.diag.message_primary}.",
+            next_step="Stop the program that reads it, or give this one another --slot.",
+        )
+    return explained(error, place(options.url))

@@ -1,0 +1,219 @@
+"""Columns of PostgreSQL: which Arrow type their values come in, and how they are encoded for COPY.
+
+Invariant: a value is stored exactly or refused, never rounded, cut or guessed at. Tables whose types all have a binary
+encoding here are written with COPY BINARY; any other with COPY in text format, in which the server parses the values.
+Upstream: `connectors/postgres_rows`; downstream: `connectors/postgres_table`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+DECIMAL_DIGITS_MAX = 38
+UNBOUNDED_NUMERIC = pa.decimal256(76, 30)
+"""For `numeric` without precision: 46 digits before the point and 30 behind it."""
+DAYS_TO_2000 = 10_957
+MICROSECONDS_TO_2000 = DAYS_TO_2000 * 86_400_000_000
+
+INTEGERS: dict[str, Any] = {"int2": np.int16, "int4": np.int32, "int8": np.int64, "oid": np.uint32}
+FLOATS: dict[str, Any] = {"float4": np.float32, "float8": np.float64}
+TEXTS = frozenset({"text", "varchar", "bpchar", "name", "citext"})
+JSONS = frozenset({"json", "jsonb"})
+
+BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+BINARY_TRAILER = b"\xff\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        name: Its name.
+        type_name: Its type as PostgreSQL prints it, for sentences.
+        base: Internal name of the type; of a domain, of the type below it.
+        is_enum: Its type is an enumeration.
+        type_modifier: Precision and scale of a `numeric`, or -1.
+        is_required: It has no default and takes no null.
+        is_own: The database fills it: it has a default, is an identity or is generated.
+        is_generated: Nobody may write to it.
+    """
+
+    name: str
+    type_name: str
+    base: str
+    is_enum: bool = False
+    type_modifier: int = -1
+    is_required: bool = False
+    is_own: bool = False
+    is_generated: bool = False
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The type that values come in. Types that are not known here come as text, in PostgreSQL's own notation."""
+        if self.base == "bool":
+            return pa.bool_()
+        if self.base in INTEGERS:
+            return pa.int64()
+        if self.base in FLOATS:
+            return pa.float64()
+        if self.base == "numeric":
+            return self._decimal()
+        if self.base == "date":
+            return pa.date32()
+        if self.base == "timestamp":
+            return pa.timestamp("us")
+        if self.base == "timestamptz":
+            return pa.timestamp("us", "UTC")
+        return pa.string()
+
+    def _decimal(self) -> pa.DataType:
+        if self.type_modifier < 4:
+            return UNBOUNDED_NUMERIC
+        precision, scale = (self.type_modifier - 4) >> 16, (self.type_modifier - 4) & 0x7FF
+        if scale > precision or precision > 76:  # a negative scale, or more digits than Arrow has
+            return UNBOUNDED_NUMERIC
+        return pa.decimal128(precision, scale) if precision <= DECIMAL_DIGITS_MAX else pa.decimal256(precision, scale)
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether values have a binary encoding here."""
+        return self.is_enum or self.base in _BINARY
+
+    def as_binary(self, values: pa.Array) -> pa.Array:
+        """The values as COPY BINARY has them, without their lengths. Raises ArrowInvalid."""
+        return _plain(values) if self.is_enum else _BINARY[self.base](values, self)
+
+    def as_text(self, values: pa.Array) -> pa.Array:
+        """The values as COPY has them in text format, without nulls."""
+        if pa.types.is_binary(values.type) and self.base == "bytea":
+            texts = pc.binary_join_element_wise(pa.scalar(r"\\x"), _hex(values), pa.scalar(""))
+        elif values.type == UNBOUNDED_NUMERIC:
+            # PostgreSQL would keep, and show, the zeros that Arrow adds.
+            zeros = pc.replace_substring_regex(values.cast(pa.string()), r"(\.\d*?)0+$", r"\1")
+            texts = pc.replace_substring_regex(zeros, r"\.$", "")
+        else:
+            texts = values.cast(pa.string())
+            for character, escaped in (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r")):
+                texts = pc.replace_substring(texts, character, escaped)
+        return texts.fill_null(r"\N").cast(pa.binary())
+
+
+def binary_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
+    """Each row as COPY BINARY has it: the number of fields, then the length and bytes of each."""
+    pieces: list[Any] = [pa.scalar(len(columns).to_bytes(2, "big"), pa.binary())]
+    for column, values in columns:
+        encoded = column.as_binary(values)
+        lengths = pc.fill_null(pc.binary_length(encoded).cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
+        pieces += [fixed_bytes(lengths.astype(">i4")), encoded.fill_null(b"")]
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+
+
+def text_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
+    """Each row as a line of COPY's text format."""
+    joined = pc.binary_join_element_wise(
+        *(column.as_text(values) for column, values in columns), pa.scalar(b"\t", pa.binary())
+    )
+    newline = pa.scalar(b"\n", pa.binary())
+    return pc.binary_join_element_wise(joined, pa.scalar(b"", pa.binary()), newline)
+
+
+def fixed_bytes(numbers: npt.NDArray[Any], nulls: pa.Array | None = None) -> pa.Array:
+    """Numbers of a fixed width as an array of binaries; null where `nulls` is null."""
+    width = numbers.dtype.itemsize
+    array = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    ).cast(pa.binary())
+    if nulls is None or not nulls.null_count:
+        return array
+    return pc.if_else(nulls.is_valid(), array, pa.scalar(None, pa.binary()))
+
+
+def _numbers(values: pa.Array) -> npt.NDArray[Any]:
+    """The values without nulls, as numpy has them."""
+    return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False))
+
+
+def _bool(values: pa.Array, column: Column) -> pa.Array:
+    return fixed_bytes(np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False)).astype("u1"), values)
+
+
+def _integer(values: pa.Array, column: Column) -> pa.Array:
+    numbers, limits = _numbers(values), np.iinfo(INTEGERS[column.base])
+    if len(numbers) and (numbers.min() < limits.min or numbers.max() > limits.max):
+        outside = numbers[(numbers < limits.min) | (numbers > limits.max)][0]
+        raise pa.ArrowInvalid(f"{outside} is out of the range of {column.type_name}")
+    return fixed_bytes(numbers.astype(limits.dtype.newbyteorder(">")), values)
+
+
+def _float(values: pa.Array, column: Column) -> pa.Array:
+    numbers = _numbers(values)
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(FLOATS[column.base])
+    if (is_lost := np.isinf(narrow) & ~np.isinf(numbers)).any():
+        raise pa.ArrowInvalid(f"{numbers[is_lost][0]} is out of the range of {column.type_name}")
+    return fixed_bytes(narrow.astype(narrow.dtype.newbyteorder(">")), values)
+
+
+def _plain(values: pa.Array, column: Column | None = None) -> pa.Array:
+    return values.cast(pa.binary())
+
+
+def _jsonb(values: pa.Array, column: Column) -> pa.Array:
+    version = pa.scalar(b"\x01", pa.binary())
+    return pc.binary_join_element_wise(version, values.cast(pa.binary()), pa.scalar(b"", pa.binary()))
+
+
+def _date(values: pa.Array, column: Column) -> pa.Array:
+    return fixed_bytes((_numbers(values.cast(pa.int32())) - DAYS_TO_2000).astype(">i4"), values)
+
+
+def _moment(values: pa.Array, column: Column) -> pa.Array:
+    numbers = _numbers(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()))
+    return fixed_bytes((numbers - MICROSECONDS_TO_2000).astype(">i8"), values)
+
+
+_DIGITS = np.full(256, 255, np.uint8)
+_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_DIGITS[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+_DASHES = (8, 13, 18, 23)
+_NOT_DASHES = [place for place in range(36) if place not in _DASHES]
+_NIL = "00000000-0000-0000-0000-000000000000"
+
+
+def _uuid(values: pa.Array, column: Column) -> pa.Array:
+    texts = values.fill_null(_NIL)
+    if not pc.all(pc.equal(pc.binary_length(texts), 36)).as_py() and len(texts):
+        bad = texts.filter(pc.not_equal(pc.binary_length(texts), 36))[0].as_py()
+        raise pa.ArrowInvalid(f"{bad!r} is no uuid of 36 characters")
+    characters = np.frombuffer(b"".join(texts.cast(pa.binary()).to_pylist()), np.uint8).reshape(len(texts), 36)
+    digits = _DIGITS[characters[:, _NOT_DASHES]]
+    is_bad = (digits == 255).any(axis=1) | (characters[:, _DASHES] != ord("-")).any(axis=1)
+    if is_bad.any():
+        raise pa.ArrowInvalid(f"{texts[int(is_bad.argmax())].as_py()!r} is no uuid")
+    packed = np.ascontiguousarray(digits[:, ::2] << 4 | digits[:, 1::2])
+    return fixed_bytes(packed.view("V16").reshape(len(texts)), values)
+
+
+def _hex(values: pa.Array) -> pa.Array:
+    return pa.array([None if one is None else one.hex() for one in values.to_pylist()], pa.string())
+
+
+_BINARY: dict[str, Callable[[pa.Array, Column], pa.Array]] = {
+    "bool": _bool,
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(FLOATS, _float),
+    **dict.fromkeys(TEXTS | {"json", "bytea"}, _plain),
+    "jsonb": _jsonb,
+    "date": _date,
+    "timestamp": _moment,
+    "timestamptz": _moment,
+    "uuid": _uuid,
+}

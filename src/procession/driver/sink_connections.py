@@ -1,0 +1,60 @@
+"""The connections of a driver to its sinks: where each is, what it can rely on there, and how large an epoch may be.
+
+Invariant: what follows from a sink's URL is asked of its connector (`planner/connector`), and of nobody else. Used
+by the driver; uses the addresses that it was given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from procession.commit.sink_link import SinkOptions
+from procession.errors import ConfigError
+from procession.planner.graph import Graph
+
+if TYPE_CHECKING:
+    from procession.driver.driver import DriverConfig
+
+
+def epoch_limits(graph: Graph, config: DriverConfig) -> tuple[int, int]:
+    """Maximum records and bytes of an epoch: what is configured, or less if a sink cannot commit so much in time."""
+    asked = [sink.sink_traits.limits(sink.url) for sink in graph.sinks]
+    records = (limit.records_max for limit in asked if limit.records_max is not None)
+    sizes = (limit.bytes_max for limit in asked if limit.bytes_max is not None)
+    return min([config.epoch_records_max, *records]), min([config.epoch_bytes_max, *sizes])
+
+
+def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
+    """Return the connection options of each sink: file sinks use the given address, others the one in the app."""
+    options = []
+    for connection in graph.participants:
+        sink = connection.sink
+        traits = sink.sink_traits
+        named = config.sinks.get(connection.name) or config.sinks.get(sink.name)
+        address = named or ("" if traits.is_started else sink.url.place)
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(
+                f"sink {sink.name!r} has no address", next_step=f"start it and pass --sink {sink.name}=HOST:PORT"
+            )
+        options.append(
+            SinkOptions(
+                name=connection.name,
+                sink=sink.id,
+                bucket=connection.bucket,
+                host=host,
+                port=int(port),
+                program=graph.name,
+                instance=connection.instance,
+                cookie=config.file_sink_cookie if traits.is_started else config.sink_cookie,
+                tls=config.tls,
+                # Without two-phase commit only the sink knows its end position.
+                is_authoritative=traits.is_authoritative or not graph.policy.is_strict,
+                pack_bytes_max=traits.message_bytes_max,
+                is_in_blocks=sink.is_in_blocks,
+                answer_timeout_s=config.answer_timeout_s,
+                refusals_max=config.sink_refusals_max,
+                knows_workers_left=traits.knows_workers_left or sink.knows_workers_left,
+            )
+        )
+    return options

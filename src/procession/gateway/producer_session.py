@@ -1,0 +1,167 @@
+"""The connection of a producer to a gateway.
+
+Invariant: a session feeds bytes to its connection, passes the events on, and writes whole frames; nothing else. No
+input from the network ends the process, and no peer makes it buffer more than `write_bytes_max`. `gateway/server`
+accepts the sockets; `gateway/performer` handles the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+
+from procession.address import notice_silence
+from procession.background_loading import Readiness
+from procession.gateway.gateway_events import FrameReceived, SessionClosed, SessionOpened
+from procession.gateway.performer import GatewayPerformer
+from procession.wire import columns
+from procession.wire.connection import Connection
+from procession.wire.draft_messages import AnyFrame, DraftMessages
+from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
+from procession.wire.messages import Messages, Restart
+
+WRITE_BYTES_HIGH = 64 * 1024
+"""Bytes that the peer has not read at which the gateway stops reading from it."""
+
+COLUMNS_FROM_RECORDS = 100_000
+"""Records after which decoding by columns is worth its start-up cost."""
+
+log = structlog.get_logger("gateway")
+
+
+class ReadBuffer:
+    """The read buffer, shared by all sessions: received bytes are processed before the next read."""
+
+    def __init__(self, read_bytes_max: int) -> None:
+        self.buffer = memoryview(bytearray(read_bytes_max))
+        self.columns = Readiness(columns.make_ready, after=COLUMNS_FROM_RECORDS)
+
+
+class ProducerSession(asyncio.BufferedProtocol):
+    """The connection of a producer."""
+
+    def __init__(self, gateway: GatewayPerformer, sessions: set[ProducerSession], intake: ReadBuffer) -> None:
+        self._gateway = gateway
+        self._config = gateway.config
+        self._sessions = sessions
+        self._intake = intake
+        self._connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
+        self._timers: list[asyncio.TimerHandle] = []
+        self._transport: asyncio.Transport
+        self._number = 0
+        self._is_lingering = False
+        self._is_held = False
+        self._is_unread = False
+        """The peer does not read what it is sent."""
+        self.gone = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+        notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
+        self._sessions.add(self)
+        self._after(self._config.handshake_timeout_s, self._give_up_handshake)
+        self._number = self._gateway.join(self)
+        log.debug("session.opened", session=self._number, peer=self._transport.get_extra_info("peername"))
+        self._gateway.handle(SessionOpened(self._number))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._intake.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._gateway.tally.received_bytes += nbytes
+        for event in self._connection.receive(self._intake.buffer[:nbytes]):
+            told = len(event) if isinstance(event, Messages | DraftMessages) else event
+            log.debug("session.received", session=self._number, frame=told)
+            self._gateway.handle(FrameReceived(self._number, event))
+            if isinstance(event, Messages):
+                self._intake.columns.worked(len(event))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._sessions.discard(self)
+        self._gateway.leave(self._number)
+        self._gateway.handle(SessionClosed(self._number))
+        log.debug("session.closed", session=self._number, reason=str(error or ""))
+        self.gone.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._is_unread = True
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        self._is_unread = False
+        self._read_or_not()
+
+    def hold(self, is_held: bool) -> None:
+        """Pauses or resumes reading from the peer."""
+        if is_held is not self._is_held:
+            self._is_held = is_held
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_unread or (self._is_held and not self._is_lingering):
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def send(self, frame: AnyFrame) -> None:
+        if self._connection.is_over or self._transport.is_closing():
+            return
+        log.debug("session.sent", session=self._number, frame=frame)
+        self._transport.write(self._connection.send(frame))
+        if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
+            reason = "does not read what it is sent"
+            log.warning("session.aborted", session=self._number, reason=reason)
+            self._gateway.tally.failed(reason)
+            self._transport.abort()
+
+    def close(self, reason: str | None) -> None:
+        """Sends the reason, then closes."""
+        if reason is not None and not self._is_lingering:
+            log.warning("session.refused", session=self._number, reason=reason)
+            self._gateway.tally.failed(reason)
+            word = self._connection.error_frame(reason)
+            if not self._transport.is_closing():
+                self._transport.write(word)
+        self._linger()
+
+    def restart(self, address: str | None = None) -> None:
+        """Sends RESTART, with the address of another gateway if there is one, then closes."""
+        if self._connection.state is not ConnectionState.STREAMING:
+            self.close("the gateway is stopping")
+            return
+        self.send(Restart(address))
+        self._linger()
+
+    def _linger(self) -> None:
+        # A socket that is closed with unread bytes resets, and the peer loses our last word. So we only end our half,
+        # go on reading (the connection discards it), and cut when the peer closes or has had its time.
+        if self._is_lingering or self._transport.is_closing():
+            return
+        self._is_lingering = True
+        self._read_or_not()
+        self._hurry_others()
+        if self._transport.can_write_eof():  # not with TLS
+            self._transport.write_eof()
+        self._after(self._config.linger_s, self._transport.abort)
+
+    def _hurry_others(self) -> None:
+        """Limits the refused connections that are still open: aborts the oldest."""
+        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
+        if len(lingering) > self._config.lingering_max:
+            min(lingering, key=lambda one: one._number)._transport.abort()
+
+    def _give_up_handshake(self) -> None:
+        if self._connection.state in (ConnectionState.CONNECTED, ConnectionState.HANDSHAKE):
+            self._gateway.handle(SessionClosed(self._number))
+            self.close("no HELLO in time")
+
+    def _after(self, delay_s: float, call: Callable[[], object]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, call))

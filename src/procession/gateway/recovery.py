@@ -1,0 +1,87 @@
+"""Recovery of a gateway: reads the directory of an earlier process, and says what the gateway starts with.
+
+Invariant: reading changes nothing, and what is read is not trusted to be on disk: `renew` writes it into new files
+before anybody relies on it. What the files say together:
+
+- no snapshot: nothing was ever committed, and the log counts from record 0;
+- a snapshot: its records are committed, and only the log from `log_start` on is read again. A log that ends before it
+  is restarted there (`storage/recovery`);
+- a snapshot that names retired streams needs their file, at the recorded length. Other files of that kind are ignored;
+- no identity, and no driver that has claimed the pipeline: nothing was ever offered from this directory, so producers
+  are admitted at once. Otherwise a driver confirms the log first (`confirmation`).
+
+Not used in the steady state. `performer` starts with the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from procession.errors import ConfigError
+from procession.gateway import retired_file
+from procession.gateway.gateway_directory import find_identity, load_snapshot, save_snapshot
+from procession.gateway.gateway_options import GatewayConfig
+from procession.gateway.snapshot import Snapshot
+from procession.storage.driver_claim import read_claim
+from procession.storage.durable import write_durably
+
+
+@dataclass(frozen=True)
+class RecoveredGateway:
+    """What a gateway starts with."""
+
+    snapshot: Snapshot
+    """It names the file of retired streams that `renew` writes."""
+    retired: bytes
+    """The retired streams that the snapshot names."""
+    is_new: bool
+    """Whether there was no snapshot."""
+    identity: str | None
+    """None: the directory has none yet."""
+    is_confirmed: bool
+    """Whether producers may open streams before a driver has confirmed the log."""
+    log_start: int
+    """First sequence of the log of arrivals that is needed."""
+
+
+def recover(config: GatewayConfig) -> RecoveredGateway:
+    """Reads the directory. Raises StorageError if a file is damaged, ConfigError if it was begun in another order."""
+    found = load_snapshot(config.directory)
+    snapshot = found or Snapshot()
+    _check_order(config, snapshot)
+    retired = b""
+    if snapshot.retired is not None:
+        retired = retired_file.read(config.directory, snapshot.retired)
+        snapshot = replace(snapshot, retired=snapshot.retired._replace(number=snapshot.retired.number + 1))
+    identity = find_identity(config.directory)
+    # A checkpoint on another machine cannot be read: there a new directory counts as unclaimed.
+    is_confirmed = identity is None and (config.checkpoint is None or not read_claim(config.checkpoint))
+    if config.declared is None:
+        log_start = snapshot.end_sequence
+    else:
+        log_start = snapshot.point.floor if snapshot.point is not None else 0
+    return RecoveredGateway(snapshot, retired, found is None, identity, is_confirmed, log_start)
+
+
+def renew(directory: Path, found: RecoveredGateway) -> None:
+    """Writes the snapshot and its retired streams into new files, and removes files that it does not name."""
+    if found.is_new:
+        return
+    if found.snapshot.retired is not None:
+        write_durably(retired_file.path_of(directory, found.snapshot.retired.number), found.retired)
+    save_snapshot(directory, found.snapshot)
+    retired_file.remove_others(directory, found.snapshot.retired)
+
+
+def _check_order(config: GatewayConfig, found: Snapshot) -> None:
+    if config.declared is None and config.ordered_directory.exists():
+        was, now = "event time", "arrival"
+    elif config.declared is not None and found.end_sequence and found.point is None:
+        was, now = "arrival", "event time"
+    else:
+        return
+    raise ConfigError(
+        f"The gateway's directory {config.directory} was begun in the order of {was}, not of {now}.",
+        next_step="Start the gateway as before, or give the pipeline a new directory.",
+    )

@@ -1,0 +1,121 @@
+"""A connector: what the pipeline knows of a kind of source or sink that apps name by a URL. Pure.
+
+Invariant: a connector is a value that costs nothing to import. What needs a client library is in the program that
+the supervisor starts, `procession source|sink NAME …`; the connector names it and gives its arguments. So `explain`
+works without the library.
+
+To add a connector of ours, write `connectors/NAME_scheme.py` with `CONNECTOR = Connector(…)` and
+`cli/NAME_commands.py` with the commands. `planner/connector_registry` has its name. A package of its own adds one
+through an entry point of the group `procession.connectors`; see docs/how-to/connectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from procession.planner.connector_url import ConnectorUrl, parse_url
+
+
+class Packing(Enum):
+    """How records become the messages that a sink receives."""
+
+    RECORDS = "one record per message"
+    JOINED = "bytes of many records per message"
+    BLOCKS = "a block of records per message"
+
+
+class EpochLimits(NamedTuple):
+    """The largest epoch that a sink can commit in time. None: it does not matter to it."""
+
+    records_max: int | None = None
+    bytes_max: int | None = None
+
+
+def accept(_: ConnectorUrl) -> None:
+    """The check of a connector that takes every place and every option."""
+
+
+def url_and_directory(url: ConnectorUrl, directory: Path) -> Sequence[str]:
+    """The arguments of most programs: the URL, and a directory of their own."""
+    return [url.text, str(directory)]
+
+
+def no_limits(_: ConnectorUrl) -> EpochLimits:
+    return EpochLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkTraits:
+    """The sink of a connector: how its program starts, and what the pipeline may rely on."""
+
+    help: str
+    """One sentence for `procession sink --help`."""
+    check: Callable[[ConnectorUrl], None] = accept
+    """Raises a PlanError, with a next step, if the URL is not one of this sink: `url.refuse`, `url.check_options`."""
+    arguments: Callable[[ConnectorUrl, Path], Sequence[str]] = url_and_directory
+    """The arguments of `procession sink NAME` for a URL and the absolute directory of the sink's state, without
+    secrets. The supervisor adds `--listen`, `--cookie-file`, `--tls-…` and, for blocks, `--records blocks`."""
+    directory: Callable[[ConnectorUrl], str] | None = None
+    """The directory of the sink's state, if the URL names it, relative to the directory where the pipeline is started.
+    Sinks with the same directory share a process. None: a directory below the pipeline's, and one process per sink."""
+    is_started: bool = True
+    """The supervisor starts the program. False: the user does, and the URL is its address."""
+    is_authoritative: bool = True
+    """Its own log decides where its output ends."""
+    packing: Packing = Packing.BLOCKS
+    message_bytes_max: int = 256 * 1024
+    """Maximum bytes of the records in a message behind the first one. 0: one record per message."""
+    knows_workers_left: bool = True
+    """Takes WORKERS_LEFT even if the app does not say so."""
+    is_repeatable: bool = False
+    """Takes `idempotent=True`: the program has the option `--idempotent INSTANCE`."""
+    limits: Callable[[ConnectorUrl], EpochLimits] = no_limits
+    """The largest epoch that it can commit in time. It bounds the epochs of the pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTraits:
+    """The source of a connector."""
+
+    help: str
+    """One sentence for `procession source --help`."""
+    check: Callable[[ConnectorUrl], None] = accept
+    arguments: Callable[[ConnectorUrl, Path], Sequence[str]] = url_and_directory
+    """The arguments of `procession source NAME` for a URL and the absolute directory of the source's state, without
+    secrets. The supervisor adds `--to`, `--cookie-file`, `--source` and `--tls-…`."""
+    ends: Callable[[ConnectorUrl], bool] = lambda _: False
+    """Whether the source ends by itself. The run then ends when everything is committed."""
+    streams: str = ""
+    """MODULE:FUNCTION that gives the ids of the streams of a source that ends, for a URL; it may read directories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connector:
+    """A kind of source, of sink, or of both."""
+
+    name: str
+    """Name of its commands: `procession source NAME`, `procession sink NAME`."""
+    form: str
+    """The URL as a user writes it: `kafka://HOST:PORT/TOPIC`."""
+    schemes: tuple[str, ...] = ()
+    """The schemes of its URLs. Empty: its name."""
+    sink: SinkTraits | None = None
+    source: SourceTraits | None = None
+    commands: str = ""
+    """The module with its commands: functions `sink_NAME` and `source_NAME` for Typer (a `-` in the name is a `_`)."""
+    modules: tuple[str, ...] = ()
+    """Modules of other packages that its programs import."""
+    install: str = ""
+    """What to install if one of them is missing, for pip: `procession[kafka]`."""
+    password_hint: str = ""
+    """Where a password belongs instead of the URL, for the error: "the environment variable PGPASSWORD"."""
+    is_opaque: bool = False
+    """Its URLs have no options: a `?` belongs to the place."""
+
+    def url(self, text: str) -> ConnectorUrl:
+        """The URL, parsed. Raises PlanError."""
+        return parse_url(text, password_hint=self.password_hint, is_opaque=self.is_opaque)

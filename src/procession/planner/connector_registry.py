@@ -1,0 +1,198 @@
+"""The registry of connectors: which one a URL belongs to. Pure but for finding installed packages.
+
+Invariant: a connector's module is imported when a URL or a command names it, and not before. Ours are found by the
+table here, so they work from a plain checkout; pyproject.toml declares the same ones as entry points. Other packages
+add connectors through entry points of the group `procession.connectors`: the name is a scheme, the value a `Connector`.
+A scheme of ours cannot be replaced. Used by the planner, the supervisor, the driver and the command line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from procession.errors import ConfigError, PlanError
+from procession.planner.connector import Connector, Packing, SinkTraits, SourceTraits
+from procession.planner.connector_url import SCHEME, ConnectorUrl, without_secrets
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "procession.connectors"
+
+OURS = {
+    "file": "procession.planner.connector_registry:FILE",
+    "kafka": "procession.connectors.kafka_scheme:CONNECTOR",
+    "postgres": "procession.connectors.postgres_scheme:CONNECTOR",
+    "postgresql": "procession.connectors.postgres_scheme:CONNECTOR",
+    "parquet": "procession.connectors.parquet_scheme:CONNECTOR",
+    "delta": "procession.connectors.delta_scheme:CONNECTOR",
+    "iceberg": "procession.connectors.iceberg_scheme:CONNECTOR",
+}
+"""Our schemes, and where their connectors are. A module that is not there yet is left out of lists."""
+
+FILE = Connector(
+    name="file",
+    form="file:DIR",
+    is_opaque=True,
+    sink=SinkTraits(
+        help="Write each output to one file.",
+        arguments=lambda _, directory: [str(directory)],
+        directory=lambda url: url.place,
+        packing=Packing.JOINED,
+        message_bytes_max=64 * 1024,
+        is_repeatable=True,
+    ),
+    source=SourceTraits(
+        help="Send the records of files.",
+        arguments=lambda url, _: [url.place],
+        ends=lambda _: True,
+        streams="procession.connectors.file_source:url_streams",
+    ),
+)
+
+ADDRESS = Connector(
+    name="address",
+    form="HOST:PORT",
+    sink=SinkTraits(
+        help="A sink that the user starts.",
+        is_started=False,
+        is_authoritative=False,
+        packing=Packing.RECORDS,
+        message_bytes_max=0,
+        knows_workers_left=False,
+        is_repeatable=True,
+    ),
+)
+_ADDRESS = re.compile(r"[^:\s]+:[0-9]{1,5}")
+
+
+def connector_of(text: str) -> Connector | None:
+    """The connector of a URL or an address; None if nobody has its scheme."""
+    scheme = text.partition(":")[0].lower()
+    if scheme != FILE.name and _ADDRESS.fullmatch(text):
+        return ADDRESS  # a host may be called as a scheme is
+    return connector_named(scheme) if SCHEME.fullmatch(scheme) and ":" in text else None
+
+
+@cache
+def connector_named(scheme: str) -> Connector | None:
+    """The connector of a scheme; None if nobody has it."""
+    if scheme in OURS:
+        return _ours(scheme)
+    point = _plugged_in().get(scheme)
+    return None if point is None else _loaded(point)
+
+
+def connectors() -> list[Connector]:
+    """All connectors, ours first. One that cannot be loaded is left out: it must not break what does not use it."""
+    found: dict[str, Connector] = {}
+    for scheme in OURS:
+        connector = connector_named(scheme)
+        if connector is not None:
+            found[connector.name] = connector
+    for _, point in sorted(_plugged_in().items()):
+        try:
+            connector = _loaded(point)
+        except ConfigError:
+            continue
+        found.setdefault(connector.name, connector)
+    return list(found.values())
+
+
+def sink_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
+    """The connector of a sink and its URL, checked. `owner` is the sink, for the error. Raises PlanError."""
+    connector = _known(text, owner, "sink")
+    if connector.sink is None:
+        raise _one_way(connector, owner, "sink")
+    url = ConnectorUrl(text, "", text) if connector is ADDRESS else connector.url(text)
+    connector.sink.check(url)
+    return connector, url
+
+
+def source_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
+    """The connector of a source and its URL, checked. `owner` is the source, for the error. Raises PlanError."""
+    connector = _known(text, owner, "source")
+    if connector.source is None:
+        raise _one_way(connector, owner, "source")
+    url = connector.url(text)
+    connector.source.check(url)
+    return connector, url
+
+
+def check_installed(connector: Connector, owner: str) -> None:
+    """Raises ConfigError, with the command that helps, if a package that the connector's programs need is missing."""
+    missing = [name for name in connector.modules if not _is_there(name)]
+    if missing:
+        raise ConfigError(
+            f"{owner} needs the Python package {missing[0]!r}, which is not installed",
+            next_step=f"run pip install '{connector.install or missing[0]}'",
+        )
+
+
+def load(reference: str) -> Any:
+    """What MODULE:NAME stands for."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _known(text: str, owner: str, what: str) -> Connector:
+    connector = connector_of(text) if isinstance(text, str) else None
+    if connector is None:
+        forms = [one.form for one in (*connectors(), ADDRESS) if getattr(one, what) is not None]
+        raise PlanError(
+            f"{owner} names {without_secrets(str(text))!r}, whose scheme no connector has",
+            next_step=f"write one of {', '.join(forms)}; or install the package that has this scheme",
+        )
+    return connector
+
+
+def _one_way(connector: Connector, owner: str, what: str) -> PlanError:
+    others = [one.form for one in connectors() if getattr(one, what) is not None]
+    return PlanError(
+        f"{owner} is a {connector.name} {what}, but there is no {what} for {connector.form}",
+        next_step=f"write one of {', '.join(others)}",
+    )
+
+
+def _ours(scheme: str) -> Connector | None:
+    module = OURS[scheme].partition(":")[0]
+    if importlib.util.find_spec(module) is None:
+        return None
+    connector: Connector = load(OURS[scheme])
+    return connector
+
+
+@cache
+def _plugged_in() -> dict[str, EntryPoint]:
+    """The entry points of other packages, by scheme."""
+    from importlib.metadata import entry_points  # imported late: Spark's workers and most commands never need it
+
+    return {point.name.lower(): point for point in entry_points(group=GROUP) if point.name.lower() not in OURS}
+
+
+def _loaded(point: EntryPoint) -> Connector:
+    package = point.dist.name if point.dist is not None else point.module
+    try:
+        connector = point.load()
+    except Exception as error:  # another package's module may raise anything
+        raise ConfigError(
+            f"the connector {point.name!r} of the package {package} cannot be loaded: {type(error).__name__}: {error}",
+            next_step="correct or uninstall that package",
+        ) from error
+    if not isinstance(connector, Connector):
+        raise ConfigError(
+            f"the entry point {point.name!r} of the package {package} is no Connector",
+            next_step="correct or uninstall that package",
+        )
+    return connector
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False

@@ -1,0 +1,53 @@
+"""The share of a source: the streams of a connector, under ids that belong to one source of a pipeline.
+
+Invariant: a connector knows its own stream ids, the gateway knows those of the share (`record.id_in_share`), and only
+this module maps between them. `procession run` starts connectors with `--source NAME` for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from dataclasses import replace
+
+from procession.errors import ConfigError
+from procession.record import id_in_share
+from procession.sdk.source_records import Forgetful, Items, Source, Stream, Streams, UnnumberedSource
+
+
+class SharedSource:
+    """A Source whose streams have ids in a share."""
+
+    def __init__(self, source: Source, share: int) -> None:
+        self._source = source
+        self._share = share
+        self._own: dict[int, Stream] = {}
+        # Whether a source forgets or numbers is seen by its methods: this one has those that the other has.
+        if isinstance(source, Forgetful):
+            self.forget = lambda stream, message_id: source.forget(self._own[stream.id], message_id)
+        if isinstance(source, UnnumberedSource):
+            self.is_unnumbered = lambda stream: source.is_unnumbered(self._own[stream.id])
+            self.number_above = lambda stream, last: source.number_above(self._own[stream.id], last)
+
+    def streams(self) -> Streams:
+        found = self._source.streams()
+        return self._as_they_come(found) if isinstance(found, AsyncIterable) else self._all(found)
+
+    def read(self, stream: Stream, after: int | None) -> Items:
+        return self._source.read(self._own[stream.id], after)
+
+    def _all(self, streams: Iterable[Stream]) -> Iterator[Stream]:
+        return map(self._shared, streams)
+
+    async def _as_they_come(self, streams: AsyncIterable[Stream]) -> AsyncIterator[Stream]:
+        async for stream in streams:
+            yield self._shared(stream)
+
+    def _shared(self, stream: Stream) -> Stream:
+        shared = replace(stream, id=id_in_share(self._share, stream.id))
+        before = self._own.setdefault(shared.id, stream)
+        if before.id != stream.id:
+            raise ConfigError(
+                f"streams {before.name!r} and {stream.name!r} would have the same id by a rare chance",
+                next_step="give the source another name in the app, or read them in two sources",
+            )
+        return shared

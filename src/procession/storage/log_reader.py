@@ -1,0 +1,132 @@
+"""Reads the segments of a log that another process may be writing.
+
+Invariant: a reader reads no byte beyond the requested range, because `storage/log` may be writing there.
+`spark/log_source` slices the mapped files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from procession.errors import StorageError
+from procession.storage.durable import storage_error
+from procession.storage.segment import (
+    INGRESS,
+    SUFFIX,
+    LogUse,
+    SegmentIndex,
+    batch_at,
+    damaged,
+    entry_at,
+    is_intact,
+    read_header,
+    segment_name,
+)
+
+
+class SegmentReader:
+    """A mapped segment that may still grow: looks at no byte beyond what it is asked for."""
+
+    def __init__(self, path: Path, base: int, use: LogUse = INGRESS) -> None:
+        self.path = path
+        self._use = use
+        self._data = map_file(path)
+        self.index = SegmentIndex(read_header(self._data, base, path, use))
+
+    def extend(self, end: int) -> None:
+        """Index the entries up to sequence `end`, as far as they are there."""
+        if self.index.end >= end:
+            return
+        self._data = map_file(self.path)
+        header = read_header(self._data, self.index.base, self.path, self._use)
+        if header != self.index.header:  # a restarted writer has written the file anew, in another version
+            self.index = SegmentIndex(header)
+        while self.index.end < end:
+            entry = entry_at(self._data, self.index.position_end, self.index.end)
+            if entry is None:
+                return
+            self.index.add(entry)
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), which must be indexed, as slices of the mapped file."""
+        while start < end:
+            first, position = self.index.at(start)
+            entry = entry_at(self._data, position, first)
+            if entry is None or not is_intact(self._data, entry):
+                raise damaged(self.path, position, self._use)
+            batch = batch_at(self._data, entry, self._use.schema)
+            yield batch.slice(start - first, min(end, entry.end) - start)
+            start = entry.end
+
+
+class LogReader:
+    """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
+
+    def __init__(self, directory: Path, use: LogUse = INGRESS) -> None:
+        self.directory = directory
+        self._use = use
+        self._readers: dict[int, SegmentReader] = {}
+
+    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), cut exactly, as batches that lie in the mapped files."""
+        bases = self.refresh()
+        for number, base in enumerate(bases):
+            if start >= end:
+                return
+            upper = bases[number + 1] if number + 1 < len(bases) else end
+            if base <= start < upper:
+                upper = min(upper, end)
+                yield from self._segment(base, upper).read(start, upper)
+                start = upper
+        if start < end:
+            raise missing(self.directory, start, end, self._use)
+
+    def refresh(self) -> list[int]:
+        """The segments there are; lets go of those that are not, whose space a mapping would keep from being freed."""
+        bases = segment_bases(self.directory)
+        self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
+        return bases
+
+    def close(self) -> None:
+        """Let go of the mappings; batches already read keep theirs."""
+        self._readers.clear()
+
+    def _segment(self, base: int, end: int) -> SegmentReader:
+        if base not in self._readers:
+            self._readers[base] = SegmentReader(self.directory / segment_name(base), base, self._use)
+        reader = self._readers[base]
+        reader.extend(end)
+        if reader.index.end < end:
+            raise missing(self.directory, reader.index.end, end, self._use)
+        return reader
+
+
+def segment_bases(directory: Path) -> list[int]:
+    """The base sequences of the segments in a directory, ascending."""
+    try:
+        return sorted(int(path.stem) for path in directory.iterdir() if path.suffix == SUFFIX)
+    except OSError as error:
+        raise storage_error(directory, "read", error) from error
+
+
+def missing(directory: Path, start: int, end: int, use: LogUse) -> StorageError:
+    return StorageError(
+        f"The {use.name} in {directory} has no records {start} to {end}.",
+        next_step=f"Check that this is the right {use.name}, and that no file of it was removed by hand.",
+        path=str(directory),
+        start=start,
+        end=end,
+    )
+
+
+def map_file(path: Path) -> pa.Buffer:
+    try:
+        if path.stat().st_size == 0:
+            return pa.py_buffer(b"")
+        with pa.memory_map(str(path)) as file:
+            return file.read_buffer()
+    except OSError as error:
+        raise storage_error(path, "read", error) from error

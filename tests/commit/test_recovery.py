@@ -1,0 +1,123 @@
+"""What a driver goes on with, for every combination of files that a crash can leave in its copy of the checkpoint; and
+what becomes of every transaction that a sink may list then."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from procession.commit.coordinator import Coordinator
+from procession.commit.recovery import recover
+from procession.commit.round_events import ReconnectSink, SendPhase2, SinkConnected, StopPipeline
+from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.transaction_id import TransactionId
+from procession.errors import StorageError
+
+EPOCHS = (0, 1, 2)
+FILES = ("none", "torn", "whole")
+"""What may be left of a file for an epoch: nothing, a prefix, or all of it."""
+OFFSETS, COMMITS = b"v1\n{}\n{}", b"v1\n{}"
+
+
+def record(epoch: int) -> RoundRecord:
+    return RoundRecord(epoch, 1, "f", epoch * 10, epoch * 10 + 10, {"out": SinkShare(f"t{epoch}", epoch, epoch + 1)})
+
+
+def lay(directory: Path, offsets: int, commits: int, last_commit: str, rounds: str, attempts: int | None) -> None:
+    """`offsets` and `commits` are how many epochs have them; `last_commit` is the state of the file behind these."""
+    for part, count, data in (("offsets", offsets, OFFSETS), ("commits", commits, COMMITS)):
+        (directory / part).mkdir(parents=True)
+        for epoch in range(count):
+            (directory / part / str(epoch)).write_bytes(data)
+    if last_commit != "none":
+        (directory / "commits" / str(commits)).write_bytes(COMMITS[: None if last_commit == "whole" else -1])
+    (directory / "rounds").mkdir()
+    for epoch, file in enumerate(rounds.split()):
+        if file != "none":
+            data = record(epoch).to_json()
+            (directory / "rounds" / f"{epoch:020d}").write_bytes(data if file == "whole" else data[:-1])
+    if attempts is not None:
+        (directory / "attempts.json").write_text(json.dumps({"format": 1, "reserved": attempts}))
+
+
+@pytest.mark.parametrize("offsets", range(4))
+@pytest.mark.parametrize("commits", range(3))
+@pytest.mark.parametrize("last_commit", FILES)
+def test_every_combination_of_files_has_one_outcome(
+    tmp_path: Path, offsets: int, commits: int, last_commit: str
+) -> None:
+    """`rounds/N` is written before `commits/N`, so a committed epoch without a whole one is refused; a record beyond
+    the last commit decides nothing."""
+    committed = commits if last_commit == "whole" else commits - 1
+    for number, rounds in enumerate(itertools.product(FILES, repeat=len(EPOCHS))):
+        for attempts in (None, 200):
+            directory = tmp_path / f"{number}-{attempts}"
+            lay(directory, offsets, commits, last_commit, " ".join(rounds), attempts)
+            is_readable = "torn" not in rounds and (committed < 0 or rounds[committed] == "whole")
+            if offsets - 1 - committed not in (0, 1) or not is_readable:
+                with pytest.raises(StorageError) as caught:
+                    recover(directory)
+                assert caught.value.next_step
+                continue
+            found = recover(directory)
+            assert found.committed == committed
+            assert found.undecided == (None if offsets - 1 == committed else committed + 1)
+            whole = {epoch: record(epoch) for epoch in EPOCHS if rounds[epoch] == "whole" and epoch <= committed}
+            assert found.rounds == whole
+            assert found.last == whole.get(committed)
+            assert found.reserved == (200 if attempts else committed + 1)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format":1}'])
+def test_attempts_that_are_damaged_are_refused_with_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "attempts.json").write_text(content)
+    with pytest.raises(StorageError, match="damaged"):
+        recover(tmp_path)
+
+
+CHECKPOINT, FENCE, COMMITTED = "abc123", 3, 1
+
+
+def listed(epoch: int, fence: int, checkpoint: str = CHECKPOINT) -> str:
+    return str(TransactionId(epoch, fence, 7, checkpoint, "p", "out"))
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3])
+@pytest.mark.parametrize("fence", [1, 3, 4])
+@pytest.mark.parametrize("whose", ["ours", "another checkpoint's", "nobody's"])
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_every_transaction_that_a_sink_lists_has_one_outcome(
+    epoch: int, fence: int, whose: str, is_recorded: bool, is_named: bool
+) -> None:
+    text = {"ours": listed(epoch, fence), "another checkpoint's": listed(epoch, fence, "fff000")}.get(whose, "x")
+    named = text if is_named else "another"
+    rounds = {
+        each: RoundRecord(each, 1, "f", 0, 0, {"out": SinkShare(named if each == epoch else "before", 5, 5)})
+        for each in range(COMMITTED + 1)
+        if is_recorded or each != epoch or each == COMMITTED
+    }
+    core = Coordinator(
+        pipeline="p",
+        checkpoint=CHECKPOINT,
+        fence=FENCE,
+        fingerprint="f",
+        sinks=["out"],
+        rounds=rounds,
+        committed=COMMITTED,
+    )
+    actions = core.handle(SinkConnected("out", (text,), 5))
+    if whose != "ours":
+        assert SendPhase2("out", text, False) in actions, "it is not ours: it is aborted, never committed by number"
+    elif fence > FENCE:
+        assert isinstance(actions[0], StopPipeline), "a later driver is at work"
+    elif epoch <= COMMITTED and epoch not in rounds:
+        assert isinstance(actions[0], StopPipeline), "nobody knows what the epoch committed"
+    elif epoch <= COMMITTED and is_named:
+        assert SendPhase2("out", text, True) in actions
+    else:
+        assert SendPhase2("out", text, False) in actions
+        assert ReconnectSink("out") in actions, "the sink is asked again for a clean list"

@@ -1,0 +1,109 @@
+"""Outputs to PostgreSQL inside a test: driven as a driver does, and crashed without a word."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procession.connectors.postgres_rows import DeleteRule
+from procession.connectors.postgres_session import CommitMode, PostgresOptions, PostgresSession
+from procession.connectors.postgres_sink import PreparedOutput, TokenOutput
+from procession.connectors.postgres_table import TableOptions
+from procession.errors import ProcessionError
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.record_blocks import RecordForm
+from procession.sdk.transaction_log import TransactionLog
+from procession.wire.messages import DATA_STREAM
+from tests.systems.postgres_server import Database
+
+INSTANCE = "shop-orders-0"
+
+
+class Sink:
+    """One instance, over several lives in the same directory. `start` comes first."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        *,
+        table: str = "orders",
+        column: tuple[str, ...] = (),
+        key: tuple[str, ...] = (),
+        delete_when: str = "",
+        dead_letters: str | None = None,
+        is_arrow: bool = False,
+        mode: CommitMode = CommitMode.PREPARED,
+        form: RecordForm = RecordForm.MESSAGES,
+        url: str = "",
+        lock_timeout_s: float = 5.0,
+    ) -> None:
+        rule = DeleteRule.parse(delete_when) if delete_when else None
+        self.options = PostgresOptions(
+            url or database.url,
+            TableOptions(table, column, key, rule, dead_letters, is_arrow),
+            mode,
+            lock_timeout_s=lock_timeout_s,
+            patience_s=20.0,
+            form=form,
+        )
+        self.directory = directory
+        self._numbers = itertools.count(1)
+        self.session = PostgresSession(self.options, INSTANCE)
+        self.participant: SinkParticipant
+        self.listed: tuple[str, ...] = ()
+
+    def start(self) -> Sink:
+        """A new life: what the driver does first."""
+        self.directory.mkdir(exist_ok=True)
+        self.session = PostgresSession(self.options, INSTANCE)
+        kind = PreparedOutput if self.options.mode is CommitMode.PREPARED else TokenOutput
+        log = TransactionLog(self.directory / f"{INSTANCE}.txnlog")
+        log.open()
+        self.participant = SinkParticipant(kind(self.session, self.directory / INSTANCE), log)
+        try:
+            self.participant.begin()
+        except ProcessionError:
+            self.crash()
+            raise
+        self.listed = self.participant.list_uncommitted()
+        return self
+
+    def crash(self) -> None:
+        """Its connection is all that the outside sees of it."""
+        self.session.close()
+
+    @property
+    def end(self) -> int:
+        return self.participant.committed_end
+
+    def send(self, *payloads: bytes | dict[str, Any]) -> int:
+        """Send records; the position behind them."""
+        end = self.end
+        for payload in payloads:
+            data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+            self.participant.append([end], [data])
+            end += len(data)
+        return end
+
+    def prepare(self, *payloads: bytes | dict[str, Any]) -> str:
+        """Phase 1. The transaction."""
+        start = self.end
+        end = self.send(*payloads)
+        txn_id = f"shop-w-orders-id-a1.e{next(self._numbers)}.f1:c_id=1"
+        where = [(DATA_STREAM, start, end)] if end > start else []
+        assert self.participant.phase1(txn_id, where)
+        return txn_id
+
+    def epoch(self, *payloads: bytes | dict[str, Any], commit: bool = True) -> None:
+        """A whole epoch."""
+        self.participant.phase2(self.prepare(*payloads), commit)
+
+
+def sentence(error: pytest.ExceptionInfo[ProcessionError]) -> str:
+    """What the user reads."""
+    return error.value.explain()

@@ -1,0 +1,92 @@
+"""What is special about Delta tables: tables that appends must not break, statistics, and compaction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from procession.connectors.delta_table import DeltaLakeTable
+from procession.connectors.parquet_sink import LakeOptions, lake_opener
+from procession.errors import ConfigError
+from procession.sdk.participant import SinkParticipant
+from procession.sdk.transaction_log import TransactionLog
+
+
+def opened(directory: Path, table: DeltaLakeTable) -> SinkParticipant:
+    directory.mkdir(exist_ok=True)
+    txnlog = TransactionLog(directory / "app.txnlog")
+    txnlog.open()
+    participant = SinkParticipant(lake_opener(directory, lambda: table, LakeOptions())("app"), txnlog)
+    participant.begin()
+    return participant
+
+
+def commit(participant: SinkParticipant, epoch: int, **record: object) -> None:
+    payload = json.dumps(record).encode()
+    start, txn = participant.committed_end, f"app-w-out-id-1.e{epoch}.f1:c_id={epoch}"
+    participant.append([start], [payload])
+    assert participant.phase1(txn, [(1, start, start + len(payload))])
+    participant.phase2(txn, True)
+
+
+def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(path), compact_every=4))
+    for epoch in range(1, 12):
+        commit(participant, epoch, id=epoch, name="x")
+    table = DeltaTable(path)
+    assert len(table.file_uris()) <= 4
+    assert sorted(table.to_pyarrow_table().column("id").to_pylist()) == list(range(1, 12))
+    participant.close()
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(path), compact_every=4))
+    commit(participant, 12, id=12, name="x")
+    assert DeltaTable(path).count() == 12
+    participant.close()
+
+
+def test_statistics_are_exact_so_that_readers_skip_only_what_they_may(tmp_path: Path) -> None:
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(tmp_path / "table")))
+    commit(participant, 1, id=1, name="a", long="y" * 100, nested={"id": 7})
+    commit(participant, 2, id=5, name=None, long="z" * 100, nested={"id": 8})
+    participant.close()
+    commit_2 = (tmp_path / "table/_delta_log/00000000000000000002.json").read_text()
+    logged = [json.loads(line) for line in commit_2.splitlines()]
+    [stats] = [json.loads(entry["add"]["stats"]) for entry in logged if "add" in entry]
+    assert stats == {
+        "numRecords": 1,
+        "minValues": {"id": 5},
+        "maxValues": {"id": 5},
+        "nullCount": {"id": 0, "name": 1, "long": 0},
+    }
+    found = DeltaTable(tmp_path / "table").to_pyarrow_dataset().to_table(filter=pa.compute.field("id") > 2)
+    assert found.column("id").to_pylist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partition_by": ["id"]}, "is partitioned"),
+        ({"configuration": {"delta.columnMapping.mode": "name"}}, "maps column names"),
+        (
+            {"configuration": {"delta.setTransactionRetentionDuration": "interval 7 days"}},
+            "forgets transactions",
+        ),
+    ],
+)
+def test_a_table_whose_appends_need_more_is_refused(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    path = tmp_path / "table"
+    DeltaTable.create(path, pa.schema({"id": pa.int64(), "name": pa.string()}), **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        opened(tmp_path / "sink", DeltaLakeTable(str(path)))
+
+
+def test_a_table_with_constraints_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    write_deltalake(path, pa.table({"id": [1]}))
+    DeltaTable(path).alter.add_constraint({"positive": "id > 0"})
+    with pytest.raises(ConfigError, match="has constraints"):
+        opened(tmp_path / "sink", DeltaLakeTable(str(path)))

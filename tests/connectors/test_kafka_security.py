@@ -1,0 +1,134 @@
+"""Kafka with passwords and permissions: settings come from a file, and each refusal is one sentence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from procession.address import Address, address_of, listening_socket
+from procession.chaos.kafka_server import KafkaServer
+from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
+from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
+from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
+from procession.errors import ConfigError
+from procession.sdk.transaction_log import Transaction
+from tests.systems import kafka_broker
+from tests.systems.kafka_broker import needs_kafka
+
+Result = TypeVar("Result")
+
+pytestmark = [needs_kafka, pytest.mark.slow]
+
+JAAS = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    ' username="admin" password="admin-word" user_admin="admin-word" user_ann="ann-word";'
+)
+
+
+class SecuredBroker:
+    """A broker with a second listener that asks for a password, and an authorizer that refuses by default."""
+
+    def __init__(self, directory: Path) -> None:
+        kafka_broker.installed()
+        with listening_socket(Address("127.0.0.1", 0)) as listener:
+            self.address = str(address_of(listener))
+        self.directory = directory
+        self.server = KafkaServer(
+            {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.sasl_plaintext.plain.sasl.jaas.config": JAAS,
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:admin;User:ANONYMOUS",
+            },
+            listeners=[f"SASL_PLAINTEXT://{self.address}"],
+        )
+
+    def clients(self, password: str = "ann-word") -> KafkaClients:
+        path = self.directory / "client.properties"
+        path.write_text(
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=ann\nsasl.password={password}\n"
+        )
+        url = KafkaUrl.parse(f"kafka://{self.address}/guarded")
+        return KafkaClients(url, read_client_config(path), patience_s=20.0)
+
+    def allow(self, kind: ResourceType, name: str, pattern: ResourcePatternType, *operations: AclOperation) -> None:
+        admin = AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
+        made = admin.create_acls(
+            [
+                AclBinding(kind, name, pattern, "User:ann", "*", operation, AclPermissionType.ALLOW)
+                for operation in operations
+            ]
+        )
+        for future in made.values():
+            future.result(30)
+
+
+def eventually(try_it: Callable[[], Result]) -> Result:
+    """The broker takes a moment to apply a permission."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return try_it()
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
+    with broker.server as server:
+        admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
+        admin.create_topics([NewTopic("guarded", 1, 1)])["guarded"].result(30)
+        yield broker
+
+
+def test_a_wrong_password_is_told_as_one(broker: SecuredBroker) -> None:
+    with pytest.raises(ConfigError, match="do not accept us"):
+        broker.clients("wrong").topic("guarded")
+
+
+def test_each_missing_permission_is_told_until_none_is_missing(broker: SecuredBroker, tmp_path: Path) -> None:
+    literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+    with pytest.raises(ConfigError, match=r"cannot describe the topic guarded|No permission to describe"):
+        broker.clients().topic("guarded")
+    broker.allow(ResourceType.TOPIC, "guarded", literal, AclOperation.DESCRIBE)
+    eventually(lambda: broker.clients().topic("guarded"))
+    with pytest.raises(ConfigError, match="No permission to write to the topic guarded"):
+        TopicGuard(broker.clients(), KafkaSinkOptions()).check_start()
+    with pytest.raises(ConfigError, match="No permission to read the topic guarded"):
+        KafkaSource(broker.clients(), KafkaSourceOptions())
+    broker.allow(ResourceType.TOPIC, "guarded", literal, AclOperation.WRITE, AclOperation.READ)
+    eventually(lambda: KafkaSource(broker.clients(), KafkaSourceOptions()))
+    with pytest.raises(ConfigError, match="No permission to create the topic procession-tokens"):
+        KafkaOutput(tmp_path / "out", broker.clients(), KafkaSinkOptions())
+    everything = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
+    broker.allow(ResourceType.TOPIC, "procession-tokens", literal, *everything)
+    output = eventually(lambda: KafkaOutput(tmp_path / "out", broker.clients(), KafkaSinkOptions()))
+    with pytest.raises(ConfigError, match="No permission to become the producer procession-out"):
+        output.recover(0, None)
+    ids = (AclOperation.WRITE, AclOperation.DESCRIBE)
+    broker.allow(ResourceType.TRANSACTIONAL_ID, "procession-", prefixed, *ids)
+    eventually(lambda: output.recover(0, None))
+    output.append(0, [b"allowed"])
+    transaction = Transaction("id", 0, 7)
+    output.prepare(transaction)
+    output.commit(transaction)
+    output.close()
+    source = KafkaSource(broker.clients(), KafkaSourceOptions(is_ending=True))
+    [stream] = source.streams()  # type: ignore[misc]
+    assert [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()] == [b"allowed"]

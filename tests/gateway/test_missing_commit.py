@@ -1,0 +1,138 @@
+"""A gateway whose log is whole and whose committed positions are older is told the last commit before any producer is
+admitted, or refused if that commit does not name all that it lacks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from procession.driver.last_commit import LastCommit
+from procession.errors import StorageError
+from procession.gateway.confirmation import KnownGateway
+from procession.storage.log_ranges import LogOffset
+from procession.wire.messages import Ack
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateways import Gateways
+from tests.gateway.producer import Producer
+from tests.gateway.taker import Taker
+
+ALL = 2**40
+STREAM = 7
+
+
+@pytest.fixture
+def gateways(tmp_path: Path, request: pytest.FixtureRequest) -> Gateways:
+    return Gateways(tmp_path, request.param, link_interval_s=0.05, checkpoint=tmp_path / "checkpoint")
+
+
+def sent(gateway: GatewayProcess, ids: range) -> None:
+    with Producer(gateway.listen) as producer:
+        producer.hello()
+        while not producer.notify(STREAM).success:
+            producer.expect(Ack)
+        producer.messages(STREAM, ids)
+
+
+def kept_on_disk(gateway: GatewayProcess, end: int, fence: int) -> None:
+    """As if it was offered, and not committed yet."""
+    with gateway.client() as driver:
+        while driver.offer(fence, LogOffset(), ALL, ALL).end < end:
+            pass
+
+
+def set_back(gateway: GatewayProcess, copy: Path | None) -> None:
+    gateway.kill()
+    shutil.rmtree(gateway.directory)
+    if copy is not None:
+        copy.rename(gateway.directory)
+    gateway.start(is_confirmed=False)
+
+
+def reference(gateway: GatewayProcess) -> int | None:
+    """Where a producer is told to go on; None if it is not admitted."""
+    with Producer(gateway.listen) as producer:
+        producer.hello()
+        told = producer.notify(STREAM)
+        return told.point_of_reference if told.success else None
+
+
+def refusal(gateways: Gateways, taker: Taker) -> StorageError:
+    """What the driver stops with."""
+    found: list[StorageError] = []
+
+    def is_refused() -> bool:
+        try:
+            taker.take()
+        except StorageError as error:
+            found.append(error)
+        return bool(found)
+
+    gateways.until(is_refused, "the driver to refuse it")
+    return found[0]
+
+
+@pytest.mark.parametrize(("gateways", "holder"), [(1, 0), (2, 0), (2, 1)], indirect=["gateways"])
+def test_a_copy_from_before_the_last_commit_is_told_it_before_a_producer_is_admitted(
+    gateways: Gateways, holder: int, tmp_path: Path
+) -> None:
+    with gateways:
+        taker, gateway = gateways.taker(), gateways[holder]
+        taker.take()
+        sent(gateway, range(10))
+        kept_on_disk(gateway, 10, taker.checkpoint.fence)
+        shutil.copytree(gateway.directory, tmp_path / "copy")
+        gateways.until(lambda: taker.has(STREAM, 10), "ten records")
+        set_back(gateway, tmp_path / "copy")
+        assert reference(gateway) is None
+        gateways.until(lambda: not taker.take() and reference(gateway) == 9, "the last commit to be told again")
+        sent(gateway, range(10, 20))
+        gateways.until(lambda: taker.has(STREAM, 20), "twenty records")
+        assert taker.ids[STREAM] == list(range(20))
+
+
+@pytest.mark.parametrize("gateways", [1], indirect=True)
+def test_a_copy_that_lacks_more_than_the_last_commit_names_is_refused(gateways: Gateways, tmp_path: Path) -> None:
+    with gateways:
+        taker = Taker(tmp_path / "checkpoint", gateways[0].directory, records_max=10)
+        sent(gateways[0], range(20))
+        kept_on_disk(gateways[0], 20, taker.checkpoint.fence)
+        shutil.copytree(gateways[0].directory, tmp_path / "copy")
+        gateways.until(lambda: taker.has(STREAM, 20), "two epochs of ten records")
+        set_back(gateways[0], tmp_path / "copy")
+        assert "0 epochs are committed in it, but 1 were before" in refusal(gateways, taker).sentence
+        assert reference(gateways[0]) is None
+        with pytest.raises(StorageError, match="0 epochs are committed in it"):
+            taker.successor().word.raise_fence(taker.checkpoint)
+        assert reference(gateways[0]) is None
+
+
+@pytest.mark.parametrize(("gateways", "is_lost"), [(2, False), (2, True)], indirect=["gateways"])
+def test_a_leader_that_was_never_offered_from_is_refused_when_it_is_set_back(
+    gateways: Gateways, tmp_path: Path, is_lost: bool
+) -> None:
+    """It knows the positions of all streams. From an older copy, another gateway would take records again."""
+    with gateways:
+        taker = gateways.taker()
+        taker.take()
+        shutil.copytree(gateways[0].directory, tmp_path / "copy")
+        for end in (10, 20, 30):
+            sent(gateways[1], range(end - 10, end))
+            gateways.until(lambda end=end: taker.has(STREAM, end), f"{end} records")  # type: ignore[misc]
+        set_back(gateways[0], None if is_lost else tmp_path / "copy")
+        why = "its directory was begun anew" if is_lost else "0 epochs are committed in it"
+        assert why in refusal(gateways, taker).sentence
+        assert reference(gateways[0]) is None, "nobody has confirmed it"
+
+
+def test_only_the_leader_must_have_the_positions_that_every_gateway_had(tmp_path: Path) -> None:
+    with Gateways(tmp_path, 1) as gateways:
+        taker = gateways.taker()
+        sent(gateways[0], range(10))
+        gateways.until(lambda: taker.has(STREAM, 10), "ten records")
+        record = taker.checkpoint.rounds.read(taker.epoch)
+        last = LastCommit(1, record, taker.checkpoint.places.all())
+        assert last.known("gateway-1") == KnownGateway(taker.epoch + 1)
+        assert last.known("gateway-0").epochs_kept == taker.epoch
+        assert last.known("gateway-0").identity

@@ -1,0 +1,71 @@
+"""What an output goes on with, for every history of its transaction log and every place where a crash cuts it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from procession.errors import StorageError
+from procession.sdk.recovery import RecoveredOutput, recover, remove_drafts
+from procession.sdk.transaction_log import Transaction, TransactionLog
+from procession.storage.journal import Entry, encode
+
+FATES = ("refused", "open", "committed", "aborted")
+"""What may have become of a transaction."""
+
+
+def entries_of(fates: tuple[str, ...]) -> list[tuple[Entry, RecoveredOutput]]:
+    """The entries of transactions with these fates, each with what an output goes on with behind it."""
+    entries: list[tuple[Entry, RecoveredOutput]] = []
+    end = 0
+    for number, fate in enumerate(fates):
+        transaction = Transaction(f"t{number}", end, end + 10)
+        vote = {"op": "phase1", "txn": transaction.txn_id, "start": end, "end": end + 10, "vote": fate != "refused"}
+        entries.append((vote, RecoveredOutput(end, None if fate == "refused" else transaction)))
+        if fate in ("committed", "aborted"):
+            end += 10 if fate == "committed" else 0
+            decision = {"op": "phase2", "txn": transaction.txn_id, "commit": fate == "committed"}
+            entries.append((decision, RecoveredOutput(end, None)))
+    return entries
+
+
+# Only the last transaction can be open: nothing is voted on before it is decided.
+HISTORIES = [
+    fates for length in range(4) for fates in itertools.product(FATES, repeat=length) if "open" not in fates[:-1]
+]
+
+
+@pytest.mark.parametrize("fates", HISTORIES, ids="-".join)
+def test_every_history_and_every_cut_has_one_outcome(tmp_path: Path, fates: tuple[str, ...]) -> None:
+    whole, expected = b"", RecoveredOutput(0, None)
+    for entry, after in [*entries_of(fates), (None, None)]:
+        line = encode(entry) if entry is not None else b""
+        for cut in {0, 1, len(line) // 2, len(line) - 1} if line else {0}:
+            path = tmp_path / f"{len(whole)}-{cut}.txnlog"
+            path.write_bytes(whole + line[:cut])
+            txnlog = TransactionLog(path)
+            txnlog.open()
+            assert recover(txnlog) == expected
+            txnlog.close()
+        whole, expected = whole + line, after or expected
+
+
+def test_a_log_with_two_open_transactions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.txnlog"
+    path.write_bytes(b"".join(encode(entry) for entry, _ in entries_of(("open", "open"))))
+    txnlog = TransactionLog(path)
+    txnlog.open()
+    with pytest.raises(StorageError, match="more than one open transaction: t0, t1"):
+        recover(txnlog)
+    txnlog.close()
+
+
+def test_only_drafts_of_our_own_files_are_removed(tmp_path: Path) -> None:
+    ours = [tmp_path / "out.txnlog.123.draft", tmp_path / "sink.json.123.draft"]
+    others = [tmp_path / "out.txnlog", tmp_path / "data.draft", tmp_path / "out.parquet.1.draft"]
+    for path in (*ours, *others):
+        path.write_text("")
+    remove_drafts(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)

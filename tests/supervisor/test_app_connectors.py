@@ -1,0 +1,80 @@
+"""The connectors that an app names, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from procession.api.pipeline import Pipeline
+from procession.connectors.file_source import stream_id_of
+from procession.errors import ConfigError
+from procession.record import id_in_share, share_of
+from procession.supervisor.app_connectors import check_connectors, connected_streams, ending_parts, told
+from tests.connectors import tape
+
+
+@pytest.fixture(autouse=True)
+def _plugged_in() -> Iterator[None]:
+    with tape.installed():
+        yield
+
+
+def app(*urls: str | None, to: str = "file:out") -> Pipeline:
+    pipeline = Pipeline("p")
+    for number, url in enumerate(urls):
+        pipeline.source(f"s{number}", from_=url).sink(f"o{number}", to=to)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("urls", "has_inputs", "parts"),
+    [
+        (["file:a"], False, ["source-s0"]),
+        (["file:a", "file:b"], False, ["source-s0", "source-s1"]),
+        (["file:a", "tape:x"], False, []),
+        (["file:a", None], False, []),
+        (["file:a", None], True, ["source", "source-s0"]),
+        ([None], False, []),
+        ([None], True, ["source"]),
+        (["tape:x"], True, []),
+    ],
+)
+def test_a_run_ends_if_all_that_feeds_it_ends(urls: list[str | None], has_inputs: bool, parts: list[str]) -> None:
+    assert ending_parts(app(*urls).graph(), has_inputs=has_inputs) == parts
+
+
+def test_the_streams_of_files_are_known_before_the_start(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).touch()
+    graph = app(f"file:{tmp_path}/?.log", "tape:x").graph()
+    ids = {id_in_share(share_of("s0"), stream_id_of(tmp_path / name)) for name in ("a.log", "b.log")}
+    assert connected_streams(graph) == ids
+
+
+def test_a_file_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No file matches"):
+        connected_streams(app(f"file:{tmp_path}/?.log").graph())
+
+
+@pytest.mark.parametrize(("url", "to", "owner"), [("tape:x", "file:out", "source 's0'"), (None, "tape:x", "sink 'o0'")])
+def test_a_package_that_is_missing_is_told_before_the_start(
+    url: str | None, to: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = app(url, to=to).graph()
+    check_connectors(graph)
+    needy = replace(tape.CONNECTOR, modules=("no_such_module",), install="procession[tape]")
+    monkeypatch.setattr(tape, "CONNECTOR", needy)
+    with tape.installed(), pytest.raises(ConfigError, match=f"{owner} needs the Python package") as caught:
+        check_connectors(graph)
+    assert "pip install 'procession[tape]'" in caught.value.next_step
+
+
+def test_the_run_says_what_its_connectors_read_and_write() -> None:
+    assert told(app("tape:x", None, to="tape:y").graph()) == [
+        "source 's0' reads tape:x",
+        "sink 'o0' writes to tape:y",
+        "sink 'o1' writes to tape:y",
+    ]

@@ -1,0 +1,146 @@
+"""The Kafka broker of the tests: one for each process of pytest, with topics of its own for each test.
+
+Where it cannot be had the tests fail and say so, unless `PROCESSION_WITHOUT` names `kafka`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from procession.chaos.kafka_server import KafkaServer
+from procession.connectors.kafka_client import next_messages
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
+READ_TIMEOUT_S = 60.0
+
+is_left_out = "kafka" in os.environ.get("PROCESSION_WITHOUT", "").replace(" ", "").split(",")
+needs_kafka = pytest.mark.skipif(is_left_out, reason="PROCESSION_WITHOUT names kafka")
+
+_numbers = itertools.count()
+
+
+@cache
+def installed() -> None:
+    """The broker's jars are there, or the test fails with the script's sentence."""
+    done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+class Kafka:
+    """A broker, and what tests do with it."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self.admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
+
+    def url(self, topic: str) -> str:
+        return f"kafka://{self.server.address}/{topic}"
+
+    def topic(self, name: str = "", partitions: int = 1, **settings: str) -> str:
+        """A new topic. Settings have `_` for dots."""
+        name = name or f"topic-{next(_numbers)}"
+        config = {key.replace("_", "."): value for key, value in settings.items()}
+        self.topics([name], partitions, config)
+        return name
+
+    def topics(self, names: Sequence[str], partitions: int = 1, config: dict[str, str] | None = None) -> None:
+        made = self.admin.create_topics([NewTopic(name, partitions, 1, config=config or {}) for name in names])
+        for future in made.values():
+            future.result(READ_TIMEOUT_S)
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while not self._has_leaders(names):
+            assert time.monotonic() < deadline, "the broker does not know its new topics"
+            time.sleep(0.02)
+
+    def _has_leaders(self, names: Sequence[str]) -> bool:
+        found = self.admin.list_topics(timeout=READ_TIMEOUT_S).topics
+        return all(
+            name in found and found[name].partitions and all(one.leader >= 0 for one in found[name].partitions.values())
+            for name in names
+        )
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and create it again, with the same name and another id."""
+        self.admin.delete_topics([topic])[topic].result(READ_TIMEOUT_S)
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while True:
+            try:
+                return self.topics([topic])
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)  # the deletion is not done yet
+
+    def publish(
+        self, topic: str, values: Sequence[bytes | None], keys: Sequence[bytes | None] = (), **options: object
+    ) -> None:
+        refused: list[KafkaError] = []
+        producer = Producer({"bootstrap.servers": self.server.address, "log_level": 0})
+        for number, value in enumerate(values):
+            producer.produce(
+                topic,
+                value,
+                keys[number] if keys else None,
+                on_delivery=lambda error, _: refused.append(error) if error else None,
+                **options,
+            )  # type: ignore[arg-type]
+        assert not producer.flush(READ_TIMEOUT_S)
+        assert not refused, refused[0]
+
+    def committed(self, topic: str) -> list[Message]:
+        """What a reader sees with read_committed, partition after partition. Waits for transactions that are open."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.server.address,
+                "group.id": "test",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        places = [
+            TopicPartition(topic, number, 0)
+            for number in self.admin.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
+        ]
+        seen: dict[int, list[Message]] = {place.partition: [] for place in places}
+        is_over: set[int] = set()
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        try:
+            consumer.assign(places)
+            while len(is_over) < len(places):
+                assert time.monotonic() < deadline, f"{topic} cannot be read to its end"
+                for message in next_messages(consumer, 10_000):
+                    error = message.error()
+                    if error is None:
+                        seen[message.partition()].append(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        is_over.add(message.partition())
+                    else:
+                        raise AssertionError(error.str())
+        finally:
+            consumer.close()
+        return [message for number in sorted(seen) for message in seen[number]]
+
+    def values(self, topic: str) -> list[bytes | None]:
+        return [message.value() for message in self.committed(topic)]
+
+
+@contextmanager
+def running(**settings: str) -> Iterator[Kafka]:
+    """A broker of its own. Settings have `__` for dots."""
+    installed()
+    with KafkaServer({name.replace("__", "."): value for name, value in settings.items()}) as server:
+        yield Kafka(server)
