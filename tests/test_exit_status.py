@@ -46,7 +46,10 @@ def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of
     passing = told_in(_trace(DiskError("Cannot sync gateways: Input/output error.", next_step="Start it again.")))
     assert passing is not None
     assert status_of(passing) is Status.UNCLEAN, "whoever is started again recovers"
-    assert told_in(_trace(RoundError("the gateway is away"))) is None, "the next driver may find it"
+    away = told_in(_trace(RoundError("The gateway is away.")))
+    assert isinstance(away, RoundError)
+    assert away.explain() == "The gateway is away."
+    assert status_of(away) is Status.UNCLEAN, "the next driver may find it"
     assert told_in("java.lang.OutOfMemoryError: Java heap space") is None
 
 

@@ -112,14 +112,17 @@ class FencedError(ProcessionError):
     """A later driver has taken over: this one must stop and change nothing more."""
 
 
-_OF_AN_OPERATOR = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError): (.+)$", re.MULTILINE)
+_IN_A_TRACE = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError|RoundError): (.+)$", re.MULTILINE)
 
 
 def told_in(text: str) -> ProcessionError | None:
-    """The error for the operator, if the trace of one of Spark's processes contains one."""
-    found = _OF_AN_OPERATOR.findall(text)
+    """The error that the trace of one of Spark's processes contains, if a user needs only its sentence. It has a next
+    step if an operator must act."""
+    found = _IN_A_TRACE.findall(text)
     if not found:
         return None
     kind, sentence = found[-1]
     next_step = "Fix that, and start again: nothing is lost. logs/spark.log has the trace."
+    if kind == "RoundError":
+        next_step = ""
     return ProcessionError.from_dict({"kind": kind, "sentence": sentence, "next_step": next_step, "fields": {}})

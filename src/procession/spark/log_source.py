@@ -3,14 +3,17 @@
 Invariant: offsets are sequence numbers, one per gateway, with the identity of its log (`storage/log_ranges`). Only
 records that a gateway has on disk are offered. Partitions are contiguous ranges in order, so partition order is record
 order and nothing is merged. The exception is event-time order over several gateways: there each task merges the logs
-for its own range. `latestOffset` and `partitions` run in one helper process of the driver, `read` in the workers.
+for its own range. `latestOffset` and `partitions` run in one helper process of the driver, `read` in the workers. The
+helper passes errors to the JVM, and prints nothing when the JVM has closed the connection.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -51,9 +54,11 @@ class Ranges(DataSourceStreamReader):
         self._trigger = TriggerInterval(interval_s)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
+        end_silently_with_jvm()
         return {FIRST_GATEWAY: 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  (Spark's name)
+        end_silently_with_jvm()
         return self._feed.next_ends(start) if self._trigger.is_due() else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -81,6 +86,20 @@ def attempt_of(context: TaskContext, partition: int) -> Attempt:
 def freeze_once() -> None:
     """Exclude objects that live as long as the worker from garbage collection, which Spark runs after every task."""
     gc.freeze()
+
+
+@functools.cache
+def end_silently_with_jvm() -> None:
+    """Let the helper process end without a traceback when the JVM has closed the connection.
+
+    The driver stops the query, or dies, while the helper works on its reply. PySpark then fails to send the reply, or
+    the error of a replaced driver, and Python would print the traceback of both to the driver's log."""
+    sys.excepthook = _report_unless_closed
+
+
+def _report_unless_closed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, ConnectionError):
+        sys.__excepthook__(kind, error, trace)
 
 
 class IngressSource(DataSource):
