@@ -23,7 +23,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"log_format"}),
     frozenset({"record", "metrics", "faults", "address", "background_loading", "allocation", "tls"})
-    | frozenset({"exit_status", "log_setup", "times", "cache", "compiled_kernels", "format_number"}),
+    | frozenset({"exit_status", "times", "cache", "compiled_kernels", "format_number"}),
     frozenset({"planner", "merge", "wire", "storage"}),
     frozenset({"operators"}),
     frozenset({"api", "gateway", "commit", "spark", "sdk", "sos"}),

@@ -1,8 +1,8 @@
 """The format of log events: one line each, as text or as JSON, to the standard error stream.
 
 Invariant: an event has a name that can be searched for, `part.what_happened`, a level and fields; sentences go into
-fields. `PROCESSION_LOG` is the least level that is written, `PROCESSION_LOG_FORMAT` is `text` or `json`. A program that
-only uses the SDK and has not configured structlog itself gets warnings and errors.
+fields. No event contains a secret. `PROCESSION_LOG` is the lowest level that is written, `PROCESSION_LOG_FORMAT` is
+`text` or `json`. Commands write from `info` on, a program that only uses the SDK from `warning` on.
 """
 
 from __future__ import annotations
@@ -135,3 +135,8 @@ def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
         tell_error(error)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def keep_logs() -> None:
+    """Set up the log of one of our commands. The supervisor writes the standard error stream to a file."""
+    configure("info")

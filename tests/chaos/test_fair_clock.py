@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from procession.chaos.cpu_time import CpuTimeReader
-from procession.chaos.fair_clock import SHARE_MIN, CpuTime, FairClock
+from procession.chaos.fair_clock import SHARE_MIN, CpuTime, CpuTimeReader, FairClock
 
 
 def test_a_second_in_which_all_sleep_counts_in_full() -> None:

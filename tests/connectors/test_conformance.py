@@ -15,7 +15,7 @@ import pytest
 from procession.connectors.epochs_sink import epoch_files, epochs_directory
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase
 from procession.sdk.sink_process import SinkProcess, Visible
-from procession.verify.committed import committed_output
+from procession.verify.sink_outputs import committed_output
 
 
 def of_files(directory: Path, instance: str) -> bytes:

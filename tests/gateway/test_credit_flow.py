@@ -6,13 +6,17 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from procession.gateway.credit_flow import STEP_BYTES, Lag
 from procession.gateway.gateway_events import AckIntervalPassed, Action, SendFrame, SessionClosed, SessionOpened
 from procession.gateway.gateway_limits import Limits
 from procession.wire.messages import Ack, Ok
 from tests.gateway.bench import A, B, Bench, sent
 from tests.sdk.gateways import living_gateway
 
+MIB = 1024 * 1024
 ADAPTIVE = Limits(credits="adaptive", credits_max=100, credits_min=10, backlog_max=1000)
 
 
@@ -123,3 +127,20 @@ def test_the_status_says_how_the_window_is(tmp_path: Path, credits: str) -> None
     shown = {name: status[name] for name in ("window", "latency_target_s", "wait_s", "commits_per_s") if name in status}
     expected = {"window": 16384, "latency_target_s": 30.0, "wait_s": 0.0, "commits_per_s": 0.0}
     assert shown == (expected if credits == "adaptive" else {})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 3 * MIB)), max_size=60))
+def test_the_lag_is_never_below_the_truth_and_above_it_by_at_most_a_step(steps: list[tuple[bool, int]]) -> None:
+    lag, committed = Lag(), 0
+    rows: list[int] = []
+    for is_commit, number in steps:
+        if is_commit:
+            committed = min(len(rows), committed + number % 5)
+            lag.commit(committed)
+        else:
+            rows.append(number)
+            lag.add(len(rows), number)
+        truth = sum(rows[committed:])
+        assert truth <= lag.bytes < truth + STEP_BYTES + 3 * MIB
+    lag.commit(len(rows))
+    assert lag.bytes == 0

@@ -14,7 +14,7 @@ import pytest
 
 from procession.address import Address
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.backoff import Backoff
+from procession.sdk.pacing import Backoff
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream
@@ -477,7 +477,7 @@ async def test_records_go_out_at_the_rate_that_was_asked_for_with_their_time() -
             event = await peer.receive()
             assert isinstance(event, Messages)
             stamps += [row.event_time for row in event]
-        assert time.monotonic() - began >= 0.2, "the rest of it: tests/sdk/test_timing.py, without a clock"
+        assert time.monotonic() - began >= 0.2, "the rest of it: tests/sdk/test_pacing.py, without a clock"
         assert stamps == sorted(stamps)
         assert began_ns - 10**9 < stamps[0] < stamps[-1] <= time.time_ns()
 

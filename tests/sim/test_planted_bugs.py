@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from procession.sim.oracle import InvariantViolation
 from procession.sim.runner import plan_of, run_plan
-from procession.sim.violation import InvariantViolation
 from tests.sim.planted import BUGS, Bug
 
 RUNS_MAX = 10_000

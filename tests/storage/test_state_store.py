@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.errors import StorageError
-from procession.operators.buckets import SHARES, share_of
+from procession.operators.partitioning import SHARES, share_of
 from procession.storage import state_file
 from procession.storage.state_store import (
     MERGE_RATIO,

@@ -13,10 +13,10 @@ from procession.commit.round_record import ROUNDS_KEPT
 from procession.connectors.epochs_sink import file_name
 from procession.errors import ConfigError
 from procession.sdk.transaction_log import TRANSACTIONS_KEPT, Transaction, TransactionLog
-from procession.verify.committed import committed_output
 from procession.verify.comparison import ComparisonRequest, judge, run_verify, verify
 from procession.verify.live_check import LiveCheck
 from procession.verify.order import PromisedOrder
+from procession.verify.sink_outputs import committed_output
 from procession.verify.verifier import Outcome
 
 GOOD = b"".join(b"record-%d\n" % number for number in range(100))

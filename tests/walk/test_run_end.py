@@ -14,7 +14,7 @@ import pytest
 
 from procession import faults
 from procession.exit_status import Status
-from procession.verify.committed import committed_output
+from procession.verify.sink_outputs import committed_output
 from tests.slow_cases import slow
 from tests.walk.cluster import wait_for
 from tests.walk.commands import living, pids, run, running

@@ -18,7 +18,7 @@ import pytest
 
 from procession.address import Address, listening_socket
 from procession.exit_status import Status
-from procession.verify.committed import committed_output
+from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import jvms, wait_for
 from tests.walk.commands import run, running, told
 

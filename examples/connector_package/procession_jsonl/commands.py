@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import with_groups
 from procession.cli.sink_commands import Directory, ReceiveOptions, Records
 
 

@@ -32,7 +32,7 @@ from procession.supervisor.demo import write_input
 from procession.supervisor.local_pipeline import COMMAND, LocalPipeline
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
-from procession.verify.committed import committed_output
+from procession.verify.sink_outputs import committed_output
 
 LOOPS: dict[str, ModuleType] = {
     "by_record": by_record,

@@ -23,8 +23,7 @@ from procession.chaos.chaos_gateways import ChaosGateways, GatewayProxies
 from procession.chaos.chaos_records import APP
 from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.clock_control import ProcessClocks
-from procession.chaos.cpu_time import CpuTimeReader
-from procession.chaos.fair_clock import CpuTime
+from procession.chaos.fair_clock import CpuTime, CpuTimeReader
 from procession.chaos.frame_splitter import LineSplitter
 from procession.chaos.proxy import Proxies, Proxy
 from procession.chaos.scenario import (

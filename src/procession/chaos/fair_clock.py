@@ -1,14 +1,51 @@
-"""The fair clock: how much CPU time the parts could really use on a busy machine. Pure.
+"""The fair clock: how much CPU time the parts could really use on a busy machine. Linux only (/proc).
 
 Invariant: a second in which our threads wanted a core and had to wait counts only by the share that they got; a second
 in which they all slept counts in full. So a part that hangs reaches its deadline on any machine, and one that merely
-gets no CPU does not. `chaos/cpu_time` reads the kernel's counters; the monitor's deadlines use the clock.
+gets no CPU does not. Only threads that existed at the last reading of the kernel's schedstat count, by their use since
+then. The monitor's deadlines use the clock.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
+
+from procession.supervisor import cleanup
+
+NS = 1_000_000_000
+
+
+class CpuTimeReader:
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def look(self, sessions: Collection[int]) -> CpuTime:
+        """Return the CPU time of these sessions since the last look; zero if the kernel does not report it."""
+        seen = {}
+        for entry in cleanup.processes():
+            if entry.session in sessions:
+                seen.update(_threads(entry.pid))
+        both = [(seen[thread], self._seen[thread]) for thread in seen.keys() & self._seen.keys()]
+        self._seen = seen
+        ran = sum(now[0] - before[0] for now, before in both)
+        waited = sum(now[1] - before[1] for now, before in both)
+        return CpuTime(ran / NS, waited / NS)
+
+
+def _threads(pid: int) -> dict[str, tuple[int, int]]:
+    found = {}
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError):
+                ran, waited, _slices = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+                found[thread] = (int(ran), int(waited))
+    return found
+
 
 SHARE_MIN = 0.1
 """Minimum share that a second counts, so that deadlines end on a busy machine too."""

@@ -1,16 +1,60 @@
 """The settings as command-line options, and the option groups that commands share.
 
 An option has the name of its setting. The default is given as text, so that a help page does not have to import
-pydantic.
+pydantic. A group is a dataclass whose fields are options. A command uses it as the type of one parameter; `with_groups`
+declares the fields to Typer instead of that parameter, and passes the command an instance with the values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_groups(command: Command) -> Command:
+    """Declare the fields of a command's groups as its own options. Groups may contain groups."""
+    hints = get_type_hints(command, include_extras=True)
+    declared = inspect.signature(command).parameters.values()
+    shown = [
+        option
+        for parameter in declared
+        for option in _options(parameter.name, hints[parameter.name], parameter.default)
+    ]
+
+    @wraps(command)
+    def grouped(**given: Any) -> None:
+        command(**{parameter.name: _collect(parameter.name, hints[parameter.name], given) for parameter in declared})
+
+    grouped.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    grouped.__annotations__ = {option.name: option.annotation for option in shown}
+    return grouped  # type: ignore[return-value]
+
+
+def _options(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
+    if not is_dataclass(hint):
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        return
+    hints = get_type_hints(hint, include_extras=True)
+    for field in fields(hint):
+        yield from _options(
+            field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default
+        )
+
+
+def _collect(name: str, hint: Any, given: dict[str, Any]) -> Any:
+    if not is_dataclass(hint):
+        return given[name]
+    hints = get_type_hints(hint, include_extras=True)
+    return hint(**{field.name: _collect(field.name, hints[field.name], given) for field in fields(hint)})  # type: ignore[operator]
+
 
 EpochInterval = Annotated[
     float | None, typer.Option(show_default="0.1", help="Minimum seconds between the starts of two epochs.")

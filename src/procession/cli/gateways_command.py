@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from procession.cli.command_options import ControlCookieFile, CookieFile
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import ControlCookieFile, CookieFile, with_groups
 from procession.cli.tls_options import ClientTlsOptions
 
 gateways_app = typer.Typer(help="List, add and remove gateways of a running pipeline.", no_args_is_help=True)

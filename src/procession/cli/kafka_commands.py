@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import with_groups
 from procession.cli.sink_commands import Directory, Json, ReceiveOptions, Records, print_json
 from procession.cli.source_commands import Acks, SendOptions
 from procession.exit_status import Status

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import with_groups
 from procession.cli.sink_commands import Json, ReceiveOptions, Records, print_json
 
 if TYPE_CHECKING:

@@ -19,12 +19,18 @@ import typer
 from procession.cache import find_place
 from procession.cli.bench_command import bench_app
 from procession.cli.chaos_command import chaos
-from procession.cli.command_options import DriverSettings, EpochSettings, Gateways, PipelineSettings, SpareDriver
+from procession.cli.command_options import (
+    DriverSettings,
+    EpochSettings,
+    Gateways,
+    PipelineSettings,
+    SpareDriver,
+    with_groups,
+)
 from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
-from procession.cli.option_groups import with_groups
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
@@ -33,8 +39,7 @@ from procession.cli.tls_options import ClientTlsOptions
 from procession.cli.verify_command import cat, verify
 from procession.errors import ProcessionError
 from procession.exit_status import Status, status_of
-from procession.log_format import note, tell_crash, tell_error
-from procession.log_setup import keep_logs
+from procession.log_format import keep_logs, note, tell_crash, tell_error
 from procession.storage.secret import PRIVATE_UMASK
 from procession.supervisor.supervisor import PartFailed
 

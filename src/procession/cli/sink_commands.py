@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from procession.cli.command_options import with_groups
 from procession.cli.connector_group import SinkGroup
-from procession.cli.option_groups import with_groups
 from procession.cli.tls_options import ServerTlsOptions
 from procession.exit_status import Status
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from procession.cli.command_options import CookieFile
+from procession.cli.command_options import CookieFile, with_groups
 from procession.cli.connector_group import SourceGroup
-from procession.cli.option_groups import with_groups
 from procession.cli.tls_options import ClientTlsOptions
 from procession.exit_status import Status
 

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from procession.cli.command_options import ControlCookieFile
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import ControlCookieFile, with_groups
 from procession.cli.tls_options import ClientTlsOptions
 
 

@@ -1,6 +1,6 @@
 """The commands `procession verify` and `procession cat`: verify and print what sinks have committed.
 
-As in `cli/main`, they only parse and print; `verify/comparison`, `verify/live_check` and `verify/committed` read the
+As in `cli/main`, they only parse and print; `verify/comparison`, `verify/live_check` and `verify/sink_outputs` read the
 output. They change nothing.
 """
 
@@ -75,7 +75,7 @@ def cat(
     ] = None,
 ) -> None:
     """Print the committed output of a file sink or an epochs sink, also while the pipeline runs."""
-    from procession.verify.committed import committed_output
+    from procession.verify.sink_outputs import committed_output
 
     for piece in committed_output(directory, instance):
         sys.stdout.buffer.write(piece)

@@ -20,10 +20,9 @@ import structlog
 from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
-from procession.commit.counters import counted
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
 from procession.commit.emitter import length_of, messages, payloads, runs_for
-from procession.commit.epoch_ranges import check_joined, joined, versions_after
+from procession.commit.epoch_totals import check_joined, counted, joined, versions_after
 from procession.commit.round_events import (
     Acknowledge,
     AcknowledgeEarly,

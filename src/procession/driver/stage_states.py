@@ -1,18 +1,27 @@
-"""The stateful stages in the plan and in the round record, and whether a new program may continue with them.
+"""The stateful stages in the plan and in the round record: whether a new program may continue with them, and which of
+them still hold results back when a run is stopped.
 
-Invariant: the plan has the current identity of each stage, the round record the committed one. They are
-compared before the checkpoint is claimed. Used by the driver and `commit/performer`.
+Invariant: the plan has the current identity of each stage, the round record the committed one. They are compared before
+the checkpoint is claimed. Reads the states of the last committed epoch and changes nothing. Used by the driver and by
+the summary of `procession run`.
 """
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Collection
+from pathlib import Path
 
 from procession.commit.round_record import RoundRecord
 from procession.planner.compatibility import StageIdentity, check_continued, check_tasks, identities, keyed_stages
+from procession.planner.graph import Graph
 from procession.planner.plan import Plan
-from procession.storage.state_version import StateVersion
+from procession.storage.state_store import TaskStates
+from procession.storage.state_version import (
+    Files,
+    StateCodec,
+    StateVersion,
+)
 
 
 def keyed_versions(plan: Plan) -> dict[int, tuple[str, StateVersion]]:
@@ -33,3 +42,24 @@ def check_last(plan: Plan, last: RoundRecord, changed: Collection[str] = ()) -> 
     kept = {name: StageIdentity(version.kind, version.identity) for name, version in last.states.items()}
     check_continued(plan, kept, changed, linecache.getlines)
     check_tasks(plan, {name: len(version.tasks) for name, version in last.states.items()})
+
+
+HELD = (b"k", b"r")
+"""Prefixes of the state names that hold results back: those of a key or window, and those of a sort's run."""
+
+CODEC = StateCodec(lambda _: b"", lambda _: None)
+
+
+def held_back(graph: Graph, last: RoundRecord | None, states: Path) -> list[str]:
+    """Describe what is still held back after this epoch. `states` is the directory of the pipeline's states."""
+    waiting = {node.name: node.operator.state.held for node in graph.nodes if node.operator is not None}
+    versions = {} if last is None else last.states
+    return [
+        f"{held} {name!r}"
+        for name, held in waiting.items()
+        if held and name in versions and any(_holds(states, files) for files in versions[name].tasks)
+    ]
+
+
+def _holds(directory: Path, files: Files) -> bool:
+    return any(name.startswith(HELD) for names in TaskStates(directory, files, CODEC).all_keys() for name in names)

@@ -32,13 +32,14 @@ import structlog
 from procession.address import Address
 from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
 from procession.gateway.confirmation import KnownGateway, check_directory, check_offered
-from procession.gateway.control_errors import KINDS, GarbledRequest
 from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.gateway_metrics import stream_rows
 from procession.gateway.leader_control import LeaderControl
 from procession.gateway.performer import GatewayPerformer
 from procession.gateway.request_parsing import (
     FORMAT,
+    KINDS,
+    GarbledRequest,
     check_format,
     clocks,
     integers,

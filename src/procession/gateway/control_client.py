@@ -18,10 +18,18 @@ from typing import Any, NamedTuple, Self
 from procession.address import Endpoint, SocketFile, connected_file, parse_endpoint
 from procession.errors import ConfigError, ProcessionError, RoundError
 from procession.gateway.confirmation import KnownGateway
-from procession.gateway.control_errors import KINDS, GarbledRequest
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
-from procession.gateway.request_parsing import FORMAT, check_answer, offset, place, read_clocks, written_clocks
+from procession.gateway.request_parsing import (
+    FORMAT,
+    KINDS,
+    GarbledRequest,
+    check_answer,
+    offset,
+    place,
+    read_clocks,
+    written_clocks,
+)
 from procession.merge.event_time import DeclaredOrder
 from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key

@@ -3,6 +3,8 @@
 Invariant: granted credits are never revoked; replenishment may be withheld. When everything is committed, every session
 may send. Credits count frames and limits count bytes, so above a second limit the gateway stops reading from sessions
 that still have credits. `gateway/state` reports rows and commits.
+
+The lag is never below the true value, and above it by at most one step.
 """
 
 from __future__ import annotations
@@ -13,7 +15,34 @@ from typing import Any, NamedTuple
 
 from procession.gateway.credit_window import AdaptiveWindow, CreditBounds
 from procession.gateway.gateway_limits import Limits
-from procession.gateway.lag import Lag
+
+STEP_BYTES = 1024 * 1024
+"""Granularity: a step of this many bytes is committed as a whole."""
+
+
+class Lag:
+    """How many bytes are appended and not committed. After a restart, all bytes found in the log are one step."""
+
+    reserve_bytes = 0
+    """Additional bytes for the producer of the stream that the merge waits for."""
+
+    def __init__(self, end_sequence: int = 0, size_bytes: int = 0) -> None:
+        self.bytes = 0
+        self._steps: deque[tuple[int, int]] = deque()
+        if size_bytes:
+            self.add(end_sequence, size_bytes)
+
+    def add(self, end_sequence: int, size_bytes: int) -> None:
+        """Rows up to `end_sequence` were appended."""
+        self.bytes += size_bytes
+        if self._steps and self._steps[-1][1] < STEP_BYTES:
+            size_bytes += self._steps.pop()[1]
+        self._steps.append((end_sequence, size_bytes))
+
+    def commit(self, end_sequence: int) -> None:
+        """Rows below `end_sequence` are committed."""
+        while self._steps and self._steps[0][0] <= end_sequence:
+            self.bytes -= self._steps.popleft()[1]
 
 
 class UnappendedRows(NamedTuple):

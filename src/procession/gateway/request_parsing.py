@@ -1,7 +1,8 @@
-"""Parses requests at the control port: numbers, positions and clocks of streams. Pure.
+"""Parses requests at the control port: numbers, positions and clocks of streams; and names the errors of its replies.
+Pure.
 
 Invariant: a malformed request is the peer's error, reported in one short sentence. Used by `control` and
-`leader_control`.
+`leader_control`. A reply names the class of an error; `control_client` raises the same class.
 """
 
 from __future__ import annotations
@@ -9,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, DiskError, FencedError, ProcessionError, RemoteProtocolError, StorageError
 from procession.format_number import is_known_format
 from procession.gateway.confirmation import KnownGateway
 from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
 from procession.storage.log_ranges import LogOffset
+
+
+class GarbledRequest(RemoteProtocolError):
+    """The request could not be decoded. The client sends it again."""
+
+
+KINDS: dict[type[ProcessionError], str] = {
+    FencedError: "fenced",
+    StorageError: "storage",
+    DiskError: "disk",
+    ConfigError: "config",
+    RemoteProtocolError: "invalid",
+    GarbledRequest: "garbled",
+}
+
 
 U64_DIGITS = 20
 

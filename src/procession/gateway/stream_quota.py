@@ -3,7 +3,7 @@
 Invariant: the session with the stream that a merge waits for is never blocked by what others have sent. It gets a few
 credits at a time from a reserve, on the account of that stream; what was taken on other accounts does not count. Other
 sessions wait while the total, or one of their own streams, is over its limit. `event_time_state` does the counting;
-without a merge, `lag` is used.
+without a merge, `credit_flow.Lag` is used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Set
 from typing import NamedTuple
 
+from procession.gateway.credit_flow import STEP_BYTES, Lag
 from procession.gateway.gateway_limits import Limits
-from procession.gateway.lag import STEP_BYTES, Lag
 
 NOBODY = -1
 """The account of sessions that may send because no session has the stream that the merge waits for."""

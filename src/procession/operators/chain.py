@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from procession.operators.batch_result import read_batch_result
-from procession.operators.buckets import as_result_list
 from procession.operators.chain_output import Delivery
 from procession.operators.chain_rows import ChainOutput, ChainRows
 from procession.operators.codecs import DECODE
@@ -31,6 +30,7 @@ from procession.operators.fusion import LINES, fused
 from procession.operators.inlining import LinesOf
 from procession.operators.keyed import flattened
 from procession.operators.operator import NO_STATES, Operator, OperatorRows, Reach, StateAccess
+from procession.operators.partitioning import as_result_list
 from procession.operators.stage_rows import Numbers, StageRows, concatenated, joined
 from procession.operators.tables import joinings_at
 from procession.operators.value_codec import ValueCodec, as_column, as_payloads

@@ -16,12 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.operators.buckets import split_by_key, split_by_stream
 from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
 from procession.operators.context import with_contexts
 from procession.operators.dead_letters import DeadLetters
-from procession.operators.partitioning import partition_by, partition_evenly, partition_rows
+from procession.operators.partitioning import (
+    partition_by,
+    partition_evenly,
+    partition_rows,
+    split_by_key,
+    split_by_stream,
+)
 from procession.operators.stage_rows import Numbers, StageRows
 from procession.operators.value_codec import Forms, as_payloads
 from procession.planner.graph import Kind, Node, Order, PayloadCodec, SinkFraming

@@ -2,7 +2,7 @@
 
 Invariant: `encode(a) < encode(b)` exactly if a sorts before b, and `decode(encode(a))` is equal to a and of the same
 type. So one encoding serves for the bucket, the state's name and the order of results. Upstream: the user's key
-functions; downstream: `operators/buckets`, `operators/keyed` and the stages that return keys. Pure.
+functions; downstream: `operators/partitioning`, `operators/keyed` and the stages that return keys. Pure.
 
 Two keys are the same if they have the same type and are equal. So 1, 1.0, True and Decimal(1) are four keys. 0.0 and
 -0.0 are one key (decoded as 0.0), as are Decimal("1.5") and Decimal("1.50") (decoded as the shorter), and one instant

@@ -18,8 +18,7 @@ from procession.address import Address, notice_silence, parse_address, parse_add
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.ack_log import AckLog
-from procession.sdk.backoff import Backoff
-from procession.sdk.rate_limit import RateLimit
+from procession.sdk.pacing import Backoff, RateLimit
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Forgetful, Source, Stream, UnnumberedSource
 from procession.sdk.source_report import Report

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procession.sdk.backoff import FIRST_S, LIMIT_S
 from procession.sdk.batching import GatherLimits
+from procession.sdk.pacing import FIRST_S, LIMIT_S
 from procession.sdk.source_report import Report
 from procession.tls import ClientTls
 

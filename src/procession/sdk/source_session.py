@@ -20,7 +20,7 @@ import structlog
 
 from procession.background_loading import Readiness
 from procession.errors import ConfigError, RemoteProtocolError
-from procession.sdk.rate_limit import RateLimit
+from procession.sdk.pacing import RateLimit
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream, UnnumberedSource
 from procession.sdk.stream_progress import KnownStreams, StreamProgress

@@ -1,15 +1,16 @@
 """The environment: machines, and what all processes share: clock, randomness, network, oracle, fault schedule.
 
-Invariant: a fault happens exactly when its part has taken the given number of steps. `world` creates the environment
+Invariant: time passes only in the clock, and two events at the same time happen in the order in which they were
+scheduled. A fault happens exactly when its part has taken the given number of steps. `world` creates the environment
 and implements the faults; every process uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
 
-from procession.sim.clock import VirtualClock
 from procession.sim.disk import Disk
 from procession.sim.fault_plan import PlannedFault
 from procession.sim.network import Network
@@ -19,6 +20,35 @@ if TYPE_CHECKING:
     from procession.sim.oracle import Oracle
     from procession.sim.simulated_gateway import SimulatedGateway
     from procession.sim.simulated_process import SimulatedProcess
+
+
+Call = Callable[..., Any]
+
+
+class VirtualClock:
+    """A queue of events in the order of virtual time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._count = 0
+        self._due: list[tuple[float, int, Call, tuple[Any, ...]]] = []
+
+    def after(self, delay_s: float, call: Call, *args: Any) -> None:
+        self._count = count = self._count + 1
+        heappush(self._due, (self.now + delay_s, count, call, args))
+
+    def stop(self) -> None:
+        """Remove all events."""
+        self._due.clear()
+
+    def advance(self) -> bool:
+        """Run the next event. Return False if there is none."""
+        if not self._due:
+            return False
+        self.now, _, call, args = heappop(self._due)
+        call(*args)
+        return True
+
 
 STORY_LINES_MAX = 20_000
 

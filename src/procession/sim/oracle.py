@@ -2,8 +2,8 @@
 
 Invariant: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what a
 part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of the
-checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. It checks
-every step of every part; the runner prints the first violation.
+checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. It checks every step of every part; the runner
+prints the first violation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,17 @@ from procession.commit.round_record import RoundRecord
 from procession.commit.transaction_id import TransactionId
 from procession.sim.disk import Directory, Disk, File
 from procession.sim.sequential_run import Fold, Record, Sequential
-from procession.sim.violation import InvariantViolation
 from procession.wire.messages import NOTHING_COMMITTED
+
+
+class InvariantViolation(Exception):
+    """An invariant does not hold. Ends the run at once, because everything after it is only a consequence."""
+
+    def __init__(self, invariant: str, sentence: str) -> None:
+        super().__init__(f"{invariant}: {sentence}")
+        self.invariant = invariant
+        self.sentence = sentence
+
 
 CHECKPOINT, STATES = "checkpoint", "state"
 MEMORY = 16_384

@@ -21,9 +21,9 @@ from multiprocessing import get_context
 from typing import Any
 
 from procession.sim.fault_plan import FaultPlan, make_plan
+from procession.sim.oracle import InvariantViolation
 from procession.sim.run_totals import RunTotals
 from procession.sim.shrink import shrink
-from procession.sim.violation import InvariantViolation
 from procession.sim.world import World, WorldOutcome
 
 SCHEDULE = 0x5EED

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from procession.sim.fault_plan import FaultPlan, SinkPlan
-from procession.sim.violation import InvariantViolation
+from procession.sim.oracle import InvariantViolation
 
 TRIES_MAX = 600
 SCHEDULES = 3

@@ -30,13 +30,13 @@ from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
 from procession.sim.network import Endpoint
+from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, known, last_record
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import drop_states, make_and_sweep
 from procession.sim.simulated_tasks import SimulatedEpoch
-from procession.sim.violation import InvariantViolation
 from procession.storage.log_ranges import LogOffset
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import Endpoint
+from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_leader_link import (
     LEADERS_DOOR,
@@ -43,7 +44,6 @@ from procession.sim.simulated_leader_link import (
 from procession.sim.simulated_log import SimulatedLog, log_folder, read_tail
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_session import SimulatedSession, check_told
-from procession.sim.violation import InvariantViolation
 from procession.storage.log_ranges import LogOffset
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import ConnectionState

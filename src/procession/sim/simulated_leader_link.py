@@ -28,7 +28,7 @@ from procession.gateway.members import Member
 from procession.gateway.request_parsing import positions
 from procession.sim.disk_calls import Files
 from procession.sim.network import Endpoint
-from procession.sim.violation import InvariantViolation
+from procession.sim.oracle import InvariantViolation
 
 if TYPE_CHECKING:
     from procession.sim.simulated_gateway import SimulatedGateway

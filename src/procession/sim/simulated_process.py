@@ -3,7 +3,7 @@
 Invariant: each event that it handles, each disk call and each network write is a *step*. Steps are counted for each
 part, and a fault strikes at a count. So a fault can strike between any two steps, and the schedule determines exactly
 when. A handler that is a generator can also be interrupted at each `yield`: other processes continue, and the rest of
-this process waits, as after a blocking call. Upstream: `clock`. Downstream: the parts.
+this process waits, as after a blocking call. Upstream: `environment`. Downstream: the parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from procession.errors import ProcessionError
-from procession.sim.violation import InvariantViolation
+from procession.sim.oracle import InvariantViolation
 
 if TYPE_CHECKING:
     from procession.sim.environment import Environment, Machine

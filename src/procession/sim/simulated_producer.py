@@ -16,8 +16,8 @@ from procession.sdk.stream_progress import StreamProgress
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import Endpoint
+from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_process import SimulatedProcess
-from procession.sim.violation import InvariantViolation
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Eos, Error, Hello, Message, Notify, NotifyAck, Ok, Restart

@@ -17,10 +17,10 @@ from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SinkPlan
 from procession.sim.network import Endpoint
+from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_sink_files import SimulatedFileOutput, SimulatedTransactionLog
 from procession.sim.simulated_sink_link import read, wrap
-from procession.sim.violation import InvariantViolation
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from procession.commit.round_record import RoundRecord
 from procession.errors import StorageError
-from procession.operators.buckets import SHARES
+from procession.operators.partitioning import SHARES
 from procession.sim.disk_calls import Files
 from procession.sim.oracle import STATES, Oracle
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint

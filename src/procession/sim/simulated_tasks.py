@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from procession.merge.kway import merged
-from procession.operators.buckets import share_of
+from procession.operators.partitioning import share_of
 from procession.record import ORDER
 from procession.sim.sequential_run import KEYS, key_of
 from procession.sim.simulated_states import SimulatedStateStore

@@ -13,7 +13,7 @@ from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault
-from procession.sim.oracle import CHECKPOINT, Oracle
+from procession.sim.oracle import CHECKPOINT, InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
 from procession.sim.set_back import SetBackOperator
 from procession.sim.simulated_checkpoint import CURRENT
@@ -25,7 +25,6 @@ from procession.sim.simulated_sink import SimulatedSink
 from procession.sim.simulated_sink_files import durable_output
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
-from procession.sim.violation import InvariantViolation
 
 EVENTS_MAX = 60_000
 """Maximum number of steps. A run that takes more has stalled."""

@@ -5,6 +5,10 @@ records that a gateway has on disk are offered. Partitions are contiguous ranges
 order and nothing is merged. The exception is event-time order over several gateways: there each task merges the logs
 for its own range. `latestOffset` and `partitions` run in one helper process of the driver, `read` in the workers. The
 helper passes errors to the JVM, and prints nothing when the JVM has closed the connection.
+
+The trigger interval uses a monotonic clock. Spark's own trigger uses the time of day, and would wait for an hour if the
+clock were set back by an hour. So Spark polls without an interval, and the reader waits for at most HOLD_S_MAX per
+poll.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
@@ -25,8 +30,36 @@ from procession.spark.epoch_tasks import Range, ranges_of, run_first
 from procession.spark.manifest_routing import SCHEMA, as_rows
 from procession.spark.session import TASK_FAILURES_MAX
 from procession.spark.tasks import Attempt, Task
-from procession.spark.trigger import TriggerInterval
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, sequences
+
+HOLD_S_MAX = 1.0
+"""Maximum wait per poll, in seconds. Stopping a query may take this long."""
+
+
+class TriggerInterval:
+    """The interval between the starts of two epochs."""
+
+    def __init__(
+        self,
+        interval_s: float,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        hold: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._interval_s = interval_s
+        self._now = now
+        self._hold = hold
+        self._due: float | None = None
+
+    def is_due(self) -> bool:
+        """Wait until the next epoch may begin. Return False if HOLD_S_MAX passes first; Spark then polls again."""
+        if self._due is not None and (left_s := self._due - self._now()) > 0:
+            self._hold(min(left_s, HOLD_S_MAX))
+            if left_s > HOLD_S_MAX:
+                return False
+        self._due = self._now() + self._interval_s
+        return True
+
 
 FORMAT = "procession"
 BATCH_PROPERTY = "streaming.sql.batchId"

@@ -71,7 +71,7 @@ def start_query(
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/trigger`)
+        .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/log_source`)
         .start()
     )
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from procession.errors import PlanError
-from procession.operators.buckets import SHARES
 from procession.operators.operator import StateObject
+from procession.operators.partitioning import SHARES
 from procession.operators.value_codec import PLAIN, ValueCodec
 from procession.planner.ownership import shared_part
 from procession.storage.run_store import Manifest

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from procession.commit.counters import LATE_AT
+from procession.commit.epoch_totals import LATE_AT
 from procession.driver.epoch_log import EpochTail, Latency
 from procession.errors import ProcessionError
 from procession.gateway.control_client import ControlClient

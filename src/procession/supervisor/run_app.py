@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from procession.commit.counters import LATE_AT
+from procession.commit.epoch_totals import LATE_AT
 from procession.commit.round_record import RoundRecord
 from procession.connectors.file_source import FileSource
 from procession.driver.app_file import load_app
-from procession.driver.held_records import held_back
+from procession.driver.stage_states import held_back
 from procession.errors import ConfigError, ProcessionError
 from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph

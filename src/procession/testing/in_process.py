@@ -21,10 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from procession.api.pipeline import Pipeline
-from procession.commit.counters import counted
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
 from procession.commit.emitter import payloads, runs_for
-from procession.commit.epoch_ranges import check_joined, versions_after
+from procession.commit.epoch_totals import check_joined, counted, versions_after
 from procession.commit.round_record import RoundRecord
 from procession.driver.stream_order import declared_by
 from procession.driver.table_versions import TableRefresh

@@ -1,8 +1,8 @@
-"""The outputs in a sink's directory, and which of them belong to one sink.
+"""The outputs in a sink's directory: which of them belong to one sink, and their committed bytes.
 
-Invariant: `PIPELINE-SINK-0`, `PIPELINE-SINK-1`, … were written by the connections of one sink. Together they hold
-its records, each key or stream in one of them. Reads a sink's directory; used by `procession verify` and `procession
-cat`.
+Invariant: `PIPELINE-SINK-0`, `PIPELINE-SINK-1`, … were written by the connections of one sink. Together they hold its
+records, each key or stream in one of them. Uncommitted output is never returned, even while the sink is writing. Used
+by `procession verify` and `procession cat`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procession.commit.transaction_id import TransactionId
 from procession.errors import ConfigError
-from procession.sdk.transaction_log import TransactionTail
+from procession.sdk.transaction_log import TransactionTail, committed_ranges
 from procession.verify.output_layout import Ranges, is_stored, stored
 
 CONNECTION = re.compile(r"(.+)-([0-9]+)")
@@ -75,3 +75,18 @@ def _place(instance: str) -> tuple[str, int]:
     """Return the prefix and the number of an instance's name, so that 10 sorts after 9."""
     found = CONNECTION.fullmatch(instance)
     return (found[1], int(found[2])) if found else (instance, -1)
+
+
+def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
+    """Yield the outputs of the directory (or of one instance or sink), one after the other in the order of their
+    names."""
+    outputs = written_in(directory, instance)
+    if not outputs:
+        raise ConfigError(
+            f"there is no output {instance!r} in {directory}" if instance else f"{directory} has no output of a sink",
+            next_step="name the directory of the sink, and an instance that exists there",
+        )
+    if instance is None:
+        check_one_pipeline(directory, outputs)
+    for output in outputs:
+        yield from output.read([committed_ranges(log) for log in output.logs])

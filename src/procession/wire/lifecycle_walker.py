@@ -1,7 +1,8 @@
-"""The lifecycle walker: the state of one end of a connection in its dialect's tables. Pure.
+"""The lifecycle walker: the state of one end of a connection in its dialect's tables, and its credits. Pure.
 
-Invariant: a step that the tables or the credits forbid is an error of the sender and changes nothing. `connection`
-encodes and decodes the frames; the tables are in `lifecycle`, `stream_lifecycle` and `draft_lifecycle`.
+Invariant: a step that the tables or the credits forbid is an error of the sender and changes nothing. A connector
+spends only granted credits, except one frame of drift per end of stream. `connection` encodes and decodes the frames;
+the tables are in `lifecycle`, `stream_lifecycle` and `draft_lifecycle`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.wire.credit import CreditWindow
 from procession.wire.dialect import V3, Dialect
 from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, DraftOk, Extension
 from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import TWOPC_STREAM, Ack, Eos, Hello, Message, Notify, NotifyAck, Ok, Restart
 from procession.wire.stream_lifecycle import StreamState, StreamStep
+
+
+class CreditWindow:
+    """The balance of one session. Both ends keep one; they differ only by frames in flight and the drift."""
+
+    def __init__(self) -> None:
+        self.available = 0
+        self.drift = 0
+
+    @property
+    def affordable(self) -> int:
+        """How many frames the peer may send before it overspends."""
+        return self.available + self.drift
+
+    def grant(self, count: int) -> None:
+        self.available += count
+
+    def spend(self, count: int = 1) -> None:
+        """Spend credits for frames, all or none. Overspending beyond the drift is the peer's error."""
+        if count > self.affordable:
+            raise RemoteProtocolError("credits overspent")
+        self.available -= count
+
+    def tolerate(self) -> None:
+        """Allow one more frame of drift at the end of a stream, because existing peers do not charge for EOS."""
+        self.drift += 1
+
 
 OVER = frozenset({ConnectionState.ERROR, ConnectionState.DISCONNECTED})
 _START = StreamState.START

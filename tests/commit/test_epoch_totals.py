@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procession.commit.counters import LATE_AT, counted
+from procession.commit.epoch_totals import LATE_AT, counted
 from procession.storage.run_store import Manifest, Run
 
 STAGES = {1: ("minutes", "window of 60 s"), 2: ("pairs", "join")}

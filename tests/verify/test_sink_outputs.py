@@ -9,8 +9,8 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.sdk.transaction_log import Transaction, TransactionLog
-from procession.verify.committed import committed_output
 from procession.verify.comparison import ComparisonRequest
+from procession.verify.sink_outputs import committed_output
 
 
 def output(directory: Path, name: str, data: bytes, committed: int) -> None:

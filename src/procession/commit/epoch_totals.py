@@ -1,17 +1,41 @@
-"""The ranges of an epoch: where it begins and ends in the logs; and the states that it leaves.
+"""What the manifests of an epoch add up to: its ranges in the logs, the states that it leaves, and its counters.
+Pure.
 
-Invariant: an epoch starts exactly where the last one ended, in every log; anything else is a StorageError. Pure. The
-ranges come from the manifests of the epoch's tasks; `commit/performer` uses them.
+Invariant: an epoch starts exactly where the last one ended, in every log; anything else is a StorageError. Its counters
+are those of the previous epoch plus what its tasks counted. They are committed with the epoch, so nothing is counted
+twice. `commit/performer` uses the totals; the round record stores them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from procession.errors import StorageError
-from procession.storage.run_store import Manifest
+from procession.storage.run_store import Manifest, Run
 from procession.storage.state_version import StateVersion
+
+LATE_AT = "late at "
+"""Before the name of a stage: the records that came behind its watermark."""
+
+
+def counted(
+    before: Mapping[str, int],
+    manifests: Sequence[Manifest],
+    runs: Mapping[str, Sequence[Run]],
+    stages: Mapping[int, tuple[str, Any]],
+) -> dict[str, int]:
+    """The counters with an epoch's manifests and the runs for its sinks; `stages` are those that chains begin with.
+    Where no record was ever late, none says so."""
+    found = Counter(before)
+    found["records_in"] += sum(manifest.records for manifest in manifests)
+    found["records_out"] += sum(run.count for own in runs.values() for run in own)
+    for manifest in manifests:
+        if manifest.late:
+            found["late" if manifest.stage == 0 else LATE_AT + stages[manifest.stage][0]] += manifest.late
+    return dict(found)
 
 
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:

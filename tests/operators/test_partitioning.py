@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.api.pipeline import PARALLELISM_MAX
-from procession.operators.buckets import SHARES, share_of, split_by_key, split_evenly
+from procession.operators.partitioning import SHARES, share_of, split_by_key, split_evenly
 
 
 @given(rows=st.integers(0, 500), buckets=st.integers(1, 20), turn=st.integers(0, 50))
@@ -38,7 +38,7 @@ def test_rows_are_parted_by_key_once_each_in_order(keys: list[bytes], buckets: i
 
 def test_a_key_has_the_same_share_in_every_process() -> None:
     shares = "print(share_of(b'a'), share_of('ü'.encode()), share_of(b''))"
-    code = f"from procession.operators.buckets import share_of; {shares}"
+    code = f"from procession.operators.partitioning import share_of; {shares}"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert other.split() == [str(share_of(b"a")), str(share_of("ü".encode())), str(share_of(b""))]
     assert (share_of(b"a"), share_of(b"")) == (0xE8B7BE43 % SHARES, 0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import RemoteProtocolError
-from procession.wire.credit import CreditWindow
+from procession.wire.lifecycle_walker import CreditWindow
 
 
 def test_what_was_granted_can_be_spent_and_no_more() -> None:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
-from procession.cli.command_options import PipelineSettings
-from procession.cli.option_groups import with_groups
+from procession.cli.command_options import PipelineSettings, with_groups
 from procession.supervisor.settings import Settings
 
 

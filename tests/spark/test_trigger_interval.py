@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procession.spark.trigger import HOLD_S_MAX, TriggerInterval
+from procession.spark.log_source import HOLD_S_MAX, TriggerInterval
 
 
 class Clock:

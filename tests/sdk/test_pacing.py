@@ -7,8 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.sdk.backoff import Backoff
-from procession.sdk.rate_limit import BURST_S, RateLimit
+from procession.sdk.pacing import BURST_S, Backoff, RateLimit
 
 
 @given(st.integers())
