@@ -110,6 +110,19 @@ def test_a_name_stays_with_its_directory_over_a_leader_that_begins_anew(tmp_path
     assert again["gateway-1"].standing is MemberStatus.HERE
 
 
+def test_records_of_a_forgotten_gateway_are_taken_only_if_no_other_has_committed_them(leadership: Leadership) -> None:
+    """The leader's directory is an older copy: gateway-1 joined after it was made, and no driver has read from it."""
+    link, _ = leadership.join(member("gateway-2"), [], {}, 0)
+    for stream_id in (7, 8):
+        assert leadership.notify(link, stream_id)["granted"]
+        leadership.given_up(link, stream_id, 41)
+    for known in ({}, {7: 40}):
+        with pytest.raises(ConfigError, match="records of stream 7, which others have sent"):
+            leadership.join(member("gateway-1"), [7], known, 0)
+    leadership.join(member("gateway-1"), [8, 9], {8: 41}, 0)
+    assert leadership.registry.active == {8: "gateway-1", 9: "gateway-1"}
+
+
 def test_a_directory_of_another_pipeline_is_refused(leadership: Leadership) -> None:
     with pytest.raises(ConfigError, match="used by another pipeline"):
         leadership.join(member("gateway-1"), [], {}, 100)

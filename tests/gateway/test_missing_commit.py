@@ -126,6 +126,39 @@ def test_a_leader_that_was_never_offered_from_is_refused_when_it_is_set_back(
         assert reference(gateways[0]) is None, "nobody has confirmed it"
 
 
+@pytest.mark.parametrize("gateways", [1], indirect=True)
+def test_a_leaders_copy_from_before_a_gateway_joined_is_refused(gateways: Gateways, tmp_path: Path) -> None:
+    """It lacks no more than the last commit names, but would refuse the gateway that it does not list."""
+    with gateways:
+        taker = gateways.taker()
+        taker.take()
+        shutil.copytree(gateways[0].directory, tmp_path / "copy")
+        gateways.all.append(gateways.make(1).start(is_confirmed=False))
+        gateways.until(lambda: not taker.take() and reference(gateways[1]) is not None, "the driver to confirm it")
+        sent(gateways[1], range(10))
+        gateways.until(lambda: taker.has(STREAM, 10), "ten records")
+        set_back(gateways[0], tmp_path / "copy")
+        assert "its list of gateways lacks gateway-1" in refusal(gateways, taker).sentence
+        assert reference(gateways[0]) is None, "nobody has confirmed it"
+        with pytest.raises(StorageError, match="lacks gateway-1"):
+            taker.successor().word.raise_fence(taker.checkpoint)
+        assert reference(gateways[0]) is None
+
+
+@pytest.mark.parametrize("gateways", [2], indirect=True)
+def test_a_leader_is_confirmed_although_a_gateway_has_left(gateways: Gateways) -> None:
+    with gateways:
+        taker = gateways.taker()
+        sent(gateways[1], range(10))
+        gateways.until(lambda: taker.has(STREAM, 10), "ten records")
+        with gateways[0].client() as operator:
+            operator.leave("gateway-1")
+        gateways.until(lambda: not taker.take() and gateways[1].process.poll() is not None, "gateway-1 to leave")
+        gateways[0].kill()
+        gateways[0].start(is_confirmed=False)
+        gateways.until(lambda: not taker.take() and reference(gateways[0]) == 9, "the driver to confirm the leader")
+
+
 def test_only_the_leader_must_have_the_positions_that_every_gateway_had(tmp_path: Path) -> None:
     with Gateways(tmp_path, 1) as gateways:
         taker = gateways.taker()
@@ -134,5 +167,6 @@ def test_only_the_leader_must_have_the_positions_that_every_gateway_had(tmp_path
         record = taker.checkpoint.rounds.read(taker.epoch)
         last = LastCommit(1, record, taker.checkpoint.places.all())
         assert last.known("gateway-1") == KnownGateway(taker.epoch + 1)
+        assert last.known("gateway-0").gateways == ()
         assert last.known("gateway-0").epochs_kept == taker.epoch
         assert last.known("gateway-0").identity

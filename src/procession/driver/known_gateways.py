@@ -6,6 +6,8 @@ Downstream: `driver/last_commit`, which sends it to the gateways, and `gateway/c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from procession.commit.round_record import RoundRecord
 from procession.gateway.confirmation import KnownGateway
 from procession.storage.log_ranges import FIRST_GATEWAY
@@ -17,8 +19,9 @@ def epochs_kept(record: RoundRecord, name: str) -> int:
     return record.acknowledged + 1 if name == FIRST_GATEWAY else 0
 
 
-def known_gateway(record: RoundRecord | None, name: str, identity: str) -> KnownGateway:
-    """`record` is that of the last committed epoch; None: nothing is committed."""
+def known_gateway(record: RoundRecord | None, name: str, identity: str, gateways: Iterable[str]) -> KnownGateway:
+    """`record` is that of the last committed epoch; None: nothing is committed. `gateways` are all that ever joined."""
+    others = tuple(sorted(set(gateways) - {name})) if name == FIRST_GATEWAY else ()
     if record is None:
-        return KnownGateway(identity=identity)
-    return KnownGateway(record.epoch + 1, epochs_kept(record, name), identity)
+        return KnownGateway(identity=identity, gateways=others)
+    return KnownGateway(record.epoch + 1, epochs_kept(record, name), identity, others)

@@ -33,11 +33,12 @@ class LastCommit:
     record: RoundRecord | None = None
     """Of the last committed epoch; None: nothing is committed, or the guarantee keeps no records."""
     places: Mapping[str, LogLocation] = field(default_factory=dict)
+    """Of all gateways that the leader has ever listed."""
 
     def known(self, name: str) -> KnownGateway:
         """What the gateway must be, and have."""
         place = self.places.get(name)
-        return known_gateway(self.record, name, "" if place is None else place.identity)
+        return known_gateway(self.record, name, "" if place is None else place.identity, self.places)
 
     def offer(self, name: str, start: LogOffset, records_max: int, bytes_max: int, client: ControlClient) -> EpochOffer:
         return self._asked(name, client, partial(client.offer, self.fence, start, records_max, bytes_max))

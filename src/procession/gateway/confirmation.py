@@ -2,16 +2,17 @@
 
 Invariant: a directory that was restored from an older copy, or created again, is refused before any producer is
 admitted. The driver names the end of what it was offered, and the log: its incarnation and its running checksum at that
-end. It also names the directory's identity and the committed epochs. The log may be complete while the committed
-positions next to it are older. Then the driver sends the last commit before the gateway admits producers; if that
-commit does not name everything that is missing, the gateway is refused. A gateway that starts on a used directory, or
-on a new one in a pipeline that a driver has claimed, refuses every NOTIFY until a driver confirms its log. Until then a
-leader grants no stream, and ignores reports about streams from gateways whose log is not confirmed. `control` receives
-the driver's request.
+end. It also names the directory's identity, the committed epochs and, to the leader, the other gateways. The log may be
+complete while the committed positions next to it are older. Then the driver sends the last commit before the gateway
+admits producers; if that commit does not name everything that is missing, the gateway is refused. A gateway that starts
+on a used directory, or on a new one in a pipeline that a driver has claimed, refuses every NOTIFY until a driver
+confirms its log. Until then a leader grants no stream, and ignores reports about streams from gateways whose log is not
+confirmed. `control` receives the driver's request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple, Protocol
 
 from procession.errors import StorageError
@@ -31,6 +32,8 @@ class KnownGateway(NamedTuple):
     committed positions of all later ones."""
     identity: str = ""
     """The identity of the gateway's directory."""
+    gateways: tuple[str, ...] = ()
+    """The other gateways that have ever joined, as far as the driver knows. Only the leader is asked about them."""
 
 
 class KnownLog(Protocol):
@@ -68,6 +71,13 @@ def check_directory(identity: str, epochs: int, known: KnownGateway, name: str) 
     if known.identity and identity != known.identity:
         raise _another(name, "its directory was begun anew since")
     check_epochs(epochs, known.epochs_kept, name)
+
+
+def check_gateways(members: Container[str], known: KnownGateway, name: str) -> None:
+    """Raise StorageError if the leader's list of `members` lacks a gateway that the driver knows. The list is on disk
+    before a driver gets it, so the directory is a copy that was made before that gateway joined."""
+    if lacking := [gateway for gateway in known.gateways if gateway not in members]:
+        raise _another(name, f"its list of gateways lacks {', '.join(lacking)}")
 
 
 def check_epochs(epochs: int, epochs_kept: int, name: str = "") -> None:

@@ -31,7 +31,7 @@ import structlog
 
 from procession.address import Address
 from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
-from procession.gateway.confirmation import KnownGateway, check_directory, check_offered
+from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
 from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.gateway_metrics import stream_rows
 from procession.gateway.leader_control import LeaderControl
@@ -179,6 +179,7 @@ class ControlServer:
         try:
             check_offered(gateway.offered, offered or LogOffset(), gateway.name)
             check_directory(gateway.identity, gateway.state.snapshot.epoch + 1, known, gateway.name)
+            check_gateways(self._leader_control.names, known, gateway.name)
         except StorageError as error:
             log.error("gateway.log_refused", reason=error.sentence)
             raise

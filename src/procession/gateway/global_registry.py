@@ -122,7 +122,7 @@ class GlobalRegistry:
         if name is None or self._unheard or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
         self.active[stream_id] = name
-        return Grant(stream_id, self._last(stream_id), self.clocks.get(stream_id))
+        return Grant(stream_id, self.committed(stream_id), self.clocks.get(stream_id))
 
     def may_be_held(self, stream_id: int) -> bool:
         """Whether a gateway holds the stream, or may hold it because not all gateways have reported their streams."""
@@ -158,15 +158,15 @@ class GlobalRegistry:
             self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
 
     def _commit(self, stream_id: int, at: int) -> None:
-        last = self._last(stream_id)
+        last = self.committed(stream_id)
         if last is None or at > last:
             self._committed[stream_id] = at
 
     def trim(self) -> None:
         """Drop the committed ids that the leader's own gateway knows by now."""
-        self._committed = {one: at for one, at in self._committed.items() if self._known(one) != self._last(one)}
+        self._committed = {one: at for one, at in self._committed.items() if self._known(one) != self.committed(one)}
 
-    def _last(self, stream_id: int) -> int | None:
+    def committed(self, stream_id: int) -> int | None:
         """The highest committed id that any gateway has reported."""
         told = [one for one in (self._committed.get(stream_id), self._known(stream_id)) if one is not None]
         return max(told, default=None)

@@ -75,6 +75,11 @@ class Leadership:
         return self._members.present
 
     @property
+    def names(self) -> frozenset[str]:
+        """Names of all gateways that have ever joined."""
+        return frozenset([*self._members.present, *self._members.left])
+
+    @property
     def departed(self) -> list[str]:
         """Names of the gateways that have left and not come back."""
         return self._members.left
@@ -113,12 +118,8 @@ class Leadership:
         if not self._own_link and not self._members.knows(told.identity):
             # The members' file may be an older copy, too. A gateway that it does not list must wait for the right one.
             raise RemoteProtocolError("no driver has confirmed the leader's log yet")
-        if committed_end and not self._members.knows(told.identity):
-            # Another pipeline has committed from it: its sequence numbers are not in this pipeline's offsets.
-            raise ConfigError(
-                f"The directory of the gateway at {told.control} was used by another pipeline.",
-                next_step="Join a gateway only with a directory of its own, made for this pipeline.",
-            )
+        if not self._members.knows(told.identity):
+            self._check_unknown(told, held, committed, committed_end)
         self._check_order(told, order.words)
         member = self._members.join(told)
         assert self._state.claims is not None
@@ -147,6 +148,22 @@ class Leadership:
         if was_held and committed is not None:
             self._state.registry.call(stream_id, name)
         return {"was_held": was_held}
+
+    def _check_unknown(self, told: Member, held: list[int], committed: Mapping[int, int], committed_end: int) -> None:
+        """Raise ConfigError for a gateway that is not a member and whose records cannot be taken."""
+        if committed_end:
+            # Another pipeline has committed from it: its sequence numbers are not in this pipeline's offsets.
+            raise ConfigError(
+                f"The directory of the gateway at {told.control} was used by another pipeline.",
+                next_step="Join a gateway only with a directory of its own, made for this pipeline.",
+            )
+        # It was a member if it holds streams: our directory is an older copy. Nothing was read from it yet.
+        for stream_id in held:
+            if committed.get(stream_id) != self.registry.committed(stream_id):
+                raise ConfigError(
+                    f"The gateway at {told.control} has records of stream {stream_id}, which others have sent since.",
+                    next_step="Join it with an empty directory; producers send again what is not committed.",
+                )
 
     def _check_order(self, told: Member, words: str) -> None:
         declared = self._declared

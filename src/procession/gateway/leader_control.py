@@ -39,6 +39,11 @@ class LeaderControl:
         if link is not None and self._leadership is not None:
             log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The gateways that have ever joined. Empty if this gateway is not the leader."""
+        return frozenset() if self._leadership is None else self._leadership.names
+
     def gateways(self) -> dict[str, Any]:
         """The list of all gateways, for the driver. Empty if this gateway is not the leader."""
         if self._leadership is None:

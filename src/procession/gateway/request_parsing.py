@@ -128,8 +128,11 @@ def known_gateway(request: Mapping[str, Any]) -> KnownGateway:
         return KnownGateway()
     if not isinstance(told, dict) or not isinstance(identity := told.get("identity"), str):
         raise RemoteProtocolError("known must be an object with epochs, epochs_kept and an identity")
+    gateways = told.get("gateways", [])
+    if not isinstance(gateways, list) or not all(isinstance(name, str) for name in gateways):
+        raise RemoteProtocolError("the gateways that are known must be a list of names")
     epochs, epochs_kept = integers(told, "epochs", "epochs_kept")
-    return KnownGateway(epochs, epochs_kept, identity)
+    return KnownGateway(epochs, epochs_kept, identity, tuple(gateways))
 
 
 def is_u64(value: object) -> bool:

@@ -77,6 +77,9 @@ SET_BACK_SHARE_OF_SEVERAL = 0.15
 only one of the gateways."""
 SET_BACK_REACH = 0.6
 """The copy is taken early, so that something is committed behind it."""
+JOINS = range(40, 70)
+"""Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
+producer connects to another gateway first."""
 
 STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 130, "sink": 60, "producer": 20}
 """About how many steps a part takes in a quiet run of five records, or a little more."""
@@ -182,6 +185,8 @@ class FaultPlan:
     """Number of gateways. The first one leads."""
     tasks: tuple[int, ...] = (1,)
     """How many tasks count by key: of the first driver, the second and so on, and round again."""
+    first_home: int = 0
+    """The number of the gateway to which the first producer connects first."""
 
     @property
     def sets_back(self) -> bool:
@@ -228,6 +233,7 @@ class FaultPlan:
             "gateways": (self.gateways, 1),
             "the number of sinks": (len(self.sinks), 1),
             "tasks": (min(self.tasks, default=0), 1),
+            "first_home": (self.first_home, 0),
             "records": (min((stream.records for stream in self.streams), default=0), 0),
             "step": (min((fault.step for fault in self.faults), default=1), 1),
         }
@@ -283,6 +289,9 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
         part = GATEWAY if plan.gateways == 1 else chance.choice(plan.gateway_parts)
         step = 1 + int(STEPS[_role(part)] * SET_BACK_REACH * chance.random())
         fault = PlannedFault(part, step, chance.choice(SET_BACKS), round(0.3 * chance.random(), 3))
+        if part == GATEWAY and plan.gateways > 1 and chance.random() < 0.5:
+            fault = replace(fault, step=chance.choice(JOINS), kind="set-back")
+            plan = replace(plan, first_home=1)
         plan = plan.with_faults((*plan.faults, fault))
     return plan
 

@@ -69,6 +69,7 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
         replace(plan, loss=0.0),
         replace(plan, is_one_machine=False),
         replace(plan, credits_max=16),
+        replace(plan, first_home=0),
         replace(plan, tasks=(1,)),
         replace(plan, tasks=plan.tasks[:1]),
     ):

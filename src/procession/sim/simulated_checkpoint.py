@@ -10,7 +10,7 @@ file's name without its bytes; a driver writes the file again before it relies o
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from procession.commit.round_record import RoundRecord
@@ -24,6 +24,7 @@ from procession.storage.log_ranges import LogOffset, read_offsets
 CURRENT = "CURRENT"
 CURRENT_PATH = f"{CHECKPOINT}/{CURRENT}"
 ATTEMPTS = "attempts"
+PLACES = f"{CHECKPOINT}/gateways"
 DECIDED = "DECIDED"
 EPOCHS_COPIED = 10
 LINES = {"offsets": 2, "commits": 1}
@@ -37,6 +38,7 @@ class SimulatedCheckpoint:
         self._files = files
         self.fence = fence
         self._synced: set[str] = set()
+        self._kept_places: set[str] = set()
 
     @property
     def fence(self) -> int:
@@ -204,6 +206,21 @@ class SimulatedCheckpoint:
 
     def durable_offset(self, epoch: int) -> bytes | None:
         return self._files.disk.durable_file(f"{self.directory}/offsets/{epoch}")
+
+    # Log locations, which all drivers share: here only the names of the gateways
+
+    @property
+    def places(self) -> list[str]:
+        return [name for name in self._files.names(PLACES) if not name.endswith(".draft")]
+
+    def keep_places(self, gateways: Iterable[str]) -> None:
+        """Each process writes them once: what is found there may not be durable."""
+        for name in gateways:
+            if name not in self._kept_places:
+                self._files.make_directory(PLACES)
+                self._files.sync_directory(CHECKPOINT)
+                self._files.write_durably(PLACES, name, b"{}")
+                self._kept_places.add(name)
 
     # Numbers of attempts
 

@@ -34,8 +34,15 @@ def last_record(site: Environment, checkpoint: SimulatedCheckpoint) -> RoundReco
     return checkpoint.round(committed)
 
 
-def known(site: Environment, record: RoundRecord | None, name: str) -> KnownGateway:
-    return known_gateway(record, name, site.identities.get(part_of(name), ""))
+def known(site: Environment, checkpoint: SimulatedCheckpoint, record: RoundRecord | None, name: str) -> KnownGateway:
+    places = checkpoint.places if site.identities else ()
+    return known_gateway(record, name, site.identities.get(part_of(name), ""), places)
+
+
+def keep_places(site: Environment, checkpoint: SimulatedCheckpoint, gateways: Iterable[str]) -> None:
+    """As `driver/offsets`: a gateway that the leader lists is known to all later drivers."""
+    if site.identities:
+        checkpoint.keep_places(gateways)
 
 
 class SimulatedGatewayClients:

@@ -8,8 +8,10 @@ which acts on a refusal.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from procession.errors import StorageError
-from procession.gateway.confirmation import KnownGateway, check_directory, check_offered
+from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
 from procession.gateway.snapshot import Snapshot
 from procession.sim.control_requests import ConfirmRequest, OfferRequest
 from procession.sim.disk_calls import Files
@@ -39,12 +41,16 @@ class Confirmation:
         """Of a log that is begun now."""
         return self._site.chance.randrange(1, 2**64) if self._is_awaited else 0
 
-    def check(self, log: SimulatedLog, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot) -> None:
+    def check(
+        self, log: SimulatedLog, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot, members: Container[str]
+    ) -> None:
+        """`members` are the gateways that the leader knows, if this is the leader."""
         if not self._is_awaited:
             return
         try:
             check_offered(log, asked.offered, self._part)
             check_directory(self.identity, snapshot.epoch + 1, asked.known, self._part)
+            check_gateways(members, asked.known, self._part)
         except StorageError as error:
             self._site.tell(self._part, "! refuses: %s", error.sentence)
             self._site.refused(self._part)

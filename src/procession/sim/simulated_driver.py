@@ -32,7 +32,7 @@ from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
-from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, known, last_record
+from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import drop_states, make_and_sweep
@@ -166,7 +166,7 @@ class SimulatedDriver(SimulatedProcess):
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
         ends, fence, last = self._offered_ends(), self.checkpoint.fence, last_record(self.site, self.checkpoint)
         words = {
-            name: ConfirmRequest(fence, ends.get(name, LogOffset()), known(self.site, last, name))
+            name: ConfirmRequest(fence, ends.get(name, LogOffset()), known(self.site, self.checkpoint, last, name))
             for name in self._fences.names
         }
         self._fences.ask(words, self._raised)
@@ -185,6 +185,7 @@ class SimulatedDriver(SimulatedProcess):
         known = len(self._fences.names)
         if LEADER in answers:
             self._meet(answers[LEADER][1].gateways)
+            keep_places(self.site, self.checkpoint, answers[LEADER][1].gateways)
         self._fenced |= answers.keys()
         if all(name in self._fenced for name in self._fences.names):
             self.spark = self._start_spark(self)

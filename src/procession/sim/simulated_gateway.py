@@ -335,7 +335,8 @@ class SimulatedGateway(SimulatedProcess):
                 actions = self._decided(request)
             else:
                 if isinstance(request, ConfirmRequest | OfferRequest):
-                    self.confirmation.check(self._log, request, self.state.snapshot)
+                    members = () if self._leadership is None else self._leadership.names
+                    self.confirmation.check(self._log, request, self.state.snapshot, members)
                 self.state.snapshot.check_fence(request.fence)
                 if request.fence > self.state.snapshot.fence:
                     actions = self._decided(ev.FenceRaised(request.fence))

@@ -23,7 +23,7 @@ from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
 from procession.sim.set_back import blamed
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
-from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, known, last_record
+from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
 from procession.sim.simulated_leader_link import name_of, part_of
 from procession.sim.simulated_log import Row as LogRow
 from procession.sim.simulated_log import log_folder, read_rows
@@ -124,7 +124,10 @@ class Spark(SimulatedProcess):
         fence, records_max = self._checkpoint.fence, max(1, self._epoch_records_max // len(names))
         words = {
             name: OfferRequest(
-                fence, self._ends.get(name, LogOffset()), known(self.site, self._last, name), records_max
+                fence,
+                self._ends.get(name, LogOffset()),
+                known(self.site, self._checkpoint, self._last, name),
+                records_max,
             )
             for name in names
         }
@@ -139,6 +142,7 @@ class Spark(SimulatedProcess):
                 ends[name] = told.end
         if LEADER in answers:
             self._desks.meet(answers[LEADER][1].gateways)
+            keep_places(self.site, self._checkpoint, answers[LEADER][1].gateways)
         if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
             self.later(self._wait_s, self._trigger)
             self._wait_s = min(2 * self._wait_s, TRIGGER_MAX_S)

@@ -174,7 +174,9 @@ class World:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
             homes = list(self._gateways)
-            first = (number + part.endswith("twin")) % len(homes)  # twins connect to different gateways
+            first = (self.plan.first_home + number + part.endswith("twin")) % len(
+                homes
+            )  # twins connect to different gateways
             producer = Producer(
                 self.site, part, machine, number + 1, self._ids[number + 1], replays, homes[first:] + homes[:first]
             )
