@@ -210,6 +210,19 @@ def day(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+READINGS = [
+    json.dumps({"sensor": f"s{number % 5}", "celsius": number * 37 % 130 - 20})
+    if number % 11
+    else f"sensor s{number % 5} is offline"
+    for number in range(500)
+]
+
+
+def hot_readings(lines: Iterable[str]) -> list[str]:
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    return [json.dumps(one, separators=(",", ":")) for one in told if one["celsius"] > 80]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -222,6 +235,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "enrichment": ("enrichment-priced-0", ORDERS, priced),
     "payments": ("payments-settled-0", EVENTS_PAID, settled),
     "sales_day": ("sales-day-told-0", SALES, day),
+    "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 

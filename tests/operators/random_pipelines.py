@@ -85,6 +85,15 @@ def together(whole: bytes, value: bytes) -> bytes:
     return (whole + value)[-8:]
 
 
+def by_length(value: bytes) -> str:
+    """Names an output that does not exist for what has a blank."""
+    return "none" if b" " in value else ("short", "medium", "long")[min(2, len(value) // 3)]
+
+
+SPLITS: dict[str, Callable[[Stage], tuple[Stage, ...]]] = {
+    "split": lambda stage: stage.split(is_short),
+    "split_in_three": lambda stage: stage.split(by_length, "short", "medium", "long", value=louder),
+}
 NARROW: dict[str, Callable[[Stage], Stage]] = {
     "map": lambda stage: stage.map(louder),
     "filter": lambda stage: stage.filter(is_short),
@@ -115,7 +124,13 @@ EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
 @st.composite
 def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> Pipeline:
     """A pipeline with dead letters, of one or two sources, whose stages go on from any stage before them."""
-    pipeline = Pipeline("chance", order=order, parallelism=draw(st.integers(1, 4)), dead_letter="file:dead")  # type: ignore[arg-type]
+    pipeline = Pipeline(
+        "chance",
+        order=order,  # type: ignore[arg-type]
+        parallelism=draw(st.integers(1, 4)),
+        dead_letter="file:dead",
+        fusion=draw(st.booleans()),
+    )
     places = [pipeline.source("first")]
     if draw(st.booleans()):
         places.append(pipeline.source("second", streams=[FIRST_STREAM + 1]))
@@ -123,10 +138,12 @@ def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> 
     for _ in range(draw(st.integers(0, stages_max))):
         # Later places are more likely, so that there are long ways as well as many branches.
         place = places[-1] if draw(st.booleans()) else draw(st.sampled_from(places))
-        what = draw(st.sampled_from([*NARROW, *EXCHANGES, "merge", "merge"]))
+        what = draw(st.sampled_from([*NARROW, *SPLITS, *EXCHANGES, "merge", "merge"]))
         others = [other for other in places if other is not place]
         if what in NARROW:
             places.append(NARROW[what](place))
+        elif what in SPLITS:
+            places += SPLITS[what](place)
         elif what in EXCHANGES and exchanges < EXCHANGES_MAX:
             exchanges += 1
             places.append(EXCHANGES[what](place, draw(st.integers(1, 4))))

@@ -352,6 +352,11 @@ class Sequential:
                 yield self.by_row[node.name](value.encode() if isinstance(value, str) else value)
             case Kind.TRANSFORM:
                 yield from self.by_row[node.name](value.encode() if isinstance(value, str) else value)
+            case Kind.SPLIT:
+                yield function(value)
+            case Kind.OUTPUT:
+                if value[0] == node.output:
+                    yield value[1]
             case Kind.PEEK:
                 function(value)
                 yield value

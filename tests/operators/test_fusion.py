@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.operators.fusion import LINES, fused
+from procession.operators.fusion import LINES, MAPPING, fused
 from procession.planner.graph import Kind
 
 KINDS = st.lists(st.sampled_from(list(LINES)), min_size=1, max_size=4).map(tuple)
@@ -44,7 +44,7 @@ def one_by_one(
                 break
             if kind is Kind.FILTER and not answer:
                 break
-            value = answer if kind is Kind.MAP else value
+            value = answer if kind in MAPPING else value
         else:
             results.append(value)
             rows.append(row)

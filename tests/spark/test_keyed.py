@@ -75,6 +75,7 @@ SINKS = [
     "rolling",
     "distinct",
     "merged",
+    "split",
     "dead-letter",
 ]
 

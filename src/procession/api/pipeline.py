@@ -42,7 +42,7 @@ GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """Stages whose functions take and return bytes, whatever the codec of the source."""
 KEEPING_KEY = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC, Kind.ADD_TIMESTAMPS, Kind.PEEK}
-    | {Kind.HASH_JOIN, Kind.MERGE, Kind.REBALANCE}
+    | {Kind.HASH_JOIN, Kind.MERGE, Kind.REBALANCE, Kind.SPLIT, Kind.OUTPUT}
 )
 """Stages that leave a record's key as it is. A rebalance by key sets another key."""
 KEEPING_KEY_GIVEN = frozenset(

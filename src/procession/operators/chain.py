@@ -31,6 +31,7 @@ from procession.operators.inlining import LinesOf
 from procession.operators.keyed import flattened
 from procession.operators.operator import NO_STATES, Operator, OperatorRows, Reach, StateAccess
 from procession.operators.partitioning import as_result_list
+from procession.operators.side_outputs import rows_of_output
 from procession.operators.stage_rows import Numbers, StageRows, concatenated, joined
 from procession.operators.tables import joinings_at
 from procession.operators.value_codec import ValueCodec, as_column, as_payloads
@@ -240,8 +241,10 @@ class _Pass(Delivery):
 
     def _called(self, index: int, before: StageRows) -> StageRows:
         node = self.plan.node(index)
-        assert node.function is not None
         before = before.with_values(before.as_list())
+        if node.kind is Kind.OUTPUT:
+            return rows_of_output(node.output, before)
+        assert node.function is not None
         if node.kind is Kind.KEY_BY:
             return self._keyed_by(index, node.function, before)
         if node.kind is Kind.ADD_TIMESTAMPS:

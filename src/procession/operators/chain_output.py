@@ -27,6 +27,7 @@ from procession.operators.partitioning import (
     split_by_key,
     split_by_stream,
 )
+from procession.operators.side_outputs import Tagging
 from procession.operators.stage_rows import Numbers, StageRows
 from procession.operators.value_codec import Forms, as_payloads
 from procession.planner.graph import Kind, Node, Order, PayloadCodec, SinkFraming
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 END = 2**31 - 1
 """Beyond the end of every payload: longer ones do not fit into a column."""
 
-PASSING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE})
+PASSING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE, Kind.OUTPUT})
 
 
 class Delivery:
@@ -97,11 +98,13 @@ class Delivery:
         return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys)
 
     def _called_alone(self, index: int, node: Node, before: StageRows) -> StageRows:
-        """The output of a map or a filter that is not fused with others."""
+        """The output of a map, a split, a filter or a peek that is not fused with others."""
         assert node.function is not None
         results, rows = self._each(index, node.function, before)
-        if node.kind is Kind.MAP:
+        if node.kind in (Kind.MAP, Kind.SPLIT):
             return before.pick(rows, results)
+        if node.kind is Kind.PEEK:
+            return before.only(rows)
         called = range(len(results)) if rows is None else rows
         return before.only([row for row, is_kept in zip(called, results, strict=True) if is_kept])
 
@@ -180,7 +183,7 @@ class Delivery:
 
     def _maker(self, stage: int) -> int:
         """The stage that made the values which leave this one: some stages pass on what they get."""
-        while self.plan.node(stage).kind in PASSING_ON and stage != self.chain.planned.root:
+        while _is_passing_on(self.plan.node(stage)) and stage != self.chain.planned.root:
             (stage,) = self.plan.node(stage).parents
         return stage
 
@@ -304,3 +307,8 @@ class Delivery:
         """The whole order key of each row."""
         own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
         return (*own, *flow.tail)
+
+
+def _is_passing_on(node: Node) -> bool:
+    """Whether a stage passes on the values that it gets."""
+    return node.kind in PASSING_ON or (isinstance(node.function, Tagging) and node.function.value is None)

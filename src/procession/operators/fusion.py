@@ -25,10 +25,12 @@ from procession.planner.ownership import own
 
 LINES = {
     Kind.MAP: "our_value = {call}",
+    Kind.SPLIT: "our_value = {call}",
     Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
     Kind.PEEK: "{call}",
 }
 """The line of the loop for each kind of stage that can be fused: those with at most one result per record."""
+MAPPING = frozenset({Kind.MAP, Kind.SPLIT})
 OWNED = "our_value = our_own({call})"
 """A map whose function may still hold a reference to its result."""
 
@@ -116,7 +118,7 @@ def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tu
     head = (line.format(functions=", ".join(names)) for line in _HEAD)
     calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
     lines = (
-        OWNED if is_owned and kind is Kind.MAP else LINES[kind] for kind, is_owned in zip(kinds, are_owned, strict=True)
+        OWNED if is_owned and kind in MAPPING else LINES[kind] for kind, is_owned in zip(kinds, are_owned, strict=True)
     )
     stages = (line.format(call=call) for line, call in zip(lines, calls, strict=True))
     whole = compile("\n".join((*head, *(f"        {line}" for line in (*stages, _END)))), "loop", "exec")

@@ -37,6 +37,8 @@ class Kind(Enum):
     KEY_BY = "key_by"
     ADD_TIMESTAMPS = "add_timestamps"
     PEEK = "peek"
+    SPLIT = "split"
+    OUTPUT = "output"
     MERGE = "merge"
     REBALANCE = "rebalance"
     TRANSFORM = "transform"
@@ -147,6 +149,8 @@ class Node:
     """The unit of times that a function returns."""
     operator: Operator | None = None
     """What a stage with state does."""
+    output: int = 0
+    """The number of an output among those of its split."""
     is_named: bool = True
     """Whether the user gave the name. Otherwise it is made of the kind and position of the stage."""
     is_asking: bool = False

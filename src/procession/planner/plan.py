@@ -17,8 +17,9 @@ from procession.planner.strategies import Strategy, is_timed
 
 BY_RECORD = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.PEEK}
+    | {Kind.SPLIT, Kind.OUTPUT}
 )
-"""The kinds of stages whose function takes one record."""
+"""The kinds of stages that treat each record by itself."""
 SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """The kinds of stages whose function sees the key, time, stream and message id of a record."""
 

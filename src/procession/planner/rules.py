@@ -24,7 +24,7 @@ RUNS_MAX = 65_536
 
 SEQUENCE = "sequence"
 # Kinds that keep the number of records, so that equal ranges stay equal.
-EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS})
+EVEN = frozenset({Kind.SOURCE, Kind.MAP, Kind.MAP_ASYNC, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.SPLIT})
 
 
 def make_plan(graph: Graph) -> Plan:

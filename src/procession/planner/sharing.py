@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from procession.operators.side_outputs import Tagging
 from procession.operators.stream_join import Sided
 from procession.operators.tables import TableJoin
 from procession.planner.effects import changes_nothing, gives_its_own
@@ -59,8 +60,9 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
         if nodes[index].kind not in PASSING_ON and not all(map(gives_its_own, _giving(nodes[index])))
     )
     copied: set[tuple[int, int]] = set()
-    for index in range(len(nodes)):
-        children = graph.children(index)
+    for index, node in enumerate(nodes):
+        # Of a split, each value goes to one of the stages.
+        children = () if node.kind is Kind.SPLIT else graph.children(index)
         changed = [child for child in children if is_exposing[child]]
         if len(children) > 1 and len(changed) == len(children):
             # The one that runs last gets the original: exchanges run after all stages.
@@ -82,6 +84,8 @@ def _called(node: Node) -> Iterator[Callable[..., Any]]:
     if isinstance(node.function, TableJoin):
         yield node.function.join
         yield from (key for _, key in node.function.pairs)
+    elif isinstance(node.function, Tagging):
+        yield from node.function.functions()
     elif node.function is not None:
         yield node.function
 
@@ -100,6 +104,8 @@ def _giving(node: Node) -> Iterator[Any]:
     """The functions whose results are the output of a stage."""
     if isinstance(node.function, TableJoin):
         yield node.function.join
+    elif isinstance(node.function, Tagging):
+        yield from () if node.function.value is None else (node.function.value,)
     elif node.operator is not None:
         yield from node.operator.state.outputs
     elif node.function is not None and node.kind is not Kind.REBALANCE:

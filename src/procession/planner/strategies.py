@@ -99,6 +99,8 @@ TABLE: dict[Kind, StageRule] = {
     Kind.KEY_BY: StageRule(),
     Kind.ADD_TIMESTAMPS: StageRule(),
     Kind.PEEK: StageRule(),
+    Kind.SPLIT: StageRule(),
+    Kind.OUTPUT: StageRule(),
     Kind.MERGE: StageRule(),
     # With a key it is an exchange by key: see `routing_of`.
     Kind.REBALANCE: StageRule(Routing.EVENLY, Tasks.OWN),

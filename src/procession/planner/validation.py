@@ -49,9 +49,9 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
         )
 
 
-def checked_of_one(function: Any, word: str) -> None:
+def checked_of_one(function: Any, word: str, what: str = "") -> None:
     """A function that can be called with one record, as far as can be seen without calling it."""
-    checked_function(function, word)
+    checked_function(function, word, what)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some of Python's own have none
