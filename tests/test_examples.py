@@ -210,6 +210,42 @@ def day(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+ORDER_EVENTS = [
+    json.dumps({"order": order, "kind": kind, "at": at})
+    for at, order, kind in sorted(
+        (9 * order + later, order, kind)
+        for order in range(120)
+        for kind, later in (("ordered", 0), (("paid", "cancelled", "seen")[order % 3], order * 31 % 170))
+    )
+]
+
+
+def overdue(lines: Iterable[str]) -> list[str]:
+    """By hand: of all open orders, those whose time has come are told before the event is looked at."""
+    due: dict[int, int] = {}
+    told: list[dict[str, object]] = []
+
+    def tell(now: float) -> None:
+        alarms = [(since + more, order, since) for order, since in due.items() for more in (0, 60)]
+        for at, order, since in sorted(alarm for alarm in alarms if alarm[:2] not in rung and alarm[0] <= now):
+            rung.add((at, order))
+            told.append({"order": order, "overdue_since": since, "is_last": at > since})
+
+    rung: set[tuple[int, int]] = set()
+    for event in map(json.loads, lines):
+        tell(event["at"])
+        due = {order: since for order, since in due.items() if since + 60 > event["at"]}
+        if event["kind"] == "ordered":
+            due[event["order"]] = event["at"] + 60
+        elif event["kind"] != "seen":
+            due.pop(event["order"], None)
+    waiting = sorted(
+        (min(a for a in (since, since + 60) if (a, order) not in rung), order) for order, since in due.items()
+    )
+    told += [{"order": order, "overdue_since": due[order], "is_last": at > due[order]} for at, order in waiting]
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 READINGS = [
     json.dumps({"sensor": f"s{number % 5}", "celsius": number * 37 % 130 - 20})
     if number % 11
@@ -235,6 +271,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "enrichment": ("enrichment-priced-0", ORDERS, priced),
     "payments": ("payments-settled-0", EVENTS_PAID, settled),
     "sales_day": ("sales-day-told-0", SALES, day),
+    "overdue_orders": ("overdue-orders-alerts-0", ORDER_EVENTS, overdue),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

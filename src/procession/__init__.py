@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from procession.operators import aggregates, tables, windows
     from procession.operators.aggregates import Aggregate
     from procession.operators.context import Context
+    from procession.operators.process import ProcessContext
 
 __all__ = [
     "Aggregate",
     "Context",
     "Pipeline",
     "PlanError",
+    "ProcessContext",
     "ProcessionError",
     "Stage",
     "aggregates",
@@ -29,6 +31,7 @@ _ROOMS = {
     "Context": "operators.context",
     "Pipeline": "api.pipeline",
     "PlanError": "errors",
+    "ProcessContext": "operators.process",
     "ProcessionError": "errors",
     "Stage": "api.stage",
 }

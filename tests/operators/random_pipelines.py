@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from procession import Pipeline, Stage, aggregates
+from procession import Pipeline, ProcessContext, Stage, aggregates
 
 EXCHANGES_MAX = 3
 STREAMS = 3
@@ -85,6 +85,23 @@ def together(whole: bytes, value: bytes) -> bytes:
     return (whole + value)[-8:]
 
 
+def waiting(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
+    """Sets a timer for each record, cancels it for some, and errs on some with a timer set."""
+    context.timer_at(len(value) + state % 4)
+    if value[:2] == b"ab":
+        raise KeyError(value)
+    if value[-1:] == b"!":
+        context.cancel_timer(len(value))
+    return state + 1, [value] * (state % 2)
+
+
+def waited(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
+    """Sets a next timer, and forgets the state now and then."""
+    if state % 3:
+        context.timer_at(context.time + state % 3)
+    return (None if state > 7 else state + 1), [b"%s@%d#%d" % (context.key, context.time, state)]
+
+
 def by_length(value: bytes) -> str:
     """Names an output that does not exist for what has a blank."""
     return "none" if b" " in value else ("short", "medium", "long")[min(2, len(value) // 3)]
@@ -115,6 +132,9 @@ EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     "reduce": lambda stage, tasks: stage.reduce(together, key=key, parallelism=tasks),
     "rolling": lambda stage, tasks: stage.rolling(aggregates.collect(), key=key, parallelism=tasks).map(b"".join),
     "distinct": lambda stage, tasks: stage.distinct(key, parallelism=tasks),
+    "process": lambda stage, tasks: stage.process(
+        waiting, on_timer=waited, key=key, initial=0, time=when, step_s=2, parallelism=tasks
+    ),
     "key_before": lambda stage, tasks: (
         stage.key_by(key).map(louder).rebalance(parallelism=tasks).map_stateful(counted, initial=0, parallelism=tasks)
     ),

@@ -61,6 +61,22 @@ def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
 
 
 @dataclass
+class Asked:
+    """What a function of a stage with timers asks for."""
+
+    key: Any
+    time: Any
+    unit: Any
+    calls: list[tuple[bool, int]] = field(default_factory=list)
+
+    def timer_at(self, time: Any) -> None:
+        self.calls.append((True, nanoseconds(time, self.unit)))
+
+    def cancel_timer(self, time: Any) -> None:
+        self.calls.append((False, nanoseconds(time, self.unit)))
+
+
+@dataclass
 class Sequential:
     """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches
     before the next one does, and every stage gets a copy of what it is given. `by_row` has the one-row sense of each
@@ -77,6 +93,8 @@ class Sequential:
     watermarks: dict[int, int] = field(default_factory=dict)
     held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     """The records that wait for a partner in each join."""
+    timers: dict[int, set[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(set))
+    """The timers of each stage: their times and keys."""
     serial: int = 0
     time: int = 0
     """The event time of the record at hand."""
@@ -192,6 +210,9 @@ class Sequential:
                     yield own(stage.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, watermark)
+        elif node.kind is Kind.PROCESS:
+            while (due := min(self.timers[index], default=(AFTER, b"")))[0] <= watermark:
+                yield from self._on_timer(index, *due)
         elif not stage.windows.count:
             opened = self.windows.setdefault(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
@@ -239,6 +260,10 @@ class Sequential:
                     yield own(stage.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, AFTER)
+        elif node.kind is Kind.PROCESS:
+            for due in sorted(self.timers[index]):
+                yield from self._on_timer(index, *due)
+            self.timers[index].clear()  # what was set meanwhile
         elif node.kind in (Kind.WINDOW, Kind.WINDOW_BY_KEY):
             opened = self.windows.pop(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened):
@@ -376,6 +401,8 @@ class Sequential:
                 yield from self._windows(index, value)
             case Kind.JOIN:
                 yield from self._pairs(index, value)
+            case Kind.PROCESS:
+                yield from self._process(index, value)
             case Kind.SORT:
                 assert isinstance(node.operator, SortOperator)
                 records = self.windows.setdefault(index, {})
@@ -471,10 +498,14 @@ class Sequential:
         """A record has come to a stage: what has expired by its time goes before the record is looked at."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
-        if not isinstance(stage, ExpiringState):
+        if not isinstance(stage, ExpiringState) and node.kind is not Kind.PROCESS:
             return
         self._asked(node, value)
         self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
+        if node.kind is Kind.PROCESS:
+            self._moved(index, (self.stage_time - stage.lateness) // stage.step_ns * stage.step_ns)
+            yield from self._due(index)
+            return
         watermark = self._moved(index, self.stage_time // stage.step_ns * stage.step_ns)
         yield from self._expired(index, watermark)
 
@@ -489,6 +520,48 @@ class Sequential:
             if result is not None:
                 self.fired = key
                 yield result
+
+    def _process(self, index: int, value: Any) -> Iterator[Any]:
+        """A record at a stage with timers: all timers of all keys are in one set."""
+        node = self.graph.nodes[index]
+        stage: Any = node.operator
+        key = self._asked(node, value)
+        time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
+        asked = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        is_known = (index, key) in self.states
+        state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
+        try:
+            after, results = stage.function(state, value, asked)
+            results = [own(one) for one in results]
+        except Exception:
+            if is_known:
+                self.states[index, key] = PLAIN.packed(state)
+            raise
+        self._left(index, key, after, asked)
+        self.fired = key
+        yield from results
+        yield from self._due(index)
+
+    def _on_timer(self, index: int, time: int, key: bytes) -> Iterator[Any]:
+        node = self.graph.nodes[index]
+        stage: Any = node.operator
+        self.timers[index].remove((time, key))
+        asked = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        is_known = (index, key) in self.states
+        state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
+        after, results = stage.on_timer(state, asked)
+        results = [own(one) for one in results]
+        self._left(index, key, after, asked)
+        self.fired = key
+        yield from results
+
+    def _left(self, index: int, key: bytes, state: Any, asked: Asked) -> None:
+        """What a function of a stage with timers has left behind."""
+        self.states.pop((index, key), None)
+        if state is not None:
+            self.states[index, key] = PLAIN.packed(state)
+        for is_set, time in asked.calls:
+            (self.timers[index].add if is_set else self.timers[index].discard)((time, key))
 
     def _stay(self, index: int, key: bytes) -> None:
         """This record's key is remembered from now on, or for longer."""

@@ -59,6 +59,15 @@ def joined(left: Any, right: Any) -> Any:
     return [left, right]
 
 
+def timed(state: int, value: Any, context: Any) -> tuple[int, list[Any]]:
+    context.timer_at(context.time + 2)
+    return state + 1, [value]
+
+
+def at_timer(state: int, context: Any) -> tuple[int | None, list[Any]]:
+    return (state + 1 if state < 6 else None), [[context.key, context.time, state]]
+
+
 PIPELINES: dict[str, Any] = {
     "map_stateful": lambda stage: stage.map_stateful(total, key=str, initial=0),
     "flat_map_stateful": lambda stage: stage.flat_map_stateful(last_first, key=str, initial=list),
@@ -69,6 +78,7 @@ PIPELINES: dict[str, Any] = {
     "session": lambda stage: stage.window(windows.session(1), aggregates.collect(), key=str, lateness_s=1),
     "counting": lambda stage: stage.window(windows.counting(3), aggregates.collect(), key=str),
     "join": lambda stage: stage.join(stage, within_s=3, join=joined, key=str, outer=True),
+    "process": lambda stage: stage.process(timed, on_timer=at_timer, key=str, initial=0),
     "aggregate": lambda stage: stage.aggregate(aggregates.collect(), key=str),
     "sort": lambda stage: stage.sort(str),
 }
@@ -119,7 +129,7 @@ def test_the_watermark_alone_fires_what_it_makes_due_and_only_in_stages_that_it_
     before = operator.add(states, rows_of(kind, range(3)), refuse).as_list()
     fired = [value for results in operator.fire(states, 10**6) for *_, value in results]
     rest = [value for results in operator.end(states) for *_, value in results]
-    assert bool(fired) == (kind in {"expiring", "tumbling", "sliding", "session", "join"})
+    assert bool(fired) == (kind in {"expiring", "tumbling", "sliding", "session", "join", "process"})
     assert [*before, *fired, *rest] == output(operator, kind, [range(3)], is_stored=False)
 
 
@@ -132,6 +142,7 @@ def test_the_watermark_alone_fires_what_it_makes_due_and_only_in_stages_that_it_
         ("counting", [0, 0, 1, ["v0"]]),
         ("expiring", [2 * NS, 1]),
         ("join", [[[0, "v0", False]], []]),
+        ("process", [1, [2 * NS]]),
         ("aggregate", [1, ["v0"]]),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procession import Aggregate, Pipeline, aggregates, tables, windows
+from procession import Aggregate, Pipeline, ProcessContext, aggregates, tables, windows
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,24 @@ def ending(value: bytes) -> str:
     return "none" if value[-2:] == b"77" else "low" if value[-1:] < b"5" else "high"
 
 
+def expected_soon(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
+    """Waits for the next record of the key, a different time each."""
+    context.cancel_timer(state)
+    until = when(value) + int(value[-2:]) % 60
+    context.timer_at(until)
+    if value[-2:] == b"41":
+        raise ValueError("with a timer set")
+    return until, [value] if value[-1:] == b"0" else []
+
+
+def overdue_at(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
+    """Tells of it twice."""
+    if state == context.time:
+        context.timer_at(context.time + 7)
+        return state, [b"%s is overdue at %d" % (context.key, context.time)]
+    return None, [b"%s is still overdue at %d" % (context.key, context.time), b"--"]
+
+
 def first_two_as_key(value: bytes) -> bytes:
     return b"k%d" % int(value[1:3])
 
@@ -190,6 +208,9 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     source.join(source, within_s=8, join=side_by_side, left_key=key, right_key=first_two_as_key, time=when).sink(
         "paired-inner", to="file:out"
     )
+    # Timers, some of them for times that have passed
+    overdue = source.process(expected_soon, on_timer=overdue_at, key=key, initial=0, time=when, lateness_s=2, step_s=5)
+    overdue.sink("overdue", to="file:out")
     # Side outputs that go different ways and meet again
     few_first, others = source.split(is_seventh)
     endings = others.split(ending, "low", "high", value=bytes.upper, name="endings")

@@ -76,6 +76,7 @@ SINKS = [
     "distinct",
     "merged",
     "split",
+    "overdue",
     "dead-letter",
 ]
 

@@ -47,6 +47,7 @@ KEEPING_KEY = frozenset(
 """Stages that leave a record's key as it is. A rebalance by key sets another key."""
 KEEPING_KEY_GIVEN = frozenset(
     {Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_STATEFUL, Kind.REDUCE, Kind.ROLLING, Kind.DISTINCT}
+    | {Kind.PROCESS}
 )
 """Stages that leave a record's key as it is unless they have `key=`. Windows, joins and totals emit new records."""
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from procession.api.splits import Splits
-from procession.api.stateful_api import Key, StatefulStage, Time
+from procession.api.stateful_api import Key, Time
+from procession.api.timers_api import Timers
 from procession.errors import PlanError
 from procession.planner.connector import Connector, Packing
 from procession.planner.connector_registry import sink_of
@@ -39,7 +40,7 @@ CONNECTIONS_MAX = 64
 BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
 
 
-class Stage(StatefulStage, Splits):
+class Stage(Timers, Splits):
     """A point in a pipeline. Its methods add a stage and return it, so calls can be chained.
 
     `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a

@@ -333,22 +333,7 @@ class StatefulStage(Joins):
         returns = STEP_RESULTS.get(kind, StepResult.ONE)
         if returns is not StepResult.FIRST:
             checked_function(step, kind.value)
-        by = self._pipeline.key_at(self._index, kind.value) if key is None else key
-        if by is None:
-            raise PlanError(
-                f".{kind.value}() has no key, and there is no key_by before it",
-                next_step=f"write .{kind.value}(…, key=…), or .key_by(…) before it; after a window, a join, an"
-                " aggregate, a transform or a stage with its own key, another key_by is needed",
-            )
-        if not isinstance(by, RecordKey):
-            checked_function(by, kind.value, "key")
-        try:
-            first = starting_with(initial, ValueCodec(self._pipeline.types))
-        except (TypeError, ValueError) as error:
-            raise PlanError(
-                f"the initial state of .{kind.value}() cannot be stored: {error}",
-                next_step="build it from these types, or pass a function that does",
-            ) from error
+        by, first = self._key(kind, key), self._initial(kind, initial)
         ttl_s, time, unit, on_evict = expiry
         for function, what in ((time, "time"), (on_evict, "on_evict")):
             if function is not None:
@@ -364,6 +349,29 @@ class StatefulStage(Joins):
             operator = ExpiringState(returns, step, first, ttl, on_evict, keys)
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), operator=operator))
+
+    def _key(self, kind: Kind, key: Key | None) -> Key | RecordKey:
+        """The key of a keyed stage: its own, or that of `key_by`."""
+        by = self._pipeline.key_at(self._index, kind.value) if key is None else key
+        if by is None:
+            raise PlanError(
+                f".{kind.value}() has no key, and there is no key_by before it",
+                next_step=f"write .{kind.value}(…, key=…), or .key_by(…) before it; after a window, a join, an"
+                " aggregate, a transform or a stage with its own key, another key_by is needed",
+            )
+        if not isinstance(by, RecordKey):
+            checked_function(by, kind.value, "key")
+        return by
+
+    def _initial(self, kind: Kind, initial: Any) -> Callable[[], Any]:
+        """A function that makes the state of a new key."""
+        try:
+            return starting_with(initial, ValueCodec(self._pipeline.types))
+        except (TypeError, ValueError) as error:
+            raise PlanError(
+                f"the initial state of .{kind.value}() cannot be stored: {error}",
+                next_step="build it from these types, or pass a function that does",
+            ) from error
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:
         if kind in ASKED and is_asking(function):

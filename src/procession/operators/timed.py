@@ -54,6 +54,8 @@ class Progress:
         """The watermark in nanoseconds of event time."""
         self.row = 0
         self.key = b""
+        self.is_ending = False
+        """Whether everything fires because the input has ended."""
 
     def emit(self, value: Any, number: int) -> None:
         """Emit a result of the current record: after all that its time has fired."""
@@ -166,6 +168,7 @@ class TimedOperator(ABC, Generic[Held]):
 
     def end(self, states: StateAccess) -> Iterator[list[Result]]:
         progress = Progress(states)
+        progress.is_ending = True
         return self._fired(states, progress, progress.timers.drain())
 
     def _fired(

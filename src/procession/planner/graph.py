@@ -52,6 +52,7 @@ class Kind(Enum):
     WINDOW_BY_KEY = "window_by_key"
     HASH_JOIN = "hash_join"
     JOIN = "join"
+    PROCESS = "process"
     AGGREGATE = "aggregate"
     AGGREGATE_BY_KEY = "aggregate_by_key"
     SORT = "sort"

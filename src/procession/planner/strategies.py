@@ -115,6 +115,7 @@ TABLE: dict[Kind, StageRule] = {
     Kind.WINDOW_BY_KEY: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.HASH_JOIN: StageRule(is_multiplying=True),
     Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
+    Kind.PROCESS: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
     Kind.SORT: _TO_ONE,

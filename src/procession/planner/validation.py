@@ -66,6 +66,23 @@ def checked_of_one(function: Any, word: str, what: str = "") -> None:
         ) from None
 
 
+def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...]) -> None:
+    """A function that can be called with these arguments, as far as can be seen without calling it."""
+    checked_function(function, word, what)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some of Python's own have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        given = f"{what}={function!r}" if what else repr(function)
+        raise PlanError(
+            f".{word}() was given {given}, which cannot be called with ({', '.join(arguments)}): it is {signature}",
+            next_step=f"give it a function of {len(arguments)} arguments: ({', '.join(arguments)})",
+        ) from None
+
+
 def checked_seconds(value: float, what: str, owner: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
         raise PlanError(f"{what}={value!r} of {owner} is no time", next_step="give seconds, 0 or more")

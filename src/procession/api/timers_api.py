@@ -1,0 +1,91 @@
+"""Timers: the method of a stage whose functions set timers.
+
+Invariant: as in `api/stage`, the method adds one node to the graph and returns the stage for it. `api/stage` inherits
+it; at run time `operators/process` does the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from procession.api.stateful_api import Key, StatefulStage, Time
+from procession.operators.process import OnRecord, OnTimer, ProcessOperator
+from procession.operators.windows import Length, span
+from procession.planner.graph import Kind
+from procession.planner.keys import KeyCodec
+from procession.planner.validation import checked_call, checked_function, checked_unit
+from procession.times import Unit
+
+if TYPE_CHECKING:
+    from procession.api.stage import Stage
+
+
+class Timers(StatefulStage):
+    """The method of `Stage` that sets timers."""
+
+    def process(
+        self,
+        function: OnRecord,
+        *,
+        on_timer: OnTimer,
+        key: Key | None = None,
+        initial: Any = None,
+        time: Time | None = None,
+        unit: Unit = "s",
+        lateness_s: Length = 0,
+        step_s: Length = 1,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Process the records of each key with a state and with timers in event time.
+
+        `function(state, record, context)` and `on_timer(state, context)` return the next state and an iterable of
+        results. `context.timer_at(time)` sets a timer of the key, `context.cancel_timer(time)` cancels it. A timer
+        fires when a record arrives, of any key, whose time has reached it. What it emits comes before that record's
+        results. When the input has ended, all timers fire once, and no new ones are set.
+
+        Args:
+            function: Takes the state of the record's key, the record and a `procession.ProcessContext`. Returns
+                `(state, results)`. A state of None removes the state; timers of the key stay.
+            on_timer: Takes the state and a `procession.ProcessContext` with the timer's time. Returns the same.
+            key: Returns a record's key. Without it, the key is that of `key_by`.
+            initial: The state of a new key: a value, or a function that makes one.
+            time: A record's event time, as in `window`. Without it, the time that the record was sent with.
+            unit: Unit of `time` and of the timers: "s", "ms", "us" or "ns".
+            lateness_s: How much longer timers wait for late records.
+            step_s: Event time moves in steps of this many seconds, and a timer may fire one step late. A smaller step
+                is more exact and costs more.
+
+        Raises:
+            PlanError: There is no key, a function has other arguments, or `initial` cannot be stored.
+
+        Example:
+            >>> from procession import Pipeline
+            >>> def ordered(state, order, context):
+            ...     context.timer_at(context.time + 60)
+            ...     return order["id"], []
+            >>> def overdue(order_id, context):
+            ...     return None, [f"order {order_id} of {context.key} was not paid within a minute"]
+            >>> orders = Pipeline("overdue").source(codec="json")
+            >>> late = orders.process(
+            ...     ordered, on_timer=overdue, key=lambda order: order["customer"], time=lambda order: order["at"]
+            ... )
+        """
+        kind = Kind.PROCESS
+        checked_call(function, kind.value, "", ("state", "record", "context"))
+        checked_call(on_timer, kind.value, "on_timer", ("state", "context"))
+        if time is not None:
+            checked_function(time, kind.value, "time")
+        by = self._key(kind, key)
+        operator = ProcessOperator(
+            function,
+            on_timer,
+            self._initial(kind, initial),
+            span(step_s, "step_s"),
+            span(lateness_s, "lateness_s", 0),
+            checked_unit(unit),
+            KeyCodec(self._pipeline.types),
+        )
+        node = self._node(kind, None, name, parallelism)
+        return self._add(replace(node, key=by, time=time, unit=unit, operator=operator))

@@ -1,0 +1,190 @@
+"""The process operator: a keyed stage whose functions set timers in event time.
+
+Invariant: a timer fires when the watermark reaches its time, in the order of times and then of keys, before the record
+that advanced the watermark is processed. A timer that is due when it is set fires right after the record that set it.
+Every task learns the watermark, so timers of quiet keys fire too. A timed operator (`operators/timed`). Pure.
+
+State: under `k` and the key, the state and the times of the timers, in order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import numpy as np
+
+from procession.errors import PlanError
+from procession.operators.keyed import is_open
+from procession.operators.operator import Place, StateSpec
+from procession.operators.stage_rows import Numbers
+from procession.operators.timed import KeyState, Progress, TimedOperator
+from procession.planner.keys import PLAIN_KEYS, KeyCodec
+from procession.planner.ownership import separate
+from procession.times import Unit, in_unit, nanoseconds
+
+TIMERS_MAX = 10_000
+"""Maximum number of timers of one key. More stop the pipeline."""
+
+
+@dataclass(slots=True)
+class ProcessContext:
+    """What the functions of `process` know about the call, and how they set timers.
+
+    Attributes:
+        key: The key of the record or the timer.
+        time: The event time of the record, or the time of the timer, in the `unit` of the stage.
+
+    Example:
+        >>> from procession import ProcessContext
+        >>> def waiting(state: None, order: dict, context: ProcessContext) -> tuple[None, list]:
+        ...     context.timer_at(context.time + 60)
+        ...     return None, []
+    """
+
+    key: Any
+    time: float
+    _unit: Unit = "s"
+    _after: int | None = None
+    """The time of the timer that fires. None: the call is for a record."""
+    _asked: dict[int, bool] = field(default_factory=dict)
+    """The timers that the function sets (true) and cancels (false), by their times in nanoseconds."""
+
+    def timer_at(self, time: float | Decimal | datetime) -> None:
+        """Set a timer for this key: `on_timer` is called when event time reaches it.
+
+        A key has at most one timer for a time. A timer that is due already fires right after this record.
+
+        Args:
+            time: The event time: a number in the `unit` of the stage since 1970, or a datetime.
+
+        Raises:
+            ValueError: `on_timer` sets a timer that is not later than the one that fires.
+        """
+        at = nanoseconds(time, self._unit)
+        if self._after is not None and at <= self._after:
+            raise ValueError(f"on_timer at {self.time} sets a timer at {time}, which is not later")
+        self._asked[at] = True
+
+    def cancel_timer(self, time: float | Decimal | datetime) -> None:
+        """Cancel the timer of this key for this time. Nothing happens if there is none."""
+        self._asked[nanoseconds(time, self._unit)] = False
+
+
+OnRecord = Callable[[Any, Any, ProcessContext], tuple[Any, Any]]
+"""Takes the state of a key, a record and the context. Returns the next state and the results."""
+
+OnTimer = Callable[[Any, ProcessContext], tuple[Any, Any]]
+
+
+@dataclass(slots=True)
+class KeyTimers(KeyState):
+    """The state of a key (None: it has none), and the times of its timers in nanoseconds, in order."""
+
+    state: Any
+    timers: list[int]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is None and not self.timers
+
+    def stored(self) -> list[Any]:
+        return [self.state, self.timers]
+
+
+@dataclass(frozen=True)
+class ProcessOperator(TimedOperator[KeyTimers]):
+    """A keyed stage with timers."""
+
+    function: OnRecord
+    on_timer: OnTimer
+    initial: Callable[[], Any]
+    step: int
+    """The watermark moves in steps of this, in nanoseconds."""
+    lateness: int = 0
+    unit: Unit = "s"
+    keys: KeyCodec = PLAIN_KEYS
+
+    stops_on: ClassVar[tuple[type[Exception], ...]] = (PlanError,)
+
+    @property
+    def state(self) -> StateSpec:
+        return StateSpec(
+            layout=f" with timers in steps of {in_unit(self.step)} s",
+            function=self.function,
+            outputs=(self.function, self.on_timer),
+            steps=self.steps,
+            fires_at_end=True,
+            is_made_by_user=True,
+            held="the timers of",
+        )
+
+    @property
+    def step_ns(self) -> int:
+        return self.step
+
+    def steps(self, times: Numbers) -> Numbers:
+        return np.floor_divide(times - self.lateness, self.step)
+
+    def load(self, stored: list[Any] | None) -> KeyTimers:
+        return KeyTimers(None, []) if stored is None else KeyTimers(*stored)
+
+    def add_record(self, progress: Progress, value: Any, time: int, held: KeyTimers) -> None:
+        """Call the function for a record. If it raises, no timer changes, and the state is what the function has left
+        of it."""
+        context = ProcessContext(self.keys.decode(progress.key), in_unit(time, self.unit), self.unit)
+        state, results = self.function(self._state(held), value, context)
+        emitted = separate(results, is_held=is_open(state))
+        held.state = state
+        self._set(progress, held, context)
+        emitted += [result for _, result in self.take_due(progress, held)]
+        for number, result in enumerate(emitted):
+            progress.emit(result, number)
+
+    def take_due(self, progress: Progress, held: KeyTimers) -> Iterator[tuple[Place, Any]]:
+        """Fire the timers of a key that the watermark has reached, also those that are set meanwhile."""
+        while held.timers and held.timers[0] <= progress.watermark:
+            at = held.timers.pop(0)
+            key = self.keys.decode(progress.key)
+            context = ProcessContext(key, in_unit(at, self.unit), self.unit, at)
+            try:
+                held.state, results = self.on_timer(self._state(held), context)
+                fired = separate(results, is_held=is_open(held.state))
+            except Exception as error:
+                raise PlanError(
+                    f"the `on_timer` of key {key!r} raised {type(error).__name__}: {error}",
+                    next_step="correct the function and start again: nothing of this epoch is committed, and it runs"
+                    " again",
+                ) from error
+            self._set(progress, held, context)
+            for number, result in enumerate(fired):
+                yield (at, progress.key, number), result
+
+    def result_of(self, key: bytes, due: Any) -> Any:
+        return due
+
+    def _state(self, held: KeyTimers) -> Any:
+        return self.initial() if held.state is None else held.state
+
+    def _set(self, progress: Progress, held: KeyTimers, context: ProcessContext) -> None:
+        """Set and cancel the timers that a function asked for. After the end of the input there is no time to set one
+        for."""
+        for at, is_set in {} if progress.is_ending else context._asked.items():
+            place = bisect_left(held.timers, at)
+            is_known = place < len(held.timers) and held.timers[place] == at
+            if is_set and not is_known:
+                insort(held.timers, at)
+                if at > progress.watermark:
+                    progress.timers.set_once(-(-at // self.step), progress.key)
+            elif is_known and not is_set:
+                del held.timers[place]
+        if len(held.timers) > TIMERS_MAX:
+            raise PlanError(
+                f"key {context.key!r} has more than {TIMERS_MAX:,} timers",
+                next_step="set fewer timers: one for the earliest time, and in on_timer the next; nothing of this epoch"
+                " is committed",
+            )
