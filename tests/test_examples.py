@@ -246,6 +246,52 @@ def overdue(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+LIMITED = [
+    json.dumps(
+        {"kind": "limit", "item": f"i{number % 4}", "count": number * 7 % 40}
+        if number % 9 == 4
+        else {"kind": "order", "id": number, "item": f"i{number % 5}", "count": number * 13 % 50}
+    )
+    for number in range(500)
+]
+
+
+def above_limits(lines: Iterable[str]) -> list[str]:
+    limits: dict[str, int] = {}
+    told = []
+    for event in map(json.loads, lines):
+        if event["kind"] == "limit":
+            limits[event["item"]] = event["count"]
+        elif event["item"] in limits and event["count"] > limits[event["item"]]:
+            told.append({"id": event["id"], "limit": limits[event["item"]], "is_above": True})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
+CALLS = [
+    json.dumps(
+        {"kind": "price", "tariff": f"t{number % 3}", "from": number + number * 17 % 90 - 20, "cents": number % 23}
+        if number % 8 == 3
+        else {"kind": "call", "id": number, "tariff": f"t{number % 4}", "at": number, "seconds": number * 31 % 400}
+    )
+    for number in range(500)
+]
+
+
+def bills(lines: Iterable[str]) -> list[str]:
+    prices: list[dict[str, int]] = []
+    told = []
+    for event in map(json.loads, lines):
+        if event["kind"] == "price":
+            prices.append(event)
+            continue
+        valid = [one for one in prices if one["tariff"] == event["tariff"] and one["from"] <= event["at"]]
+        # Of equal starts the later one counts.
+        price = max(enumerate(valid), key=lambda one: (one[1]["from"], one[0]), default=(0, None))[1]
+        minutes = (event["seconds"] + 59) // 60
+        told.append({"id": event["id"], "cents": None if price is None else minutes * price["cents"]})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 READINGS = [
     json.dumps({"sensor": f"s{number % 5}", "celsius": number * 37 % 130 - 20})
     if number % 11
@@ -272,6 +318,8 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "payments": ("payments-settled-0", EVENTS_PAID, settled),
     "sales_day": ("sales-day-told-0", SALES, day),
     "overdue_orders": ("overdue-orders-alerts-0", ORDER_EVENTS, overdue),
+    "changing_limits": ("changing-limits-alerts-0", LIMITED, above_limits),
+    "call_rating": ("call-rating-bills-0", CALLS, bills),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

@@ -102,6 +102,36 @@ def waited(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]
     return (None if state > 7 else state + 1), [b"%s@%d#%d" % (context.key, context.time, state)]
 
 
+def after(latest: bytes | None, value: bytes) -> bytes:
+    """Errs on some."""
+    if value[-1:] == b"?":
+        raise ValueError(value)
+    return value + b"<" + (latest or b"-")[-3:]
+
+
+def latest_three(state: list[bytes], value: bytes) -> list[bytes]:
+    """Changes its state in place, and errs on some with the state half changed."""
+    state.append(value)
+    if value[:1] == b"c":
+        raise KeyError(value)
+    del state[:-3]
+    return state
+
+
+def ruled(state: list[bytes], value: bytes) -> bytes:
+    """Changes what it is given."""
+    state.append(value[-4:])
+    return b"+".join(state)
+
+
+def last_byte(value: bytes) -> int:
+    return value[-1] % 7
+
+
+def priced(value: bytes, version: bytes | None) -> bytes:
+    return value + b"/" + (version or b"-")[-3:]
+
+
 def by_length(value: bytes) -> str:
     """Names an output that does not exist for what has a blank."""
     return "none" if b" " in value else ("short", "medium", "long")[min(2, len(value) // 3)]
@@ -140,6 +170,23 @@ EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     ),
 }
 
+SIDED: dict[str, Callable[[Stage, Stage, int], Stage]] = {
+    "broadcast": lambda stage, other, tasks: stage.with_broadcast(other, apply=after, parallelism=tasks),
+    "broadcast_state": lambda stage, other, tasks: stage.with_broadcast(
+        other, apply=ruled, update=latest_three, initial=list, parallelism=tasks
+    ),
+    "as_of": lambda stage, other, tasks: stage.as_of(
+        other,
+        join=priced,
+        key=key,
+        time=when,
+        valid_from=last_byte,
+        versions_max=2,
+        late="dead-letter",
+        parallelism=tasks,
+    ),
+}
+
 
 @st.composite
 def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> Pipeline:
@@ -158,7 +205,7 @@ def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> 
     for _ in range(draw(st.integers(0, stages_max))):
         # Later places are more likely, so that there are long ways as well as many branches.
         place = places[-1] if draw(st.booleans()) else draw(st.sampled_from(places))
-        what = draw(st.sampled_from([*NARROW, *SPLITS, *EXCHANGES, "merge", "merge"]))
+        what = draw(st.sampled_from([*NARROW, *SPLITS, *EXCHANGES, *SIDED, "merge", "merge"]))
         others = [other for other in places if other is not place]
         if what in NARROW:
             places.append(NARROW[what](place))
@@ -167,6 +214,9 @@ def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> 
         elif what in EXCHANGES and exchanges < EXCHANGES_MAX:
             exchanges += 1
             places.append(EXCHANGES[what](place, draw(st.integers(1, 4))))
+        elif what in SIDED and exchanges < EXCHANGES_MAX and others:
+            exchanges += 2
+            places.append(SIDED[what](place, draw(st.sampled_from(others)), draw(st.integers(1, 4))))
         elif what == "merge" and others:
             chosen = draw(st.lists(st.sampled_from(others), min_size=1, max_size=2, unique=True))
             places.append(place.merge(*chosen))

@@ -23,7 +23,9 @@ from procession.operators.sort import SortOperator
 from procession.operators.stream_join import LatePairRule
 from procession.operators.total import TotalOperator
 from procession.operators.value_codec import PLAIN
+from procession.operators.versions import LateVersionRule
 from procession.operators.windows import LateWindowRule, late_record
+from procession.planner.event_order import LateRecord
 from procession.planner.graph import Graph, Kind, Node, Order, SinkFraming
 from procession.planner.inputs import number_of
 from procession.planner.keys import NO_KEY, KeyCodec, RecordKey
@@ -403,6 +405,17 @@ class Sequential:
                 yield from self._pairs(index, value)
             case Kind.PROCESS:
                 yield from self._process(index, value)
+            case Kind.BROADCAST:
+                stage: Any = node.operator
+                side, given = value
+                if side == 1:
+                    self.states[index, NO_KEY] = PLAIN.packed(given)
+                elif (index, NO_KEY) in self.states:
+                    yield stage.apply(PLAIN.thawed(self.states[index, NO_KEY]), given)
+                else:
+                    yield stage.apply(stage.initial(), given)
+            case Kind.AS_OF:
+                yield from self._as_of(index, value)
             case Kind.SORT:
                 assert isinstance(node.operator, SortOperator)
                 records = self.windows.setdefault(index, {})
@@ -520,6 +533,44 @@ class Sequential:
             if result is not None:
                 self.fired = key
                 yield result
+
+    def _as_of(self, index: int, sided: Any) -> Iterator[Any]:
+        """All versions of all keys in one dictionary, looked through for each record."""
+        node = self.graph.nodes[index]
+        stage: Any = node.operator
+        key = self._asked(node, sided)
+        known = self.windows.setdefault(index, {})
+        held = known.setdefault(key, {"greatest": LOWEST, "is_cut": False, "versions": {}})
+        side, value = sided
+        if side == 1:
+            start = nanoseconds(stage.valid_from(value), node.unit)
+            if start <= held["greatest"]:
+                self.aside = LateRecord(
+                    f"it is valid from {in_unit(start)} s, and records of its key up to {in_unit(held['greatest'])} s"
+                    " have been joined already"
+                )
+                if stage.late is not LateVersionRule.KEEP:
+                    return
+            held["versions"][start] = PLAIN.packed(value)
+            if len(held["versions"]) > stage.versions_max:
+                del held["versions"][min(held["versions"])]
+                held["is_cut"] = True
+            return
+        time = nanoseconds(stage.time(value), node.unit)
+        starts = [start for start in held["versions"] if start <= time]
+        if not starts and held["is_cut"]:
+            oldest = min(held["versions"])
+            reason = f"its time {in_unit(time)} s is before that of the oldest version kept, {in_unit(oldest)} s"
+            if stage.late is not LateVersionRule.KEEP:
+                self.aside = LateRecord(reason)
+                return
+            starts = [oldest]
+            result = stage.join(value, PLAIN.thawed(held["versions"][oldest]))
+            self.aside = LateRecord(reason)
+        else:
+            result = stage.join(value, PLAIN.thawed(held["versions"][max(starts)]) if starts else None)
+        held["greatest"] = max(held["greatest"], time)
+        yield result
 
     def _process(self, index: int, value: Any) -> Iterator[Any]:
         """A record at a stage with timers: all timers of all keys are in one set."""

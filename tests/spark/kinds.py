@@ -125,6 +125,25 @@ def ending(value: bytes) -> str:
     return "none" if value[-2:] == b"77" else "low" if value[-1:] < b"5" else "high"
 
 
+def latest_ten(state: list[bytes], value: bytes) -> list[bytes]:
+    """Changes its state in place."""
+    state.append(value[-2:])
+    del state[:-10]
+    return state
+
+
+def with_latest(state: list[bytes], value: bytes) -> bytes:
+    """Changes what it is given, and errs on some."""
+    state.reverse()
+    if value[-2:] == b"13":
+        raise ValueError("thirteen")
+    return value + b" " + b",".join(state)
+
+
+def side_by_side_of(latest: bytes | None, value: bytes) -> bytes:
+    return side_by_side(value, latest)
+
+
 def expected_soon(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
     """Waits for the next record of the key, a different time each."""
     context.cancel_timer(state)
@@ -211,6 +230,12 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     # Timers, some of them for times that have passed
     overdue = source.process(expected_soon, on_timer=overdue_at, key=key, initial=0, time=when, lateness_s=2, step_s=5)
     overdue.sink("overdue", to="file:out")
+    # The latest record of a second stream in every task, and the version that was valid
+    sevenths = source.filter(is_seventh).rebalance(parallelism=2)
+    source.with_broadcast(sevenths, update=latest_ten, initial=list, apply=with_latest).sink("ruled", to="file:out")
+    source.with_broadcast(sevenths, apply=side_by_side_of, parallelism=3).sink("latest", to="file:out")
+    valid = source.as_of(few, join=side_by_side, key=first_two_as_key, time=when, valid_from=when, versions_max=3)
+    valid.sink("versions", to="file:out")
     # Side outputs that go different ways and meet again
     few_first, others = source.split(is_seventh)
     endings = others.split(ending, "low", "high", value=bytes.upper, name="endings")

@@ -77,6 +77,9 @@ SINKS = [
     "merged",
     "split",
     "overdue",
+    "ruled",
+    "latest",
+    "versions",
     "dead-letter",
 ]
 

@@ -88,21 +88,9 @@ class Joins:
         Raises:
             PlanError: The other stage belongs to another pipeline, or there is no key.
         """
-        if getattr(other, "_pipeline", None) is not self._pipeline:
-            raise PlanError(
-                f".join() has {other!r}, which is not a stage of pipeline {self._pipeline.name!r}",
-                next_step="join stages of one pipeline; for a table use hash_join",
-            )
+        self._check_side(other, "join", "other")
         checked_function(join, "join", "join")
-        keys: Sided | RecordKey | None = _of_both(key, left_key, right_key, "key")
-        if keys is None:
-            sides = [self._pipeline.key_at(place, "join") for place in (self._index, other._index)]
-            if None in sides:
-                raise PlanError(
-                    ".join() has no key",
-                    next_step="pass key= for both sides, or left_key= and right_key=; or write key_by before both",
-                )
-            keys = RecordKey(tuple(function for side in sides if side is not None for function in side.given_by))
+        keys = sided_key(self, other, "join", of_both("join", key, left_key, right_key, "key"))
         operator = StreamJoin(
             span(within_s, "within_s"),
             join,
@@ -112,11 +100,8 @@ class Joins:
             late=checked_choice(LatePairRule, late, "late"),
             keys=KeyCodec(self._pipeline.types),
         )
-        # Three stages come before it: two that mark the sides, and one that merges them.
-        named = f"join-{self._pipeline.size + 3}" if name is None else checked_name(name, "a stage")
-        left = self._add(Node(Kind.MAP, f"{named}-left", (self._index,), as_left))
-        right = self._add(Node(Kind.MAP, f"{named}-right", (other._index,), as_right))
-        both = self._add(Node(Kind.MERGE, f"{named}-both", (left._index, right._index)))
+        named = self._named("join", name, 4)
+        both = self._both(other, named)
         return self._add(
             Node(
                 Kind.JOIN,
@@ -124,12 +109,32 @@ class Joins:
                 (both._index,),
                 parallelism=parallelism,
                 key=keys,
-                time=_of_both(time, left_time, right_time, "time"),
+                time=of_both("join", time, left_time, right_time, "time"),
                 unit=checked_unit(unit),
                 operator=operator,
                 is_named=name is not None,
             )
         )
+
+    def _check_side(self, other: Any, word: str, what: str) -> None:
+        """The second stream of a stage must be a stage of the same pipeline."""
+        if not isinstance(other, Joins) or other._pipeline is not self._pipeline:
+            raise PlanError(
+                f".{word}() has {what}={other!r}, which is not a stage of pipeline {self._pipeline.name!r}",
+                next_step="pass a stage or source of the same pipeline; for a table use hash_join",
+            )
+
+    def _named(self, word: str, name: str | None, stages: int) -> str:
+        """The name of the last of this many stages that a method adds."""
+        if name is not None:
+            return checked_name(name, "a stage")
+        return f"{word.replace('_', '-')}-{self._pipeline.size + stages - 1}"
+
+    def _both(self, other: Joins, named: str) -> Stage:
+        """The records of both sides in one order, each marked with its side: three stages."""
+        left = self._add(Node(Kind.MAP, f"{named}-left", (self._index,), as_left))
+        right = self._add(Node(Kind.MAP, f"{named}-right", (other._index,), as_right))
+        return self._add(Node(Kind.MERGE, f"{named}-both", (left._index, right._index)))
 
     def hash_join(
         self,
@@ -200,12 +205,25 @@ class Joins:
         return self._add(Node(Kind.HASH_JOIN, named, (self._index,), function, parallelism))
 
 
-def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
+def sided_key(left: Joins, right: Joins, word: str, keys: Sided | None) -> Sided | RecordKey:
+    """The key of both sides: the one that is given, or those of `key_by`."""
+    if keys is not None:
+        return keys
+    sides = [stage._pipeline.key_at(stage._index, word) for stage in (left, right)]
+    if None in sides:
+        raise PlanError(
+            f".{word}() has no key",
+            next_step="pass key= for both sides, or left_key= and right_key=; or write key_by before both",
+        )
+    return RecordKey(tuple(function for side in sides if side is not None for function in side.given_by))
+
+
+def of_both(word: str, both: Any, left: Any, right: Any, what: str) -> Sided | None:
     """The functions of the two sides as one. None if there are none."""
     given = {what: both, f"left_{what}": left, f"right_{what}": right}
     for name, function in given.items():
         if function is not None:
-            checked_function(function, "join", name)
+            checked_function(function, word, name)
     named = [name for name, function in given.items() if function is not None]
     if not named:
         return None
@@ -214,6 +232,6 @@ def _of_both(both: Any, left: Any, right: Any, what: str) -> Sided | None:
     if both is None and len(named) == 2:
         return Sided(left, right)
     raise PlanError(
-        f".join() has only {' and '.join(f'{name}=' for name in named)}",
+        f".{word}() has only {' and '.join(f'{name}=' for name in named)}",
         next_step=f"pass {what}= for both sides, or left_{what}= and right_{what}=",
     )

@@ -303,7 +303,7 @@ class _Pass(Delivery):
         state = operator.state
 
         def refuse(row: int, error: Exception) -> None:
-            if state.steps is not None and isinstance(error, LateRecord):
+            if isinstance(error, LateRecord) and (state.steps is not None or state.counts_late):
                 self.chain.late += 1
                 if not state.late_to_dead_letters:
                     return

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from procession.operators.broadcast import sides_of
 from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
 from procession.operators.context import with_contexts
@@ -24,6 +25,7 @@ from procession.operators.partitioning import (
     partition_by,
     partition_evenly,
     partition_rows,
+    partition_sides,
     split_by_key,
     split_by_stream,
 )
@@ -242,16 +244,19 @@ class Delivery:
             flow = (
                 replace(flow, keys=self._keys(flow)) if isinstance(key, RecordKey) else self._keyed_by(index, key, flow)
             )
-        elif node.operator is not None:
+        elif node.operator is not None and not (self.plan.carrying | self.plan.keeping_key) & {index}:
             flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
+        is_sided = routing_of(node) is Routing.TO_ALL
+        if is_sided:
+            flow = flow.numbered(sides_of(flow))
         if node.kind is Kind.TRANSFORM:
             flow = self._branch(parent, index, self._encoded(parent, PayloadCodec.BYTES))
         if (time := node.time) is not None:
             flow, times = self._timed_by(index, time, flow)
             flow = flow.numbered(times)
         flow, forms = self._packed(parent, flow)
-        if node.time is not None:
-            flow, times = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
+        if node.time is not None or is_sided:
+            flow, last = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
         order = self._order(flow)
         more: list[tuple[str, pa.Array]] = [("form", pa.array(forms))]
         if index in self.plan.carrying:
@@ -260,12 +265,15 @@ class Delivery:
         elif node.operator is not None or index in self.plan.keeping_key:
             more.append(("key", self._keys(flow)))
         if is_timed(node):
-            more.append((TIME, columns.column("event_time") if node.time is None else pa.array(times)))
+            more.append((TIME, columns.column("event_time") if node.time is None else pa.array(last)))
         if index in self.plan.inputs:
             more.append((INPUT, pa.array(self._inputs(flow))))
         whole = batch_of(flow.values, order if self.plan.edge(parent, index).is_merged else order[:1], more)
         (following,) = (chain for chain in self.plan.chains if chain.root == index)
         turn, reached = self.chain.turn, self.chain.reached[index]
+        if is_sided:
+            yield from partition_sides(index, whole, last, following.tasks, turn)
+            return
         yield from partition_rows(index, node, whole, flow.keys, following.tasks, turn=turn, reached=reached)
 
     def _inputs(self, flow: StageRows) -> Ids:

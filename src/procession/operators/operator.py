@@ -3,7 +3,8 @@
 Invariant: `operators/chain` calls `add`, `fire` and `end`, and the planner reads `state`; neither asks which kind of
 operator it is. The output of an operator depends on the sequence of its rows and on nothing else. It does not depend on
 epoch cuts, on the number of tasks, or on how many rows one call brings. Implemented by `operators/keyed`,
-`operators/expiry`, `operators/window_operator`, `operators/stream_join`, `operators/sort` and `operators/total`. Pure.
+`operators/expiry`, `operators/process`, `operators/window_operator`, `operators/stream_join`, `operators/versions`,
+`operators/broadcast`, `operators/sort` and `operators/total`. Pure.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ class StateSpec:
     """Whether it emits nothing before that."""
     late_to_dead_letters: bool = False
     """Whether late records become dead letters. Otherwise they are only counted."""
+    counts_late: bool = False
+    """Whether it tells of late records although no watermark moves it."""
     is_made_by_user: bool = False
     """Whether the state of a key is what the user's function returned."""
     held: str = ""

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from procession.operators.chain_rows import INPUT, TICK, TIME, ChainOutput
 from procession.operators.stage_rows import Numbers
+from procession.operators.stream_join import LEFT, RIGHT
 from procession.operators.watermark_timers import InputSteps
 from procession.planner.graph import Node
 from procession.planner.ownership import separate
@@ -106,6 +107,15 @@ def partition_by(index: int, rows: pa.RecordBatch, parts: Iterable[tuple[int, Nu
     for bucket, own in parts:
         # If all rows are in one part, nothing is copied.
         yield ChainOutput(index, bucket, rows if len(own) == rows.num_rows else rows.take(pa.array(own)))
+
+
+def partition_sides(index: int, rows: pa.RecordBatch, sides: Numbers, buckets: int, turn: int) -> Iterator[ChainOutput]:
+    """Rows of two sides: those of the right side for every bucket, those of the left split evenly."""
+    left, right = np.flatnonzero(sides == LEFT), np.flatnonzero(sides == RIGHT)
+    own = {bucket: left[start : start + count] for bucket, start, count in split_evenly(len(left), buckets, turn)}
+    for bucket in range(buckets) if len(right) else own:
+        both = np.sort(np.concatenate((right, own.get(bucket, left[:0]))))
+        yield from partition_by(index, rows, [(bucket, both)])
 
 
 def with_ticks(

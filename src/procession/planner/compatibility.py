@@ -19,7 +19,7 @@ from procession.planner.fingerprints import fingerprint, is_known_same, is_same,
 from procession.planner.graph import Kind
 from procession.planner.keys import RecordKey
 from procession.planner.plan import Plan
-from procession.planner.strategies import is_firing
+from procession.planner.strategies import is_whole
 
 START_OVER = "start over with another --dir (and an empty output)"
 
@@ -37,11 +37,11 @@ def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
 
 
 def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
-    """Raises PlanError if a stage that fires has another number of tasks than in the checkpoint, because each task
-    holds a part of the pending results."""
+    """Raises PlanError if a stage whose tasks have states of their own has another number of tasks than in the
+    checkpoint, because each task holds a part of the pending results."""
     for chain in plan.chains:
         node = None if chain.root is None else plan.node(chain.root)
-        if node is None or not is_firing(node) or kept.get(node.name, 0) in (0, chain.tasks):
+        if node is None or not is_whole(node) or kept.get(node.name, 0) in (0, chain.tasks):
             continue
         raise PlanError(
             f"stage {node.name!r} had parallelism {kept[node.name]} when the checkpoint was made, and has"

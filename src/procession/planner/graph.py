@@ -53,6 +53,8 @@ class Kind(Enum):
     HASH_JOIN = "hash_join"
     JOIN = "join"
     PROCESS = "process"
+    BROADCAST = "with_broadcast"
+    AS_OF = "as_of"
     AGGREGATE = "aggregate"
     AGGREGATE_BY_KEY = "aggregate_by_key"
     SORT = "sort"

@@ -345,7 +345,7 @@ def _exchange_strategy(plan: Plan, index: int, paths: int) -> tuple[Strategy, st
             return Strategy.PARTITION, f"all records of a key go to one task; {restored}"
         case Routing.ROWS if is_kept:
             return Strategy.SORT, "Spark SQL may bring rows back in any order: they carry their key, and are sorted"
-        case Routing.EVENLY | Routing.TO_ONE if is_kept:
+        case Routing.EVENLY | Routing.TO_ONE | Routing.TO_ALL if is_kept:
             return Strategy.MERGE, f"records change their task, and the order is asked for behind: {merged}"
         case _:
             return Strategy.FREE, "records change their task, and nobody behind asks for an order"

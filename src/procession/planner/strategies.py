@@ -48,6 +48,7 @@ class Routing(StrEnum):
     BY_KEY = "partition by key"
     EVENLY = "dealt out evenly"
     TO_ONE = "all to one, in order"
+    TO_ALL = "one side to all, the other dealt out evenly"
     ROWS = "rows of Spark SQL"
 
 
@@ -116,6 +117,8 @@ TABLE: dict[Kind, StageRule] = {
     Kind.HASH_JOIN: StageRule(is_multiplying=True),
     Kind.JOIN: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.PROCESS: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
+    Kind.BROADCAST: StageRule(Routing.TO_ALL, Tasks.OWN, is_sensitive=True, has_state=True),
+    Kind.AS_OF: _KEYED,
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
     Kind.SORT: _TO_ONE,
@@ -145,6 +148,11 @@ def is_timed(node: Node) -> bool:
 def is_firing(node: Node) -> bool:
     """Whether this stage emits results that belong to no record."""
     return TABLE[node.kind].is_firing or is_timed(node)
+
+
+def is_whole(node: Node) -> bool:
+    """Whether some states of this stage belong to a task, not to a key, and cannot be redistributed."""
+    return is_firing(node) or routing_of(node) is Routing.TO_ALL
 
 
 def numbers_of(node: Node) -> int:

@@ -29,7 +29,7 @@ from procession.operators.stage_rows import Numbers
 from procession.operators.value_codec import ValueCodec
 from procession.planner.graph import Exchange, Graph, Node
 from procession.planner.plan import Plan
-from procession.planner.strategies import is_firing
+from procession.planner.strategies import is_whole
 from procession.spark.async_map import await_all
 from procession.spark.task_state import TaskStateStore
 from procession.storage.flight_reader import FlightAccess, open_log
@@ -243,7 +243,7 @@ class Task:
             tasks,
             attempt.epoch,
             attempt.number,
-            is_whole=is_firing(root),
+            is_whole=is_whole(root),
             is_made_by_user=root.operator is not None and root.operator.state.is_made_by_user,
             values=ValueCodec(self.graph.types),
         )

@@ -1,0 +1,143 @@
+"""Joins with the version that was valid: which version counts, which are late, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from procession import Pipeline, PlanError
+from procession.testing import Outputs, run
+from tests.operators.test_window_operator import RECORDS
+from tests.operators.timed_records import key, time
+from tests.spark.test_plans import expected, ran
+
+
+def both(record: bytes, version: bytes | None) -> bytes:
+    """Errs on some."""
+    if record.endswith(b"13"):
+        raise ValueError(record)
+    return record + b" at " + (version or b"-")
+
+
+def is_version(value: bytes) -> bool:
+    return time(value) % 3 == 0
+
+
+@given(
+    payloads=RECORDS,
+    late=st.sampled_from(["keep", "drop", "dead-letter"]),
+    versions_max=st.sampled_from([1, 2, 1000]),
+    cuts=st.sets(st.integers(1, 50), max_size=3),
+    slice_records=st.sampled_from([1, 7, 1000]),
+    keys_max=st.sampled_from([1, 1000]),
+)
+@settings(max_examples=60)
+def test_i11_versions_count_as_in_the_sequential_run(
+    payloads: list[bytes], late: Any, versions_max: int, cuts: set[int], slice_records: int, keys_max: int
+) -> None:
+    pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
+    source = pipeline.source()
+    versions, records = source.split(is_version)
+    options: Any = {"key": key, "time": time, "valid_from": time, "late": late, "versions_max": versions_max}
+    joined = records.as_of(versions, join=both, **options)
+    joined.sink("joined", to="file:out")
+    # With itself, where a record comes before it is a version, and behind another exchange.
+    source.rebalance(parallelism=2).as_of(source.map(bytes), join=both, **options).merge(joined).sink(
+        "own", to="file:out"
+    )
+    graph = pipeline.graph()
+    got = ran(graph, payloads, cuts, len(payloads), slice_records, keys_max)
+    assert got == expected(graph, payloads)
+
+
+def out(*inputs: tuple[str, Any], **options: Any) -> Outputs:
+    """What comes out for calls at these times and prices from these times, however they are cut and dealt out."""
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    prices = pipeline.source("prices", codec="json", streams=["prices"])
+    calls = pipeline.source("calls", codec="json")
+    rated = calls.as_of(
+        prices,
+        join=lambda call, price: [call, price and price[1]],
+        key=lambda record: "all",
+        time=lambda call: call,
+        valid_from=lambda price: price[0],
+        **options,
+    )
+    rated.sink("out", to="file:out")
+    found = run(pipeline, list(inputs))
+    assert run(pipeline, list(inputs), epochs=1, parallelism=3) == found
+    return found
+
+
+def test_the_version_with_the_latest_start_before_the_record_counts_in_whatever_order_they_came() -> None:
+    prices = [("prices", [10, "b"]), ("prices", [0, "a"]), ("prices", [20, "c"])]
+    found = out(*prices, ("calls", 9), ("calls", 10), ("calls", 25), ("calls", -1))
+    assert found["out"] == [[9, "a"], [10, "b"], [25, "c"], [-1, None]]
+
+
+def test_a_version_with_the_same_start_replaces_the_one_before() -> None:
+    assert out(("prices", [0, "a"]), ("prices", [0, "b"]), ("calls", 9))["out"] == [[9, "b"]]
+
+
+LATE = [("prices", [0, "a"]), ("calls", 9), ("prices", [5, "b"]), ("calls", 9), ("prices", [9.5, "c"]), ("calls", 10)]
+
+
+@pytest.mark.parametrize(("late", "second", "letters"), [("keep", "b", 0), ("drop", "a", 0), ("dead-letter", "a", 1)])
+def test_a_version_that_comes_after_records_it_was_valid_for_is_counted_and_treated_by_the_rule(
+    late: str, second: str, letters: int
+) -> None:
+    found = out(*LATE, late=late)
+    assert found["out"] == [[9, "a"], [9, second], [10, "c"]]
+    assert len(found["dead-letter"]) == letters
+    assert [count for name, count in found.counters.items() if name.startswith("late")] == [1]
+
+
+CUT = [("prices", [start, f"v{start}"]) for start in range(5)] + [("calls", 1), ("calls", 3)]
+
+
+@pytest.mark.parametrize(
+    ("late", "first", "letters"), [("keep", [[1, "v3"]], 0), ("drop", [], 0), ("dead-letter", [], 1)]
+)
+def test_a_record_whose_version_is_no_longer_kept_is_treated_by_the_rule(
+    late: str, first: list[Any], letters: int
+) -> None:
+    found = out(*CUT, late=late, versions_max=2)
+    assert found["out"] == [*first, [3, "v3"]]
+    assert len(found["dead-letter"]) == letters
+
+
+def test_join_may_change_the_version_that_it_is_given() -> None:
+    pipeline = Pipeline("p")
+    prices = pipeline.source("prices", codec="json", streams=["prices"])
+    calls = pipeline.source("calls", codec="json")
+
+    def grown(call: int, price: dict[str, int]) -> int:
+        price["cents"] += 1
+        return price["cents"]
+
+    rated = calls.as_of(prices, join=grown, key=lambda _: 1, time=lambda call: call, valid_from=lambda price: 0)
+    rated.sink("out", to="file:out")
+    assert run(pipeline, [("prices", {"cents": 5}), ("calls", 1), ("calls", 2)])["out"] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda stage: stage.as_of(Pipeline("other").source(), join=both, key=key, time=time, valid_from=time),
+        lambda stage: stage.as_of(stage, join=both, time=time, valid_from=time),
+        lambda stage: stage.as_of(stage, join=both, left_key=key, time=time, valid_from=time),
+        lambda stage: stage.as_of(stage, join=len, key=key, time=time, valid_from=time),
+        lambda stage: stage.as_of(stage, join=both, key=key, time="at", valid_from=time),
+        lambda stage: stage.as_of(stage, join=both, key=key, time=time, valid_from=None),
+        lambda stage: stage.as_of(stage, join=both, key=key, time=time, valid_from=time, late="meet"),
+        lambda stage: stage.as_of(stage, join=both, key=key, time=time, valid_from=time, versions_max=0),
+        lambda stage: stage.as_of(stage, join=both, key=key, time=time, valid_from=time, unit="h"),
+    ],
+)
+def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+    with pytest.raises(PlanError) as caught:
+        mistake(Pipeline("p").source())
+    assert caught.value.next_step
