@@ -63,8 +63,8 @@ def test_many_producers_are_compared_with_one_and_idle_ones_are_weighed() -> Non
 @pytest.mark.slow
 def test_the_postgres_sink_is_compared_with_plain_copy_in_both_modes() -> None:
     figures = benched("postgres", "--records", "2000", "--epochs", "2", "--rounds", "1")
-    assert figures["rows_per_s"].keys() == {"copy", "prepared", "token"}
-    assert figures["ratio"].keys() == {"prepared", "token"}
+    assert figures["rows_per_s"].keys() == {"copy", "prepared", "prepared_arrow", "token"}
+    assert figures["ratio"].keys() == {"prepared", "prepared_arrow", "token"}
     assert all(rate > 0 for rate in figures["rows_per_s"].values())
 
 

@@ -1,10 +1,9 @@
 """How fast records reach a Delta table: our sink, each record once, against plain deltalake writes of the same rows.
 
-Both append the same rows to tables on the same disk, alternately, for several rounds; the result is the median of the
-ratios. There are two forms. `json`: both get JSON records, and the plain writer parses them with pyarrow. `arrow`: both
-get Arrow rows, and the plain writer passes them to `write_deltalake` unchanged. The sink is the real process: it
-receives blocks over TCP, as `procession run` sends them, syncs its files, votes and commits. The plain writer does none
-of that.
+Both append the same epochs to tables on the same disk, by turns; the result is the median of the ratios. There are two
+forms. `json`: both get JSON records, and the plain writer parses them with pyarrow. `arrow`: both get Arrow rows, and
+the plain writer passes them to `write_deltalake` unchanged. The sink is the real process: it receives blocks over TCP,
+as `procession run` sends them, syncs its files, votes and commits. The plain writer does none of that.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +22,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 from deltalake import DeltaTable, write_deltalake
 
-from procession.bench.measured_sink import MeasuredSink
+from procession.bench.measured_sink import MeasuredSink, WriteEpoch, compare
 from procession.errors import StorageError
 
 FORMS = ("json", "arrow")
@@ -50,47 +48,51 @@ class DeltaSetup:
 
 def measure(setup: DeltaSetup) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as directory:
-        return asyncio.run(_rounds(setup, setup.records // setup.epochs, Path(directory)))
+        return asyncio.run(_measure(setup, Path(directory)))
 
 
-async def _rounds(setup: DeltaSetup, per_epoch: int, directory: Path) -> dict[str, Any]:
-    sinks = {form: measured(form, directory / form) for form in FORMS}
-    rates: dict[str, list[float]] = {f"{who} {form}": [] for form in FORMS for who in ("plain", "sink")}
+async def _measure(setup: DeltaSetup, directory: Path) -> dict[str, Any]:
+    count = setup.records // setup.epochs
+    tables = [rows_of(epoch * count, count) for epoch in range(setup.epochs)]
+    records = {form: [records_of(table, form) for table in tables] for form in FORMS}
+    sinks = {form: _sink(form, directory / form, records[form]) for form in FORMS}
+
+    async def plain_json(epoch: int) -> float:
+        return write_plain(directory / "plain-json", records["json"][epoch])
+
+    async def plain_arrow(epoch: int) -> float:
+        return write_plain(directory / "plain-arrow", tables[epoch])
+
+    writers: dict[str, WriteEpoch] = {"plain json": plain_json, "plain arrow": plain_arrow}
     try:
-        for sink in sinks.values():
+        for form, sink in sinks.items():
             await sink.start()
-        # One round to warm up: the sinks compile what they decode with.
-        for number in range(setup.rounds + 1):
-            tables = [rows_of(number * setup.records + epoch * per_epoch, per_epoch) for epoch in range(setup.epochs)]
-            for form, sink in sinks.items():
-                records = [records_of(table, form) for table in tables]
-                plain_s = write_plain(directory / f"plain-{form}", tables if form == "arrow" else records)
-                sink_s = await sink.write(records)
-                if number:
-                    rates[f"plain {form}"].append(per_epoch * setup.epochs / plain_s)
-                    rates[f"sink {form}"].append(per_epoch * setup.epochs / sink_s)
+            writers[f"sink {form}"] = sink.write
+        timings = await compare(writers, setup.epochs, setup.rounds, lambda: None)
         for form in FORMS:
             _compare(directory / f"plain-{form}", directory / form / "table")
     finally:
         for sink in sinks.values():
             sink.close()
-    ratios = {
-        form: statistics.median(
-            ours / plain for ours, plain in zip(rates[f"sink {form}"], rates[f"plain {form}"], strict=True)
-        )
-        for form in FORMS
+    return {
+        "rows_per_s": {name: found.rate(count) for name, found in timings.items()},
+        "ratio": {form: timings[f"sink {form}"].ratio(timings[f"plain {form}"]) for form in FORMS},
+        "cpu_us": {name: found.cpu_us(count) for name, found in timings.items()},
     }
-    return {"rows_per_s": {name: statistics.median(found) for name, found in rates.items()}, "ratio": ratios}
 
 
-def measured(form: str, directory: Path) -> MeasuredSink:
-    return MeasuredSink(form, ["delta", str(directory / "table"), "{dir}", "--format", form], directory)
+def _sink(form: str, directory: Path, payloads: list[pa.Array]) -> MeasuredSink:
+    return MeasuredSink(form, ["delta", str(directory / "table"), "{dir}", "--format", form], directory, payloads)
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for form in FORMS:
         plain, ours = (figures["rows_per_s"][f"{who} {form}"] for who in ("plain", "sink"))
-        yield f"{form} records: deltalake {plain:,.0f} rows/s, our sink {ours:,.0f}, {figures['ratio'][form]:.2f} of it"
+        cpu = [figures["cpu_us"][f"{who} {form}"] for who in ("plain", "sink")]
+        yield (
+            f"{form} records: deltalake {plain:,.0f} rows/s, our sink {ours:,.0f}, {figures['ratio'][form]:.2f} of it;"
+            f" processor time a row {cpu[0]:.2f} and {cpu[1]:.2f} µs"
+        )
 
 
 def rows_of(first: int, count: int) -> pa.Table:
@@ -118,12 +120,11 @@ def records_of(table: pa.Table, form: str) -> pa.Array:
     return pa.array(streams, pa.binary())
 
 
-def write_plain(path: Path, epochs: list[pa.Table] | list[pa.Array]) -> float:
-    """Seconds for all epochs, each in a commit of its own."""
+def write_plain(path: Path, rows: pa.Table | pa.Array) -> float:
+    """Seconds for an epoch, in a commit of its own."""
     began = time.perf_counter()
-    for rows in epochs:
-        table = rows if isinstance(rows, pa.Table) else pa_json.read_json(io.BytesIO(b"\n".join(rows.to_pylist())))
-        write_deltalake(path, table, mode="append")
+    table = rows if isinstance(rows, pa.Table) else pa_json.read_json(io.BytesIO(b"\n".join(rows.to_pylist())))
+    write_deltalake(path, table, mode="append")
     return time.perf_counter() - began
 
 

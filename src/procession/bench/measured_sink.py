@@ -1,21 +1,74 @@
-"""A sink under measurement: the real sink process, with a benchmark driver that sends blocks and decides.
+"""A sink under measurement, and its comparison with a plain writer of the same rows.
 
-Invariant: time is measured from the first byte of the first epoch to the reply to the last commit, without the encoding
-of blocks. Upstream: the benchmarks of sinks; downstream: `sdk/sink_process`.
+Invariant: the sink is the real process. Time is measured from the first byte of an epoch to the reply to its commit,
+without the encoding of blocks. The contestants write the same epochs by turns, so that a load on the machine meets all
+of them; the result is the median over epochs. Upstream: the benchmarks of sinks; downstream: `sdk/sink_process`.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
+from procession.bench.processes import cpu_total_s
 from procession.sdk.record_blocks import block_batch, encode_blocks
 from procession.sdk.sink_process import SinkProcess
 from procession.sdk.testing import Worker
+
+WriteEpoch = Callable[[int], Awaitable[float]]
+"""Writes the epoch of this index. Returns the seconds that it took."""
+
+
+@dataclass
+class Timings:
+    """What a contestant has spent on each epoch: time, and processor time of all processes that took part."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def rate(self, records: int) -> float:
+        """Records per second."""
+        return records / statistics.median(self.seconds)
+
+    def ratio(self, plain: Timings) -> float:
+        """The rate, as a part of the other's."""
+        return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, plain.seconds, strict=True))
+
+    def cpu_us(self, records: int) -> float:
+        """Microseconds of processor time for a record."""
+        return statistics.fmean(self.cpu_s) / records * 1e6
+
+
+async def compare(
+    contestants: Mapping[str, WriteEpoch], epochs: int, rounds: int, reset: Callable[[], None]
+) -> dict[str, Timings]:
+    """Lets the contestants write all epochs, by turns, in an order that changes from epoch to epoch.
+
+    Args:
+        contestants: What is compared.
+        epochs: Number of epochs.
+        rounds: How often they are written, after a first time to warm up.
+        reset: Called after each round.
+    """
+    timings = {name: Timings() for name in contestants}
+    names = list(contestants)
+    for number in range(rounds + 1):
+        for epoch in range(epochs):
+            names.append(names.pop(0))
+            for name in names:
+                cpu_s = cpu_total_s()
+                seconds = await contestants[name](epoch)
+                if number:
+                    timings[name].seconds.append(seconds)
+                    timings[name].cpu_s.append(cpu_total_s() - cpu_s)
+        reset()
+    return timings
 
 
 class MeasuredSink:
@@ -25,13 +78,15 @@ class MeasuredSink:
         name: Name of the output.
         words: The words behind `procession sink`, with the placeholder {dir}.
         directory: A directory for the process.
+        payloads: The records of each epoch.
     """
 
-    def __init__(self, name: str, words: Sequence[str], directory: Path) -> None:
+    def __init__(self, name: str, words: Sequence[str], directory: Path, payloads: Sequence[pa.Array]) -> None:
         directory.mkdir()
         command = [sys.executable, "-m", "procession", "sink", *words, "--listen", "{listen}", "--records", "blocks"]
         self._process = SinkProcess(command, directory)
         self._name = name
+        self._blocks = [list(encode_blocks(block_batch(array))) for array in payloads]
         self._epochs = self._end = 0
         self._worker: Worker | None = None
 
@@ -39,21 +94,19 @@ class MeasuredSink:
         self._worker = worker = await self._process.worker()
         await worker.hello(instance=f"bench-{self._name}-0")
 
-    async def write(self, payloads: list[pa.Array]) -> float:
-        """Seconds for all epochs, one for each array of records."""
-        messages = [list(encode_blocks(block_batch(array))) for array in payloads]
-        worker = self._worker
+    async def write(self, epoch: int) -> float:
+        """Seconds for the epoch of this index."""
+        worker, blocks = self._worker, self._blocks[epoch]
         assert worker is not None, "it was started"
+        self._epochs += 1
+        txn_id = f"bench-w-{self._name}-id-1.e{self._epochs}.f1:c_id={self._epochs}"
+        end = self._end + sum(map(len, blocks))
         began = time.perf_counter()
-        for epoch in messages:
-            self._epochs += 1
-            txn_id = f"bench-w-{self._name}-id-1.e{self._epochs}.f1:c_id={self._epochs}"
-            end = self._end + sum(map(len, epoch))
-            worker.data(self._end, *epoch)
-            if not await worker.phase1(txn_id, self._end, end):
-                raise AssertionError("the sink voted abort")
-            await worker.phase2(txn_id, commit=True)
-            self._end = end
+        worker.data(self._end, *blocks)
+        if not await worker.phase1(txn_id, self._end, end):
+            raise AssertionError("the sink voted abort")
+        await worker.phase2(txn_id, commit=True)
+        self._end = end
         return time.perf_counter() - began
 
     def close(self) -> None:

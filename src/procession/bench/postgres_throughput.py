@@ -1,16 +1,17 @@
 """How fast records reach a PostgreSQL table: our sink, each record once, against plain COPY of the same rows.
 
-Both write the same rows to the same server, alternately, for several rounds; the result is the median of the ratios.
-Plain COPY sends rows that are encoded beforehand, in one transaction, with no token and no second phase. The sink is
-the real process: it receives JSON records in blocks over TCP, as `procession run` sends them, converts them to columns
-and takes part in two-phase commit. The server syncs, and the table has a primary key.
+Both write the same epochs to the same server, by turns; the result is the median of the ratios. Plain COPY sends rows
+that are encoded beforehand, a transaction for each epoch, with no token and no second phase. The sink is the real
+process: it receives records in blocks over TCP, as `procession run` sends them, converts them to rows and takes part in
+two-phase commit. In mode `prepared` it gets JSON records and, a second time, Arrow tables. The server syncs, and each
+table has a primary key.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,10 +23,11 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from procession.bench.measured_sink import MeasuredSink
+from procession.bench.measured_sink import MeasuredSink, WriteEpoch, compare
 from procession.chaos.postgres_server import PostgresServer
 from procession.connectors.postgres_rows import FieldMapping, RecordEncoder, TableRecords
 from procession.connectors.postgres_types import BINARY_HEADER, BINARY_TRAILER, Column
+from procession.operators.codecs import to_arrow
 from procession.sdk.payloads import Payloads
 
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, price double precision, at timestamptz, name text, note text)"
@@ -34,6 +36,11 @@ COLUMNS = tuple(
     for name, kind in {"id": "int8", "price": "float8", "at": "timestamptz", "name": "text", "note": "text"}.items()
 )
 NOTE = "x" * 40
+AT = datetime.datetime(2026, 11, 17, 9, tzinfo=datetime.UTC)
+ARROW_ROWS = 4096
+"""Rows of one Arrow record."""
+SINKS = {"prepared": ("prepared", "json"), "prepared_arrow": ("prepared", "arrow"), "token": ("token", "json")}
+"""The sinks that are measured: mode, and form of the records. Each has a table of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,79 +59,82 @@ class PostgresSetup:
 
 
 def measure(setup: PostgresSetup) -> dict[str, Any]:
-    per_epoch = setup.records // setup.epochs
     with (
         PostgresServer() as server,
         tempfile.TemporaryDirectory(prefix="procession-bench-") as directory,
         psycopg.connect(server.url(), autocommit=True) as session,
     ):
-        for table in ("plain", "sink_prepared", "sink_token"):
-            session.execute(TABLE.format(table))
-        return asyncio.run(_rounds(setup, per_epoch, server, session, Path(directory)))
+        return asyncio.run(_measure(setup, server, session, Path(directory)))
 
 
-async def _rounds(
-    setup: PostgresSetup, per_epoch: int, server: PostgresServer, session: psycopg.Connection[Any], directory: Path
+async def _measure(
+    setup: PostgresSetup, server: PostgresServer, session: psycopg.Connection[Any], directory: Path
 ) -> dict[str, Any]:
-    sinks = {mode: measured(server, mode, directory / mode) for mode in ("prepared", "token")}
-    rates: dict[str, list[float]] = {"copy": [], **{mode: [] for mode in sinks}}
+    count = setup.records // setup.epochs
+    tables = [table_of(epoch * count, count) for epoch in range(setup.epochs)]
+    records = {form: [records_of(table, form) for table in tables] for form in ("json", "arrow")}
+    rows = [rows_of(payloads) for payloads in records["json"]]
+    for name in ("copy", *SINKS):
+        session.execute(TABLE.format(name))
+
+    async def plain(epoch: int) -> float:
+        return plain_copy(session, rows[epoch])
+
+    def truncate() -> None:
+        for name in ("copy", *SINKS):
+            session.execute(f"TRUNCATE {name}")
+
+    sinks = {name: _sink(name, server, directory / name, records[form]) for name, (_, form) in SINKS.items()}
     try:
         for sink in sinks.values():
             await sink.start()
-        # One round to warm up: the sinks compile what they decode with.
-        for number in range(setup.rounds + 1):
-            payloads = [records_of(number, epoch, per_epoch) for epoch in range(setup.epochs)]
-            rows = [rows_of(array) for array in payloads]
-            spent_s = {"copy": plain_copy(session, rows)}
-            for mode, sink in sinks.items():
-                spent_s[mode] = await sink.write(payloads)
-            for table in ("plain", "sink_prepared", "sink_token"):
-                session.execute(f"TRUNCATE {table}")
-            if number:
-                for name, seconds in spent_s.items():
-                    rates[name].append(per_epoch * setup.epochs / seconds)
+        writers: dict[str, WriteEpoch] = {"copy": plain, **{name: sink.write for name, sink in sinks.items()}}
+        timings = await compare(writers, setup.epochs, setup.rounds, truncate)
     finally:
         for sink in sinks.values():
             sink.close()
     return {
-        "rows_per_s": {name: statistics.median(found) for name, found in rates.items()},
-        "ratio": {
-            mode: statistics.median(ours / plain for ours, plain in zip(rates[mode], rates["copy"], strict=True))
-            for mode in sinks
-        },
+        "rows_per_s": {name: found.rate(count) for name, found in timings.items()},
+        "ratio": {name: timings[name].ratio(timings["copy"]) for name in SINKS},
+        "cpu_us": {name: found.cpu_us(count) for name, found in timings.items()},
     }
 
 
-def measured(server: PostgresServer, mode: str, directory: Path) -> MeasuredSink:
-    words = ["postgres", server.url(), "{dir}", "--table", f"sink_{mode}", "--mode", mode]
-    return MeasuredSink(mode, words, directory)
+def _sink(name: str, server: PostgresServer, directory: Path, payloads: list[pa.Array]) -> MeasuredSink:
+    mode, form = SINKS[name]
+    words = ["postgres", server.url(), "{dir}", "--table", name, "--mode", mode, "--format", form]
+    return MeasuredSink(name, words, directory, payloads)
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for name, rate in figures["rows_per_s"].items():
         ratio = f", {figures['ratio'][name]:.2f} of plain COPY" if name in figures["ratio"] else ""
-        what = "plain COPY" if name == "copy" else f"sink, mode {name}"
-        yield f"{what}: {rate:,.0f} rows/s{ratio}"
+        what = "plain COPY" if name == "copy" else "sink, mode {}, {} records".format(*SINKS[name])
+        yield f"{what}: {rate:,.0f} rows/s{ratio}, {figures['cpu_us'][name]:.1f} µs of processor time a row"
 
 
-def records_of(number: int, epoch: int, count: int) -> pa.Array:
-    """Records of about 130 bytes of JSON, no two of a round with the same id."""
-    first = epoch * count
-    return pa.array(
-        [
-            json.dumps(
-                {
-                    "id": row,
-                    "price": row / 4,
-                    "at": "2026-11-17T09:00:00.250Z",
-                    "name": f"round {number} row {row}",
-                    "note": NOTE,
-                }
-            ).encode()
-            for row in range(first, first + count)
-        ],
-        pa.binary(),
+def table_of(first: int, count: int) -> pa.Table:
+    """Rows, no two of a round with the same id."""
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "price": pa.array([number / 4 for number in numbers]),
+            "at": pa.array([AT] * count, pa.timestamp("us", "UTC")),
+            "name": pa.array([f"row {number}" for number in numbers]),
+            "note": pa.array([NOTE] * count),
+        }
     )
+
+
+def records_of(table: pa.Table, form: str) -> pa.Array:
+    """The rows as records of about 130 bytes of JSON, or as Arrow tables of `ARROW_ROWS` rows."""
+    if form == "arrow":
+        return pa.array(
+            [to_arrow(table.slice(first, ARROW_ROWS)) for first in range(0, len(table), ARROW_ROWS)], pa.binary()
+        )
+    rows = table.set_column(2, "at", pa.array([AT.isoformat()] * len(table))).to_pylist()
+    return pa.array([json.dumps(row).encode() for row in rows], pa.binary())
 
 
 def rows_of(payloads: pa.Array) -> memoryview:
@@ -133,12 +143,11 @@ def rows_of(payloads: pa.Array) -> memoryview:
     return Payloads(encoder.rows(TableRecords(payloads, np.arange(len(payloads))))).joined
 
 
-def plain_copy(session: psycopg.Connection[Any], rows: list[memoryview]) -> float:
+def plain_copy(session: psycopg.Connection[Any], rows: memoryview) -> float:
     names = ", ".join(column.name for column in COLUMNS)
     began = time.perf_counter()
-    for data in rows:
-        with session.cursor() as cursor, cursor.copy(f"COPY plain ({names}) FROM STDIN (FORMAT binary)") as copy:
-            copy.write(BINARY_HEADER)
-            copy.write(data)
-            copy.write(BINARY_TRAILER)
+    with session.cursor() as cursor, cursor.copy(f"COPY copy ({names}) FROM STDIN (FORMAT binary)") as copy:
+        copy.write(BINARY_HEADER)
+        copy.write(rows)
+        copy.write(BINARY_TRAILER)
     return time.perf_counter() - began

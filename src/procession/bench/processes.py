@@ -43,6 +43,18 @@ def cpu_s(root: int) -> dict[str, float]:
     return dict(used)
 
 
+def cpu_total_s() -> float:
+    """The processor time that this process and all below it have used so far, with those that have ended."""
+    used = sum(os.times()[:4])
+    for pid in _descendants(os.getpid()):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        used += sum(map(int, fields[11:15])) / TICKS_S
+    return used
+
+
 def _parts(root: int) -> Iterator[tuple[str, Path]]:
     for pid in _descendants(root):
         process = Path(f"/proc/{pid}")
