@@ -1,14 +1,17 @@
 """The records of one epoch as one Parquet file, written while they arrive.
 
-Invariant: memory is bounded: up to `BUFFER_BYTES_MAX` bytes of records as received, and up to `ROW_GROUP_BYTES_MAX`
-bytes of rows. The file is not part of the output yet, and may be dropped at any time until `finish`. Upstream:
-`connectors/parquet_output`; downstream: `connectors/object_store`, which takes the file.
+Invariant: memory is bounded: up to `BUFFER_BYTES_MAX` bytes of records as received, and twice `ROW_GROUP_BYTES_MAX`
+bytes of rows, of which a thread writes one half while the other is filled. The file is not part of the output yet, and
+may be dropped at any time until `finish`. Upstream: `connectors/parquet_output`; downstream: `connectors/object_store`,
+which takes the file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,17 @@ import pyarrow.parquet as pq
 
 from procession import faults
 from procession.connectors.parquet_columns import RowConverter
+from procession.errors import ProcessionError
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm, record_batches
 from procession.storage.durable import storage_error
 
 BUFFER_BYTES_MAX = 2 * 1024 * 1024
 """Bytes of records that are converted together."""
-ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024
+ROW_GROUP_BYTES_MIN = 2 * 1024 * 1024
+"""Size of the first row group of a file. Each is twice as large as the one before, so writing begins early, and a large
+file has few row groups."""
+ROW_GROUP_BYTES_MAX = 32 * 1024 * 1024
 ROW_GROUP_ROWS_MAX = 1_000_000
 DICTIONARY_BYTES_MAX = 64 * 1024
 """A column with more bytes of different values is written without a dictionary, which would cost more than it saves."""
@@ -56,11 +63,15 @@ class ParquetSpool:
         self._form = form
         self._make_schema = make_schema
         self._writer: pq.ParquetWriter | None = None
+        self._thread = ThreadPoolExecutor(1, "parquet")
+        self._writing: Future[None] | None = None
+        """The row group that the thread writes. While it does, nobody else may use the writer."""
         self.drop()
 
     def drop(self) -> None:
         """Forget every record."""
-        self._close()
+        with suppress(ProcessionError):
+            self._close()
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -69,10 +80,11 @@ class ParquetSpool:
         self._waiting_bytes = 0
         self._rows: list[pa.Table] = []
         self._rows_bytes = self._rows_count = 0
+        self._row_group_bytes = ROW_GROUP_BYTES_MIN
 
     @property
     def has_records(self) -> bool:
-        return bool(self._waiting or self._rows or self._writer)
+        return bool(self._waiting or self._rows or self._writing or self._writer)
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         """Take messages, the first of them at `position`. Raises RecordError."""
@@ -89,6 +101,7 @@ class ParquetSpool:
         """Write what is left, and close the file. It is not synced."""
         self._convert()
         self._write_row_group()
+        self._wait()
         assert self._writer is not None
         assert self._columns.schema is not None
         try:
@@ -100,7 +113,10 @@ class ParquetSpool:
             raise storage_error(self.path, "write", error) from error
 
     def close(self) -> None:
-        self._close()
+        try:
+            self._close()
+        finally:
+            self._thread.shutdown()
 
     def _wait_with(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
         self._waiting.append((batch, positions))
@@ -120,12 +136,18 @@ class ParquetSpool:
         self._rows.append(rows)
         self._rows_bytes += rows.nbytes
         self._rows_count += rows.num_rows
-        if self._rows_bytes >= ROW_GROUP_BYTES_MAX or self._rows_count >= ROW_GROUP_ROWS_MAX:
+        if self._rows_bytes >= self._row_group_bytes or self._rows_count >= ROW_GROUP_ROWS_MAX:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
+        """Lets the thread write the rows, after those before them."""
         rows, self._rows = self._rows, []
         self._rows_bytes = self._rows_count = 0
+        self._row_group_bytes = min(2 * self._row_group_bytes, ROW_GROUP_BYTES_MAX)
+        self._wait()
+        self._writing = self._thread.submit(self._write, rows)
+
+    def _write(self, rows: list[pa.Table]) -> None:
         try:
             if self._writer is None:
                 self._writer = pq.ParquetWriter(
@@ -135,18 +157,27 @@ class ParquetSpool:
                     dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
                 )
             faults.disk("full")
-            for table in [pa.concat_tables(rows)] if rows else []:
-                self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+            if rows:
+                self._writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
+    def _wait(self) -> None:
+        """Waits for the thread. Raises its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
     def _close(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                writer.close()
-            except OSError as error:
-                raise storage_error(self.path, "write", error) from error
+        try:
+            self._wait()
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                try:
+                    writer.close()
+                except OSError as error:
+                    raise storage_error(self.path, "write", error) from error
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
