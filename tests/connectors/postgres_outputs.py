@@ -21,6 +21,26 @@ from procession.wire.messages import DATA_STREAM
 from tests.systems.postgres_server import Database
 
 INSTANCE = "shop-orders-0"
+BOTH = pytest.mark.parametrize("mode", [CommitMode.PREPARED, CommitMode.TOKEN])
+ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, item text, price numeric(10, 2) CHECK (price >= 0))"
+
+
+def orders(database: Database) -> list[tuple[object, ...]]:
+    return database.execute("SELECT id, item FROM orders ORDER BY id")
+
+
+def prepared(database: Database) -> list[str]:
+    """The prepared transactions of this database."""
+    rows = database.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+    return [gid for (gid,) in rows]
+
+
+def cut(database: Database) -> None:
+    """End the sink's connection from the server's side."""
+    database.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'procession sink%%'"
+    )
 
 
 class Sink:

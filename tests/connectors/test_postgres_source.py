@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -264,3 +265,18 @@ def test_killed_polling_neither_loses_nor_repeats_a_row(database: Database, tmp_
 def test_polling_by_a_column_that_is_not_there_is_told(database: Database, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column 'colour'"):
         read(PollingOptions(database.url, "orders", "colour", is_ending=True), tmp_path)
+
+
+def test_more_rows_of_one_value_than_may_be_held_in_memory_are_refused_and_nothing_is_lost(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE ties (n int)")
+    database.execute("INSERT INTO ties SELECT 1 FROM generate_series(1, 8)")
+    database.execute("INSERT INTO ties SELECT 2 FROM generate_series(1, 12)")
+    asked = PollingOptions(database.url, "ties", "n", is_ending=True, page_rows=3, page_rows_max=10)
+    with pytest.raises(ConfigError) as error:
+        read(asked, tmp_path)
+    assert "More than 10 rows of table ties have the value 2 in column n" in error.value.explain()
+    assert "--page-rows-max" in error.value.explain()
+    found = read(dataclasses.replace(asked, page_rows_max=12), tmp_path)
+    assert len(found) == 20

@@ -154,6 +154,10 @@ def source_postgres(
     poll_start: Annotated[
         str, typer.Option(metavar="VALUE", show_default="all rows", help="With --poll-column: only rows above this.")
     ] = "",
+    page_rows_max: Annotated[
+        int,
+        typer.Option(min=1, help="With --poll-column: most rows with the same value. They are held in memory at once."),
+    ] = 100_000,
     poll_s: Annotated[
         float, typer.Option(min=0.001, help="Seconds between two looks for new changes or rows, if there were none.")
     ] = 0.2,
@@ -200,7 +204,15 @@ def source_postgres(
     medium: ChangesMedium | PollingMedium
     if poll_column:
         polling = PollingOptions(
-            url, tables[0], poll_column, poll_start, poll_s, stop_at_end, database_patience_s, lock_timeout_s
+            url,
+            tables[0],
+            poll_column,
+            poll_start,
+            poll_s,
+            stop_at_end,
+            database_patience_s,
+            lock_timeout_s,
+            page_rows_max,
         )
         medium = PollingMedium(polling, state, spool)
     else:

@@ -53,6 +53,11 @@ SESSION_SETTINGS = {
     "tcp_user_timeout": f"{SILENCE_S}s",
 }
 
+_TLS_REFUSALS = re.compile(
+    r"certificate|SSL error|private key|server does not support SSL|SSL is required|sslmode value|\.pem|no encryption"
+)
+"""What libpq says if the two sides cannot agree on TLS, which no waiting changes."""
+
 log = structlog.get_logger()
 
 
@@ -102,6 +107,7 @@ def connect(
         "keepalives_count": 4,
         "tcp_user_timeout": SILENCE_S * 1000,
     }
+    told = ""
     while True:
         try:
             session = psycopg.connect(url, autocommit=True, **{k: v for k, v in words.items() if k not in given})
@@ -114,7 +120,9 @@ def connect(
                     f"{place(url)} cannot be reached: {_line(error)}.",
                     next_step="Start the server or repair the network, then start this again: nothing is lost.",
                 ) from error
-            log.info("postgres.unreachable", reason=_line(error))
+            if _line(error) != told:
+                told = _line(error)
+                log.warning("postgres.unreachable", server=place(url), reason=told, patience_s=patience_s)
             time.sleep(RETRY_S)  # the server sends no signal when it is back
     try:
         with named(url):
@@ -228,6 +236,8 @@ def _is_hopeless(error: psycopg.OperationalError) -> bool:
     if error.sqlstate is not None:
         return not error.sqlstate.startswith(("57P", "53", "08"))
     said = str(error)
+    if _TLS_REFUSALS.search(said):
+        return True
     return "FATAL:" in said and not re.search(
         r"starting up|shutting down|in recovery|too many|remaining connection", said
     )
@@ -236,7 +246,12 @@ def _is_hopeless(error: psycopg.OperationalError) -> bool:
 def _refused(url: str, error: psycopg.OperationalError) -> ConfigError:
     said = _line(error)
     next_step = "Correct the URL or the server's configuration, then start this again."
-    if "password" in said or "authentication" in said:
+    if _TLS_REFUSALS.search(said):
+        next_step = (
+            "Correct sslmode, sslrootcert, sslcert and sslkey in the URL, or the server's certificate; then start"
+            " this again."
+        )
+    elif "password" in said or "authentication" in said:
         next_step = "Set PGPASSWORD, or PGPASSFILE, or the passfile of the service, then start this again."
     return ConfigError(f"{place(url)} refuses the connection: {said}.", next_step=next_step)
 

@@ -43,6 +43,8 @@ from procession.sdk.source_records import Batch
 
 PAGE_ROWS = 5_000
 """Rows per page. Rows with the same value of the column are always in one page."""
+PAGE_ROWS_MAX = 100_000
+"""Maximum number of rows per page, which is held in memory, if many have the same value."""
 
 log = structlog.get_logger()
 
@@ -62,7 +64,8 @@ class PollingOptions:
         is_ending: End after the rows that exist at the start.
         patience_s: How long to retry an unreachable server.
         lock_timeout_s: How long to wait for another source that still runs.
-        page_rows: Rows per page.
+        page_rows_max: Maximum number of rows with the same value of the column.
+        page_rows: Rows per page, if their values differ.
     """
 
     url: str
@@ -73,6 +76,7 @@ class PollingOptions:
     is_ending: bool = False
     patience_s: float = PATIENCE_S
     lock_timeout_s: float = LOCK_TIMEOUT_S
+    page_rows_max: int = PAGE_ROWS_MAX
     page_rows: int = PAGE_ROWS
 
 
@@ -151,7 +155,9 @@ class PolledTable:
             self._session = None
 
     def page(self, after: str | None) -> TablePage | None:
-        """The next rows whose value is above `after`; None if there is none."""
+        """The next rows whose value is above `after`; None if there is none. Raises ConfigError if too many rows have
+        the same value."""
+        rows_max = max(self._options.page_rows, self._options.page_rows_max)
         above = sql.SQL("")
         if after is not None:
             above = sql.SQL("AND t.{column} > {after}::{kind}").format(  # type: ignore[assignment]
@@ -159,15 +165,24 @@ class PolledTable:
             )
         rows = self.session.execute(
             sql.SQL(
-                "SELECT t.{column}::text, row_to_json(t)::text FROM {table} t WHERE t.{column} IS NOT NULL {above}"
-                " ORDER BY t.{column} FETCH FIRST {count} ROWS WITH TIES"
+                "SELECT * FROM (SELECT t.{column}::text, row_to_json(t)::text FROM {table} t"
+                " WHERE t.{column} IS NOT NULL {above} ORDER BY t.{column} FETCH FIRST {count} ROWS WITH TIES) page"
+                " LIMIT {limit}"
             ).format(
                 column=sql.Identifier(self._options.column),
                 table=table_name(self._options.table),
                 above=above,
                 count=sql.Literal(self._options.page_rows),
+                limit=sql.Literal(rows_max + 1),
             )
         ).fetchall()
+        if len(rows) > rows_max:
+            raise ConfigError(
+                f"More than {rows_max} rows of table {self._options.table} have the value {rows[-1][0]} in column"
+                f" {self._options.column}; they are read at once.",
+                next_step="Poll by a column whose values differ, or raise --page-rows-max, which costs memory; then"
+                " start this again: nothing is lost.",
+            )
         return TablePage(rows[-1][0], [row for _, row in rows]) if rows else None
 
 

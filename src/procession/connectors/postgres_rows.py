@@ -159,14 +159,14 @@ class RecordEncoder:
         staged = [ORDINAL.name, IS_DELETE.name] if self._is_staged else []
         return staged + [mapping.column.name for mapping in self._mappings]
 
-    def rows(self, records: TableRecords) -> pa.Array:
-        """The rows, each as COPY takes it. Raises RecordRefused."""
+    def rows(self, records: TableRecords, first_ordinal: int = 0) -> pa.Array:
+        """The rows, each as COPY takes it. Staged rows are numbered from `first_ordinal` on. Raises RecordRefused."""
         try:
-            return self._rows(records)
+            return self._rows(records, first_ordinal)
         except (pa.ArrowException, ValueError, OverflowError, RecursionError) as error:
             raise RecordRefused(_reason(str(error))) from error
 
-    def _rows(self, records: TableRecords) -> pa.Array:
+    def _rows(self, records: TableRecords, first_ordinal: int) -> pa.Array:
         if self._is_arrow:
             fields, counts = self._arrow_fields(records.payloads)
             of = np.repeat(np.arange(len(records)), counts)
@@ -188,7 +188,8 @@ class RecordEncoder:
             is_delete = pa.repeat(False, count)
             if self._delete:
                 is_delete = pc.equal(fields[self._delete.field], self._delete.text).fill_null(False)
-            given = [(ORDINAL, pa.array(np.arange(count))), (IS_DELETE, is_delete), *given]
+            ordinals = pa.array(first_ordinal + np.arange(count))
+            given = [(ORDINAL, ordinals), (IS_DELETE, is_delete), *given]
         if not given or not len(positions):
             return pa.array([], pa.binary())
         return binary_rows(given) if self.is_binary else text_rows(given)
@@ -235,9 +236,11 @@ class RecordEncoder:
         return {field: pa.concat_arrays(arrays) for field, arrays in found.items()}, np.array(counts, np.int64)
 
     def _json_fields(self, payloads: pa.Array) -> dict[str, pa.Array]:
-        texts = pc.ascii_trim_whitespace(payloads.cast(pa.string()))
-        if not pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py():
-            raise pa.ArrowInvalid("it is no JSON object")
+        texts = payloads.cast(pa.string())
+        if not _are_objects(texts):
+            texts = pc.ascii_trim_whitespace(texts)
+            if not _are_objects(texts):
+                raise pa.ArrowInvalid("it is no JSON object")
         strict = {field: kind for field, kind in self._fields.items() if field not in self._loose}
         newline, nothing = pa.scalar("\n"), pa.scalar("")
         lines = pc.binary_join_element_wise(texts, nothing, newline)
@@ -289,6 +292,11 @@ def mapped(
     if not mappings:
         raise UsageError(f"Nothing goes into any column of {table}.", next_step="Name columns with --column.")
     return mappings
+
+
+def _are_objects(texts: pa.Array) -> bool:
+    """Whether each text begins and ends as a JSON object does."""
+    return bool(pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py())
 
 
 def _schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:

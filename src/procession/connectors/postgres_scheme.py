@@ -42,6 +42,7 @@ SOURCE_OPTIONS: Mapping[str, str | Sequence[str]] = {
     "publication": TEXT,
     "poll_column": TEXT,
     "poll_start": TEXT,
+    "page_rows_max": NUMBER,
     "stop_at_end": FLAG,
     "stream": TEXT,
     "bytes_max": NUMBER,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Queue
 
 import numpy as np
 import psycopg
@@ -21,8 +23,8 @@ import structlog
 from psycopg import sql
 
 from procession.connectors.postgres_connection import LOCK_TIMEOUT_S, PATIENCE_S, Session, connect, named
-from procession.connectors.postgres_rows import TableRecords
-from procession.connectors.postgres_table import EncodedRows, TableOptions, TargetTable
+from procession.connectors.postgres_rows import RecordRefused, TableRecords
+from procession.connectors.postgres_table import EncodedChunk, TableOptions, TargetTable
 from procession.connectors.postgres_token import TOKENS, OutputToken
 from procession.errors import ProcessionError, StorageError
 from procession.sdk.payloads import Payloads
@@ -31,6 +33,8 @@ from procession.sdk.record_blocks import BLOCK_SCHEMA, RecordForm, record_batche
 OLD_S = 3600.0
 """Age from which a prepared transaction is logged as a warning."""
 WARN_INTERVAL_S = 60.0
+CHUNKS_WAITING_MAX = 2
+"""Converted chunks that wait until they are written."""
 
 log = structlog.get_logger()
 
@@ -82,7 +86,13 @@ class PostgresSession:
         """A transaction is open."""
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._writing: Future[None] | None = None
-        """What a thread writes at this moment. While it does, nobody else may use the connection."""
+        """What a thread writes until `_wait`. While it does, nobody else may use the connection."""
+        self._has_failed = False
+        """The thread writes nothing more because of an error, which `_wait` raises."""
+        self._chunks: Queue[EncodedChunk | None] = Queue(CHUNKS_WAITING_MAX)
+        """What the thread is to write; None: the end."""
+        self._ordinal = 0
+        """Rows that were passed to the thread since it began."""
         self.token: OutputToken
         self.table: TargetTable
 
@@ -131,27 +141,46 @@ class PostgresSession:
 
     def _begin(self) -> None:
         if not self._is_open:
-            self.session.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             self._is_open = True
             self.table.begin()
 
     def write(self, position: int, payloads: Payloads, txn_id: str) -> None:
         """Writes the records of messages, the first of which is at `position`, within the transaction.
 
-        Converts them here, while a thread writes the previous ones. The next call raises an error of this write."""
+        Converts them here, while a thread writes the previous ones. A later call raises an error of this write."""
+        if self._has_failed:
+            self._wait()
         records = records_of(position, payloads, self._options.form)
-        rows = self.table.encode(records)
-        self._wait()
-        self._writing = self._thread.submit(self._write, records, rows, txn_id)
+        rows = self.table.encode(records, self._ordinal)
+        self._ordinal += 0 if isinstance(rows, RecordRefused) else len(rows)
+        if self._writing is None:
+            self._has_failed = False
+            self._writing = self._thread.submit(self._write)
+        self._chunks.put(EncodedChunk(records, rows, txn_id))
 
-    def _write(self, records: TableRecords, rows: EncodedRows, txn_id: str) -> None:
-        self._begin()
-        self.table.write(records, rows, txn_id)
+    @property
+    def is_idle(self) -> bool:
+        """The thread waits for more to write, and so does the server."""
+        return self._chunks.empty()
+
+    def _write(self) -> None:
+        """Called in a thread: writes the chunks up to the mark for their end."""
+        chunks = iter(self._chunks.get, None)
+        try:
+            self._begin()
+            self.table.write(chunks)
+        except BaseException:
+            self._has_failed = True
+            deque(chunks, maxlen=0)  # so that nobody waits for room in the queue
+            raise
 
     def _wait(self) -> None:
         """Wait for what is being written. Raises its error."""
         writing, self._writing = self._writing, None
+        self._ordinal = 0
         if writing is not None:
+            self._chunks.put(None)
+            self._has_failed = False
             writing.result()
 
     def end(self, statement: str | sql.Composed) -> None:

@@ -30,7 +30,9 @@ from procession.tls import ServerTls
 MESSAGES = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
 """What mode `token` keeps in its file."""
 CHUNK_BYTES_MAX = 2 * 1024 * 1024
-"""Messages are converted and written in chunks of about this size, which is what is held in memory."""
+"""Messages are converted and written in chunks of about this size at most, which is what is held in memory."""
+CHUNK_BYTES_MIN = 256 * 1024
+"""Smallest chunk that is written before the end of an epoch, while the server is idle."""
 
 log = structlog.get_logger()
 
@@ -106,7 +108,7 @@ class PreparedOutput(Output):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         self._buffer.add(position, payloads)
-        if self._buffer.size_bytes >= CHUNK_BYTES_MAX:
+        if self._buffer.size_bytes >= (CHUNK_BYTES_MIN if self._database.is_idle else CHUNK_BYTES_MAX):
             with named(self._database.url):
                 self._write()
 

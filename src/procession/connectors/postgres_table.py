@@ -1,13 +1,15 @@
 """The table that a sink writes to: checked when the sink starts, and written within the caller's transaction.
 
-Invariant: a record that the database refuses is found by halving its chunk, each half under a savepoint; then it goes
-to the dead letters in the same transaction, or stops the sink with an error that names it. Upstream:
-`connectors/postgres_sink`; downstream: the database.
+Invariant: one COPY takes as many chunks as fit into `STATEMENT_BYTES_MAX`, while they arrive. If the database refuses
+one of their records, all of them are written again, each chunk by halves under a savepoint, until the record is found;
+it goes to the dead letters in the same transaction, or stops the sink with an error that names it. Upstream:
+`connectors/postgres_session`; downstream: the database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,8 +20,6 @@ from psycopg import errors, sql
 
 from procession.connectors.postgres_connection import Session, lock_number, table_name, value
 from procession.connectors.postgres_rows import (
-    IS_DELETE,
-    ORDINAL,
     DeleteRule,
     FieldMapping,
     RecordEncoder,
@@ -27,12 +27,14 @@ from procession.connectors.postgres_rows import (
     TableRecords,
     mapped,
 )
+from procession.connectors.postgres_staging import StagingTable
 from procession.connectors.postgres_types import BINARY_HEADER, BINARY_TRAILER, Column
 from procession.errors import ConfigError, StorageError, UsageError
 from procession.sdk.payloads import Payloads
 
-TRUNCATE_FROM_ROWS = 1000
-"""A staging table with fewer rows is emptied row by row: cheaper than a new file."""
+STATEMENT_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of records after which a COPY ends. They are kept in memory until then, to be written again if one is refused.
+"""
 
 log = structlog.get_logger()
 
@@ -52,8 +54,19 @@ SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, t.typtype = '
 FROM pg_attribute a JOIN base USING (attnum) JOIN pg_type t ON t.oid = base.oid
 WHERE a.attrelid = %(table)s::regclass AND t.typtype <> 'd' ORDER BY a.attnum
 """
-REFUSALS = (psycopg.DataError, psycopg.IntegrityError, errors.RaiseException, errors.WithCheckOptionViolation)
-"""What may be due to one record: its values, a constraint, a trigger that raises, the condition of a view."""
+REFUSALS = (psycopg.DataError, psycopg.IntegrityError, errors.WithCheckOptionViolation)
+"""What may be due to one record: its values, a constraint, the condition of a view."""
+TRIGGER_SQLSTATE = "P0"
+"""Class of errors that triggers in PL/pgSQL raise. They may also raise codes that PostgreSQL does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """Records, their rows, and the transaction that they belong to, if it is known already."""
+
+    records: TableRecords
+    rows: EncodedRows
+    txn_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,126 +111,134 @@ class TargetTable:
             delete=options.delete_when,
             is_staged=bool(options.key),
         )
-        self._mappings = mappings
-        number = lock_number("staging", self._text, instance) % 2**64
-        self._staging = sql.Identifier(*self._name._obj[:-1], f"procession_staging_{number:016x}")
+        self._staging: StagingTable | None = None
+        if options.key:
+            columns = [mapping.column for mapping in mappings]
+            self._staging = StagingTable(
+                session, self._name, instance, columns, options.key, is_deleting=options.delete_when is not None
+            )
         self._letters = table_name(options.dead_letters) if options.dead_letters else None
+        self._has_savepoint = False
 
     def make(self) -> None:
         """Create the tables that belong to it, if they are missing."""
-        if self._options.key:
-            self._make_staging()
+        if self._staging:
+            self._staging.make()
         if self._letters:
             self._make_letters(self._letters)
 
     def begin(self) -> None:
-        """Called first in each transaction: takes the lock for writing, and checks that the table has not changed.
+        """Begins a transaction: takes the lock for writing, and checks that the table has not changed.
 
         Makes deferred constraints immediate, so that no record is refused after the vote."""
-        self._session.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._name))
-        self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        self._has_savepoint = False
+        self._session.execute(
+            sql.SQL(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; LOCK TABLE {} IN ROW EXCLUSIVE MODE;"
+                " SET CONSTRAINTS ALL IMMEDIATE"
+            ).format(self._name)
+        )
         if self._read_columns() != self.columns:
             raise ConfigError(
                 f"The columns of {self._options.table} were changed while the sink ran.",
                 next_step="Start the sink again: it then checks the new columns, and nothing is lost.",
             )
 
-    def encode(self, records: TableRecords) -> EncodedRows:
+    def encode(self, records: TableRecords, first_ordinal: int = 0) -> EncodedRows:
         """The rows of these records. May run beside the other methods."""
         try:
-            return self._encoder.rows(records)
+            return self._encoder.rows(records, first_ordinal)
         except RecordRefused as error:
             return error
 
-    def write(self, records: TableRecords, rows: EncodedRows, txn_id: str = "") -> None:
-        """Writes the rows of these records, in order. Raises StorageError for a refused record, unless there is a
-        dead-letter table."""
-        waiting = [(records, rows)]
+    def write(self, chunks: Iterator[EncodedChunk]) -> None:
+        """Writes the rows of these chunks, in order, while they arrive. Raises StorageError for a refused record,
+        unless there is a dead-letter table."""
+        chunk = next(chunks, None)
+        while chunk is not None:
+            if isinstance(chunk.rows, RecordRefused):
+                self._find_refused(chunk)
+                chunk = next(chunks, None)
+            else:
+                chunk = self._write_together(chunk, chunks)
+
+    def _write_together(self, chunk: EncodedChunk, chunks: Iterator[EncodedChunk]) -> EncodedChunk | None:
+        """Writes this chunk and following ones by one statement. Returns the next chunk."""
+        sent: list[EncodedChunk] = []
+        following: EncodedChunk | None = chunk
+        size = count = 0
+        self._savepoint()
+        try:
+            with self._copying() as copy:
+                while following is not None and not isinstance(following.rows, RecordRefused):
+                    # The rows are not kept, only the records.
+                    sent.append(EncodedChunk(following.records, RecordRefused(), following.txn_id))
+                    size += following.records.payloads.nbytes
+                    count += len(following.rows)
+                    copy.write(Payloads(following.rows).joined)
+                    following = None
+                    if size >= STATEMENT_BYTES_MAX:
+                        break
+                    following = next(chunks, None)
+            if self._staging:
+                self._staging.apply(count)
+        except psycopg.DatabaseError as error:
+            if not _is_refusal(error):
+                raise
+            self._session.execute("ROLLBACK TO SAVEPOINT records")
+            for again in sent:
+                self._find_refused(again)
+        return following or next(chunks, None)
+
+    def _find_refused(self, chunk: EncodedChunk) -> None:
+        """Writes all records of a chunk but those that are refused."""
+        waiting = [chunk.records]
         while waiting:
-            some, encoded = waiting.pop()
-            error = encoded if isinstance(encoded, RecordRefused) else self._try(encoded)
+            some = waiting.pop()
+            rows = self.encode(some)
+            error = rows if isinstance(rows, RecordRefused) else self._try(rows)
             if error is None:
                 continue
             if len(some) > 1:
                 half = len(some) // 2
-                halves = some.slice(half, len(some) - half), some.slice(0, half)
-                waiting += [(one, self.encode(one)) for one in halves]
+                waiting += [some.slice(half, len(some) - half), some.slice(0, half)]
             else:
-                self._refuse(some, error, txn_id)
+                self._refuse(some, error, chunk.txn_id)
 
     def _try(self, rows: pa.Array) -> psycopg.Error | None:
         """Write all rows or none. The error, if it may be due to one of them."""
-        self._session.execute("SAVEPOINT records")
+        self._savepoint()
         try:
-            self._write_rows(rows)
-        except REFUSALS as error:
+            with self._copying() as copy:
+                copy.write(Payloads(rows).joined)
+            if self._staging:
+                self._staging.apply(len(rows))
+        except psycopg.DatabaseError as error:
+            if not _is_refusal(error):
+                raise
             self._session.execute("ROLLBACK TO SAVEPOINT records")
             return error
-        self._session.execute("RELEASE SAVEPOINT records")
         return None
 
-    def _write_rows(self, rows: pa.Array) -> None:
-        if not len(rows):
-            return
-        if not self._options.key:
-            self._copy(self._name, rows)
-            return
-        self._copy(self._staging, rows)
-        for statement in self._merge():
-            self._session.execute(statement)
-        if len(rows) < TRUNCATE_FROM_ROWS:
-            self._session.execute(sql.SQL("DELETE FROM {}").format(self._staging))
-        else:
-            self._session.execute(sql.SQL("TRUNCATE {}").format(self._staging))
+    def _savepoint(self) -> None:
+        self._session.execute(f"{'RELEASE SAVEPOINT records; ' if self._has_savepoint else ''}SAVEPOINT records")
+        self._has_savepoint = True
 
-    def _copy(self, into: sql.Identifier, rows: pa.Array) -> None:
+    @contextmanager
+    def _copying(self) -> Iterator[psycopg.Copy]:
+        """A COPY that takes rows until it is left."""
         is_binary = self._encoder.is_binary
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
-            into,
+            self._staging.name if self._staging else self._name,
             sql.SQL(", ").join(map(sql.Identifier, self._encoder.columns)),
             sql.SQL("binary" if is_binary else "text"),
         )
         with self._session.cursor() as cursor, cursor.copy(statement) as copy:
             if is_binary:
                 copy.write(BINARY_HEADER)
-            copy.write(Payloads(rows).joined)
+            yield copy
             if is_binary:
                 copy.write(BINARY_TRAILER)
-
-    def _merge(self) -> list[sql.Composed]:
-        """Of each key the last record counts: it deletes the row, or becomes it."""
-        key = sql.SQL(", ").join(map(sql.Identifier, self._options.key))
-        names = [mapping.column.name for mapping in self._mappings]
-        others = [name for name in names if name not in self._options.key]
-        latest = sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {staging} ORDER BY {key}, {ordinal} DESC)").format(
-            key=key, staging=self._staging, ordinal=sql.Identifier(ORDINAL.name)
-        )
-        same = sql.SQL(" AND ").join(
-            sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in self._options.key
-        )
-        change: sql.Composable = sql.SQL("NOTHING")
-        if others:
-            change = sql.SQL("UPDATE SET {}").format(
-                sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-            )
-        is_delete = sql.Identifier(IS_DELETE.name)
-        insert = sql.SQL(
-            "INSERT INTO {table} ({names}) SELECT {names} FROM {latest} s WHERE NOT {is_delete}"
-            " ON CONFLICT ({key}) DO {change}"
-        ).format(
-            table=self._name,
-            names=sql.SQL(", ").join(map(sql.Identifier, names)),
-            latest=latest,
-            is_delete=is_delete,
-            key=key,
-            change=change,
-        )
-        if self._options.delete_when is None:
-            return [insert]
-        delete = sql.SQL("DELETE FROM {table} t USING {latest} s WHERE s.{is_delete} AND {same}").format(
-            table=self._name, latest=latest, is_delete=is_delete, same=same
-        )
-        return [delete, insert]
 
     def _refuse(self, record: TableRecords, error: RecordRefused | psycopg.Error, txn_id: str) -> None:
         position = int(record.positions[0])
@@ -301,34 +322,6 @@ class TargetTable:
                     next_step=f"Grant it: GRANT {', '.join(needed)} ON {self._text} TO {user}.",
                 )
 
-    def _make_staging(self) -> None:
-        """Creates a regular table: a transaction that uses a temporary one cannot be prepared.
-
-        Keeps an existing table that fits, because a prepared transaction may hold a lock on it."""
-        wanted = [(ORDINAL.name, ORDINAL.type_name), (IS_DELETE.name, IS_DELETE.type_name)]
-        wanted += [(mapping.column.name, mapping.column.type_name) for mapping in self._mappings]
-        found = self._session.execute(
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
-            " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-            (self._staging.as_string(self._session),),
-        ).fetchall()
-        if found == wanted:
-            return
-        names = sql.SQL(", ").join(sql.Identifier(mapping.column.name) for mapping in self._mappings)
-        self._session.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging))
-        self._session.execute(
-            sql.SQL(
-                "CREATE UNLOGGED TABLE {staging} AS SELECT 0::bigint AS {ordinal}, false AS {is_delete}, {names}"
-                " FROM {table} WITH NO DATA"
-            ).format(
-                staging=self._staging,
-                ordinal=sql.Identifier(ORDINAL.name),
-                is_delete=sql.Identifier(IS_DELETE.name),
-                names=names,
-                table=self._name,
-            )
-        )
-
     def _make_letters(self, letters: sql.Identifier) -> None:
         with self._session.transaction():
             self._session.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number("dead letters"),))
@@ -339,6 +332,13 @@ class TargetTable:
                     " payload bytea NOT NULL, rejected_at timestamptz NOT NULL DEFAULT now())"
                 ).format(letters)
             )
+
+
+def _is_refusal(error: psycopg.DatabaseError) -> bool:
+    """Whether it may be due to one record."""
+    code = error.sqlstate or ""
+    is_raised = code.startswith(TRIGGER_SQLSTATE) or (bool(code) and type(error) is psycopg.DatabaseError)
+    return isinstance(error, REFUSALS) or is_raised
 
 
 def _reason(error: RecordRefused | psycopg.Error) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ INTEGERS: dict[str, Any] = {"int2": np.int16, "int4": np.int32, "int8": np.int64
 FLOATS: dict[str, Any] = {"float4": np.float32, "float8": np.float64}
 TEXTS = frozenset({"text", "varchar", "bpchar", "name", "citext"})
 JSONS = frozenset({"json", "jsonb"})
+
+EncodedValues: TypeAlias = pa.Array | npt.NDArray[Any]
+"""Values as COPY BINARY has them: as binaries; or by numpy, if none is null and all have the same length."""
 
 BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 BINARY_TRAILER = b"\xff\xff"
@@ -87,7 +90,7 @@ class Column:
         """Whether values have a binary encoding here."""
         return self.is_enum or self.base in _BINARY
 
-    def as_binary(self, values: pa.Array) -> pa.Array:
+    def as_binary(self, values: pa.Array) -> EncodedValues:
         """The values as COPY BINARY has them, without their lengths. Raises ArrowInvalid."""
         return _plain(values) if self.is_enum else _BINARY[self.base](values, self)
 
@@ -107,13 +110,32 @@ class Column:
 
 
 def binary_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
-    """Each row as COPY BINARY has it: the number of fields, then the length and bytes of each."""
-    pieces: list[Any] = [pa.scalar(len(columns).to_bytes(2, "big"), pa.binary())]
+    """Each row as COPY BINARY has it: the number of fields, then the length and bytes of each.
+
+    Neighbours of fixed length are joined by numpy: Arrow's join costs as much for each piece as for its bytes."""
+    pieces: list[pa.Array] = []
+    fixed: list[Any] = [np.array(len(columns), ">i2")]
     for column, values in columns:
         encoded = column.as_binary(values)
+        if isinstance(encoded, np.ndarray):
+            fixed += [np.array(encoded.dtype.itemsize, ">i4"), encoded]
+            continue
         lengths = pc.fill_null(pc.binary_length(encoded).cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
-        pieces += [fixed_bytes(lengths.astype(">i4")), encoded.fill_null(b"")]
+        pieces += [_side_by_side([*fixed, lengths.astype(">i4")], len(values)), encoded.fill_null(b"")]
+        fixed = []
+    if fixed:
+        pieces.append(_side_by_side(fixed, len(columns[0][1])))
+    if len(pieces) == 1:
+        return pieces[0]
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
+
+
+def _side_by_side(parts: Sequence[npt.NDArray[Any]], count: int) -> pa.Array:
+    """The parts of each row, one behind the other. A part that is a single value is the same in all rows."""
+    rows = np.empty(count, [(f"part_{index}", part.dtype) for index, part in enumerate(parts)])
+    for index, part in enumerate(parts):
+        rows[f"part_{index}"] = part
+    return _binaries(rows)
 
 
 def text_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
@@ -125,15 +147,18 @@ def text_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
     return pc.binary_join_element_wise(joined, pa.scalar(b"", pa.binary()), newline)
 
 
-def fixed_bytes(numbers: npt.NDArray[Any], nulls: pa.Array | None = None) -> pa.Array:
-    """Numbers of a fixed width as an array of binaries; null where `nulls` is null."""
-    width = numbers.dtype.itemsize
-    array = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(width), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
-    ).cast(pa.binary())
-    if nulls is None or not nulls.null_count:
-        return array
-    return pc.if_else(nulls.is_valid(), array, pa.scalar(None, pa.binary()))
+def fixed_bytes(numbers: npt.NDArray[Any], values: pa.Array) -> EncodedValues:
+    """The encoded numbers of these values; nulls where those are null."""
+    if not values.null_count:
+        return numbers
+    return pc.if_else(values.is_valid(), _binaries(numbers), pa.scalar(None, pa.binary()))
+
+
+def _binaries(rows: npt.NDArray[Any]) -> pa.Array:
+    """Each element's bytes."""
+    width = rows.dtype.itemsize
+    buffer = pa.py_buffer(np.ascontiguousarray(rows).view(np.uint8))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, buffer]).cast(pa.binary())
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
@@ -141,11 +166,11 @@ def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False))
 
 
-def _bool(values: pa.Array, column: Column) -> pa.Array:
+def _bool(values: pa.Array, column: Column) -> EncodedValues:
     return fixed_bytes(np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False)).astype("u1"), values)
 
 
-def _integer(values: pa.Array, column: Column) -> pa.Array:
+def _integer(values: pa.Array, column: Column) -> EncodedValues:
     numbers, limits = _numbers(values), np.iinfo(INTEGERS[column.base])
     if len(numbers) and (numbers.min() < limits.min or numbers.max() > limits.max):
         outside = numbers[(numbers < limits.min) | (numbers > limits.max)][0]
@@ -153,7 +178,7 @@ def _integer(values: pa.Array, column: Column) -> pa.Array:
     return fixed_bytes(numbers.astype(limits.dtype.newbyteorder(">")), values)
 
 
-def _float(values: pa.Array, column: Column) -> pa.Array:
+def _float(values: pa.Array, column: Column) -> EncodedValues:
     numbers = _numbers(values)
     with np.errstate(over="ignore"):
         narrow = numbers.astype(FLOATS[column.base])
@@ -171,11 +196,11 @@ def _jsonb(values: pa.Array, column: Column) -> pa.Array:
     return pc.binary_join_element_wise(version, values.cast(pa.binary()), pa.scalar(b"", pa.binary()))
 
 
-def _date(values: pa.Array, column: Column) -> pa.Array:
+def _date(values: pa.Array, column: Column) -> EncodedValues:
     return fixed_bytes((_numbers(values.cast(pa.int32())) - DAYS_TO_2000).astype(">i4"), values)
 
 
-def _moment(values: pa.Array, column: Column) -> pa.Array:
+def _moment(values: pa.Array, column: Column) -> EncodedValues:
     numbers = _numbers(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()))
     return fixed_bytes((numbers - MICROSECONDS_TO_2000).astype(">i8"), values)
 
@@ -188,7 +213,7 @@ _NOT_DASHES = [place for place in range(36) if place not in _DASHES]
 _NIL = "00000000-0000-0000-0000-000000000000"
 
 
-def _uuid(values: pa.Array, column: Column) -> pa.Array:
+def _uuid(values: pa.Array, column: Column) -> EncodedValues:
     texts = values.fill_null(_NIL)
     if not pc.all(pc.equal(pc.binary_length(texts), 36)).as_py() and len(texts):
         bad = texts.filter(pc.not_equal(pc.binary_length(texts), 36))[0].as_py()
@@ -206,7 +231,7 @@ def _hex(values: pa.Array) -> pa.Array:
     return pa.array([None if one is None else one.hex() for one in values.to_pylist()], pa.string())
 
 
-_BINARY: dict[str, Callable[[pa.Array, Column], pa.Array]] = {
+_BINARY: dict[str, Callable[[pa.Array, Column], EncodedValues]] = {
     "bool": _bool,
     **dict.fromkeys(INTEGERS, _integer),
     **dict.fromkeys(FLOATS, _float),

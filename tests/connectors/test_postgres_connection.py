@@ -1,0 +1,95 @@
+"""Connections to PostgreSQL that fail for good: one sentence, at once, with a next step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.chaos.postgres_server import PostgresServer
+from procession.connectors.postgres_connection import connect, value
+from procession.errors import ConfigError, StorageError
+from tests.certificates import Authority
+from tests.connectors.postgres_outputs import sentence
+from tests.systems.postgres_server import needs_postgres, programs
+
+pytestmark = needs_postgres
+
+PATIENCE_S = 600.0
+"""Longer than any test: what is refused for good is not tried again."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(authority: Authority) -> Iterator[PostgresServer]:
+    """A server with a certificate for another host."""
+    server = PostgresServer({"fsync": "off", "ssl": "on"}, programs=programs())
+    try:
+        for name, path in zip(("ssl_cert_file", "ssl_key_file"), authority.issue("db.example"), strict=True):
+            copy = server.directory / path.name
+            copy.write_bytes(path.read_bytes())
+            copy.chmod(0o600)
+            owner = server.directory.stat()
+            os.chown(copy, owner.st_uid, owner.st_gid)
+            server._settings[name] = str(copy)
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+def url(server: PostgresServer, parameters: str, host: str = "db.example") -> str:
+    return f"postgres://procession@{host}:{server.port}/postgres?hostaddr=127.0.0.1&{parameters}"
+
+
+def test_a_certificate_of_the_right_authority_and_host_is_accepted(
+    tls_server: PostgresServer, authority: Authority
+) -> None:
+    words = f"sslmode=verify-full&sslrootcert={authority.ca}"
+    with connect(url(tls_server, words), "test", patience_s=PATIENCE_S) as session:
+        assert value(session, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+
+
+def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path / "stranger")
+    for words, host, said in (
+        (f"sslmode=verify-full&sslrootcert={stranger.ca}", "db.example", "certificate verify failed"),
+        (f"sslmode=verify-full&sslrootcert={authority.ca}", "other.example", "does not match host name"),
+        ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "db.example", "does not exist"),
+        (
+            f"sslmode=require&sslcert={stranger.ca}&sslkey=/nowhere/client.key",
+            "db.example",
+            "/nowhere/client.key",
+        ),
+    ):
+        with pytest.raises(ConfigError) as error:
+            connect(url(tls_server, words, host), "test", patience_s=PATIENCE_S)
+        assert said in sentence(error)
+        assert "sslrootcert" in sentence(error)
+
+
+def test_a_server_without_tls_is_told_at_once(postgres: PostgresServer, authority: Authority) -> None:
+    with pytest.raises(ConfigError) as error:
+        connect(url(postgres, f"sslmode=verify-full&sslrootcert={authority.ca}"), "test", patience_s=PATIENCE_S)
+    assert "does not support SSL" in sentence(error)
+    assert "Correct sslmode" in sentence(error)
+
+
+def test_a_database_or_user_that_is_not_there_is_told_at_once(postgres: PostgresServer) -> None:
+    for wrong, said in ((postgres.url("shop"), '"shop" does not exist'), (postgres.url(user="nobody"), '"nobody"')):
+        with pytest.raises(ConfigError) as error:
+            connect(wrong, "test", patience_s=PATIENCE_S)
+        assert said in sentence(error)
+
+
+def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
+    with pytest.raises(StorageError) as error:
+        connect("postgres://procession@127.0.0.1:1/postgres", "test", patience_s=0.0)
+    assert "cannot be reached" in sentence(error)
+    assert "nothing is lost" in sentence(error)

@@ -1,0 +1,246 @@
+"""The PostgreSQL sink after crashes, cuts and races: what was voted for is kept, once, and a wrong copy is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.chaos.postgres_server import PostgresServer
+from procession.connectors.postgres_session import CommitMode
+from procession.connectors.postgres_sink import chosen_mode
+from procession.connectors.postgres_token import GID_BYTES_MAX, OutputToken
+from procession.errors import ConfigError, StorageError
+from tests.connectors.postgres_outputs import BOTH, INSTANCE, ORDERS, Sink, cut, orders, prepared, sentence
+from tests.systems.postgres_server import Database, needs_postgres, new_database, running
+
+pytestmark = needs_postgres
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Database:
+    database = new_database(postgres)
+    database.execute(ORDERS)
+    return database
+
+
+# Crashes and races
+
+
+@BOTH
+def test_a_commit_goes_on_when_the_connection_is_cut_before_it(
+    database: Database, tmp_path: Path, mode: CommitMode
+) -> None:
+    sink = Sink(database, tmp_path, mode=mode).start()
+    txn_id = sink.prepare({"id": 1})
+    cut(database)
+    sink.participant.phase2(txn_id, commit=True)
+    assert orders(database) == [(1, None)]
+    sink.epoch({"id": 2})
+    assert orders(database) == [(1, None), (2, None)]
+
+
+def test_a_connection_that_is_cut_within_an_epoch_ends_the_sink_and_the_epoch_comes_again(
+    database: Database, tmp_path: Path
+) -> None:
+    sink = Sink(database, tmp_path).start()
+    sink.send({"id": 1, "item": "x" * 5_000_000})
+    cut(database)
+    with pytest.raises(StorageError) as error:
+        sink.participant.phase1("shop-w-orders-id-a1.e9.f1:c_id=1", [(1, 0, sink.participant._end)])
+    assert "connection" in sentence(error)
+    sink.start().epoch({"id": 1})
+    assert orders(database) == [(1, None)]
+
+
+def test_what_was_prepared_and_not_voted_for_is_rolled_back(database: Database, tmp_path: Path) -> None:
+    sink = Sink(database, tmp_path).start()
+    lost = Sink(database, tmp_path / "elsewhere")
+    sink.crash()
+    lost.start().prepare({"id": 1})
+    lost.crash()
+    assert len(prepared(database)) == 1
+    sink.start()
+    assert prepared(database) == []
+    sink.epoch({"id": 1})
+    assert orders(database) == [(1, None)]
+
+
+def test_a_second_sink_is_refused_while_the_first_runs(database: Database, tmp_path: Path) -> None:
+    first = Sink(database, tmp_path / "one").start()
+    first.epoch({"id": 1})
+    txn_id = first.prepare({"id": 2})
+    with pytest.raises(StorageError) as error:
+        Sink(database, tmp_path / "two", lock_timeout_s=0.2).start()
+    assert f"Another sink writes the output {INSTANCE}" in sentence(error)
+    first.participant.phase2(txn_id, commit=True)
+    assert orders(database) == [(1, None), (2, None)]
+
+
+@BOTH
+def test_a_directory_that_is_not_that_of_the_output_is_refused(
+    database: Database, tmp_path: Path, mode: CommitMode
+) -> None:
+    sink = Sink(database, tmp_path / "one", mode=mode).start()
+    sink.epoch({"id": 1})
+    sink.crash()
+    with pytest.raises(StorageError) as error:
+        Sink(database, tmp_path / "new", mode=mode).start()
+    assert "DELETE FROM" in sentence(error)
+    database.execute("DELETE FROM procession_sink_tokens")
+    with pytest.raises(StorageError) as error:
+        sink.start()
+    assert "restored from an old copy" in sentence(error)
+
+
+@BOTH
+def test_an_old_copy_whose_transaction_was_redone_up_to_the_same_end_is_refused(
+    database: Database, tmp_path: Path, mode: CommitMode
+) -> None:
+    sink = Sink(database, tmp_path / "one", mode=mode).start()
+    aborted = sink.prepare({"id": 1})
+    shutil.copytree(sink.directory, tmp_path / "copy")
+    sink.participant.phase2(aborted, commit=False)
+    sink.epoch({"id": 2})
+    sink.crash()
+    with pytest.raises(StorageError) as error:
+        Sink(database, tmp_path / "copy", mode=mode).start()
+    assert "is not the directory that this output was written from" in sentence(error)
+
+
+def test_a_prepared_transaction_that_somebody_rolled_back_is_missed(database: Database, tmp_path: Path) -> None:
+    sink = Sink(database, tmp_path).start()
+    sink.prepare({"id": 1})
+    (gid,) = prepared(database)
+    database.execute(f"ROLLBACK PREPARED '{gid}'")
+    sink.crash()
+    with pytest.raises(StorageError) as error:
+        sink.start()
+    assert "is gone from the database" in sentence(error)
+
+
+def test_a_decision_that_somebody_else_carried_out_is_taken_or_told(database: Database, tmp_path: Path) -> None:
+    sink = Sink(database, tmp_path).start()
+    txn_id = sink.prepare({"id": 1})
+    (gid,) = prepared(database)
+    database.execute(f"COMMIT PREPARED '{gid}'")
+    with pytest.raises(StorageError) as error:
+        sink.participant.phase2(txn_id, commit=False)
+    assert "was committed in the database, against the decision" in sentence(error)
+    second = Sink(database, tmp_path / "two")
+    database.execute("DELETE FROM procession_sink_tokens")
+    sink.crash()
+    txn_id = second.start().prepare({"id": 2})
+    (gid,) = prepared(database)
+    database.execute(f"COMMIT PREPARED '{gid}'")
+    second.participant.phase2(txn_id, commit=True)
+    assert orders(database) == [(1, None), (2, None)]
+
+
+def test_in_mode_token_a_row_that_breaks_the_commit_stops_it_until_it_is_gone(
+    database: Database, tmp_path: Path
+) -> None:
+    sink = Sink(database, tmp_path, mode=CommitMode.TOKEN).start()
+    txn_id = sink.prepare({"id": 1, "item": "ours"}, {"id": 2})
+    database.execute("INSERT INTO orders VALUES (1, 'theirs')")
+    with pytest.raises(StorageError) as error:
+        sink.participant.phase2(txn_id, commit=True)
+    assert "position 0" in sentence(error)
+    assert "orders_pkey" in sentence(error)
+    sink.crash()
+    assert orders(database) == [(1, "theirs")]
+    database.execute("DELETE FROM orders")
+    sink.start()
+    assert sink.listed == (txn_id,)
+    sink.participant.phase2(txn_id, commit=True)
+    assert orders(database) == [(1, "ours"), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("first", "other"), [(CommitMode.PREPARED, CommitMode.TOKEN), (CommitMode.TOKEN, CommitMode.PREPARED)]
+)
+def test_the_mode_does_not_change_while_a_transaction_waits(
+    database: Database, tmp_path: Path, first: CommitMode, other: CommitMode
+) -> None:
+    sink = Sink(database, tmp_path, mode=first).start()
+    txn_id = sink.prepare({"id": 1})
+    sink.crash()
+    with pytest.raises(StorageError) as error:
+        Sink(database, tmp_path, mode=other).start()
+    assert f"voted for in mode {first}" in sentence(error)
+    sink.start().participant.phase2(txn_id, commit=True)
+    sink.crash()
+    Sink(database, tmp_path, mode=other).start().epoch({"id": 2})
+    assert orders(database) == [(1, None), (2, None)]
+
+
+def test_a_locked_table_is_told_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
+    sink = Sink(database, tmp_path, lock_timeout_s=0.2).start()
+    with database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE orders IN EXCLUSIVE MODE")
+        with pytest.raises(StorageError) as error:
+            sink.prepare({"id": 1})
+        assert "did not give a lock in time" in sentence(error)
+    sink.crash()
+    sink.start().epoch({"id": 1})
+    assert orders(database) == [(1, None)]
+
+
+def test_names_of_prepared_transactions_stay_below_the_limit(database: Database) -> None:
+    with database.connect() as connection:
+        token = OutputToken(connection, "tokens", INSTANCE)
+        long = [token.gid(f"{'ü' * 300}-w-out-id-1.e{epoch}.f1:c_id=1") for epoch in (1, 2)]
+        assert len(set(long)) == 2
+        assert all(len(gid.encode()) <= GID_BYTES_MAX for gid in long)
+        other = OutputToken(connection, "tokens", "other")
+        assert other.gid("a") != token.gid("a")
+
+
+# A server of its own
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    with running() as server:
+        yield server
+
+
+@BOTH
+def test_a_killed_database_keeps_what_was_voted_for(
+    own_server: PostgresServer, tmp_path: Path, mode: CommitMode
+) -> None:
+    database = new_database(own_server)
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, item text)")
+    sink = Sink(database, tmp_path, mode=mode).start()
+    sink.epoch({"id": 1})
+    txn_id = sink.prepare({"id": 2})
+    own_server.kill()
+    own_server.start()
+    sink.participant.phase2(txn_id, commit=True)
+    assert orders(database) == [(1, None), (2, None)]
+    txn_id = sink.prepare({"id": 3})
+    own_server.kill()
+    own_server.start()
+    sink.start()
+    assert sink.listed == (txn_id,)
+    sink.participant.phase2(txn_id, commit=False)
+    sink.epoch({"id": 4})
+    assert orders(database) == [(1, None), (2, None), (4, None)]
+
+
+def test_without_prepared_transactions_the_mode_is_token(own_server: PostgresServer, tmp_path: Path) -> None:
+    database = new_database(own_server)
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    auto = Sink(database, tmp_path, mode=CommitMode.AUTO).options
+    assert chosen_mode(auto) is CommitMode.PREPARED
+    own_server.stop()
+    own_server.start(max_prepared_transactions="0")
+    assert chosen_mode(auto) is CommitMode.TOKEN
+    with pytest.raises(ConfigError) as error:
+        chosen_mode(Sink(database, tmp_path).options)
+    assert "--mode token" in sentence(error)
+    with pytest.raises(ConfigError) as error:
+        Sink(database, tmp_path).start().prepare({"id": 1})
+    assert "Prepared transactions are switched off" in sentence(error)
