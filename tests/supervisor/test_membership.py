@@ -51,7 +51,9 @@ def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
         until(lambda: connected(pipeline) == {"gateway-0": True, "gateway-1": True}, "it to join")
         shown = table(listed(pipeline / "gateway", b"")).splitlines()
         assert [line.split()[0] for line in shown] == ["name", shown[1].split()[0], "gateway-0", "gateway-1"]
-        metrics = json.loads((pipeline / "gateway-1" / "gateway.json").read_text())["metrics"]
+        address = pipeline / "gateway-1" / "gateway.json"
+        until(address.exists, "its address")  # it joins before it writes it
+        metrics = json.loads(address.read_text())["metrics"]
         with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=PATIENCE_S) as answer:
             assert b'procession_gateway_sessions{gateway="gateway-1"} 0.0' in answer.read()
         leave = [*COMMAND, "leave", "gateway-1", "--dir", str(pipeline)]
