@@ -91,7 +91,7 @@ def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what
         pipeline = Pipeline("p", order="key")
         pipeline.source("in").sink("out", to="file:out", connections=connections)
         graph = pipeline.graph()
-        Checkpoint.claim(tmp_path, name="p", fingerprint=graph.fingerprint(), doors=graph.doors())
+        Checkpoint.claim(tmp_path, name="p", fingerprint=graph.fingerprint(), endpoints=graph.endpoints())
 
     claim(2)
     with pytest.raises(PlanError) as caught:
@@ -253,7 +253,7 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
         pipeline = Pipeline("p")
         pipeline.source("in", codec=source).sink("out", to="file:out", **options)
         graph = pipeline.graph()
-        told = {"fingerprint": graph.fingerprint(), "doors": graph.doors(), "codecs": graph.sink_codecs()}
+        told = {"fingerprint": graph.fingerprint(), "doors": graph.endpoints(), "codecs": graph.sink_codecs()}
         Checkpoint.claim(tmp_path, name="p", **told)
 
     claim()

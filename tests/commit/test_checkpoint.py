@@ -403,32 +403,36 @@ def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> N
     ],
 )
 def test_other_sources_and_sinks_are_named(tmp_path: Path, given: dict[str, str], sentence: str, step: str) -> None:
-    Checkpoint.claim(tmp_path, name="p", fingerprint="f", doors={"source in": "source", "sink out": "sink of lines"})
+    Checkpoint.claim(
+        tmp_path, name="p", fingerprint="f", endpoints={"source in": "source", "sink out": "sink of lines"}
+    )
     with pytest.raises(PlanError) as caught:
-        Checkpoint.claim(tmp_path, name="p", fingerprint="g", doors=given)
+        Checkpoint.claim(tmp_path, name="p", fingerprint="g", endpoints=given)
     assert sentence in caught.value.sentence
     assert step in caught.value.next_step
 
 
 def test_a_source_and_a_sink_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    Checkpoint.claim(tmp_path, name="p", fingerprint="f", doors={"source a": "source", "sink a": "sink of lines"})
+    Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints={"source a": "source", "sink a": "sink of lines"})
     with pytest.raises(PlanError, match="source 'a' is gone, and source 'b' is new") as caught:
-        Checkpoint.claim(tmp_path, name="p", fingerprint="g", doors={"source b": "source", "sink a": "sink of lines"})
+        Checkpoint.claim(
+            tmp_path, name="p", fingerprint="g", endpoints={"source b": "source", "sink a": "sink of lines"}
+        )
     assert "name it 'a'" in caught.value.next_step
     given = {"sink a": "sink of lines", "sink b": "sink of lines"}
     with pytest.raises(PlanError, match=r"source 'a' is gone$") as caught:
-        Checkpoint.claim(tmp_path, name="p", fingerprint="g", doors=given)
+        Checkpoint.claim(tmp_path, name="p", fingerprint="g", endpoints=given)
     assert "put it back" in caught.value.next_step
 
 
 def test_a_checkpoint_that_tells_names_alone_is_read_and_written_anew(tmp_path: Path) -> None:
     doors = {"source in": "source", "sink out": "sink of lines"}
-    Checkpoint.claim(tmp_path, name="p", fingerprint="f", doors=doors)
+    Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints=doors)
     before = json.loads((tmp_path / "pipeline.json").read_text())
     before["doors"] = {"in": "source", "out": "sink of lines"}
     (tmp_path / "pipeline.json").write_text(json.dumps(before))
     given = {"source in": "source", "sink out": "sink of raw bytes"}
     with pytest.raises(PlanError, match="'out' is a sink of raw bytes, and was a sink of lines"):
-        Checkpoint.claim(tmp_path, name="p", fingerprint="g", doors=given)
-    Checkpoint.claim(tmp_path, name="p", fingerprint="f", doors=doors)
+        Checkpoint.claim(tmp_path, name="p", fingerprint="g", endpoints=given)
+    Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints=doors)
     assert json.loads((tmp_path / "pipeline.json").read_text())["doors"] == doors

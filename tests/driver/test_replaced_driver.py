@@ -66,7 +66,7 @@ def test_a_driver_that_was_paused_after_its_claim_removes_nothing_of_its_success
             time.sleep(0.02)
         graph = load_app(app).graph
         successor = Checkpoint.claim(
-            directory / "checkpoint", name=graph.name, fingerprint=graph.fingerprint(), doors=graph.doors()
+            directory / "checkpoint", name=graph.name, fingerprint=graph.fingerprint(), endpoints=graph.endpoints()
         )
         assert successor.fence == 2
         RunStore(directory / "runs" / successor.id / "0000000002").writer(0, 0, 0, 1).publish(Manifest(0, 0, 0, 0, 1))

@@ -83,4 +83,4 @@ def test_a_url_that_a_source_cannot_read_is_refused(options: dict[str, object], 
 def test_a_checkpoint_knows_whether_a_source_reads_a_url_but_not_which_one() -> None:
     one, other, none = built({"from_": "file:a"}), built({"from_": "file:b"}), built({})
     assert one.fingerprint() == other.fingerprint() != none.fingerprint()
-    assert one.doors() == other.doors() != none.doors()
+    assert one.endpoints() == other.endpoints() != none.endpoints()

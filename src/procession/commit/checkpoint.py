@@ -92,7 +92,7 @@ class Checkpoint:
         *,
         name: str,
         fingerprint: str,
-        doors: Mapping[str, str] | None = None,
+        endpoints: Mapping[str, str] | None = None,
         codecs: Mapping[str, SinkCodec] | None = None,
         check: Callable[[RoundRecord], None] = lambda last: None,
     ) -> Checkpoint:
@@ -102,7 +102,7 @@ class Checkpoint:
         make_directory(root)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            document = _identified(root, name, fingerprint, doors or {}, codecs or {})
+            document = _identified(root, name, fingerprint, endpoints or {}, codecs or {})
             checkpoint = cls(root, str(document["id"]), read_claim(root) + 1)
             if (last := _last_committed(root)) is not None:
                 check(last)
@@ -164,7 +164,7 @@ def _last_committed(root: Path) -> RoundRecord | None:
 
 
 def _identified(
-    root: Path, name: str, fingerprint: str, doors: Mapping[str, str], codecs: Mapping[str, SinkCodec]
+    root: Path, name: str, fingerprint: str, endpoints: Mapping[str, str], codecs: Mapping[str, SinkCodec]
 ) -> dict[str, Any]:
     """What the checkpoint says about the pipeline, as it is to be from this claim on."""
     path = root / PIPELINE
@@ -182,15 +182,17 @@ def _identified(
             "name": name,
             "id": uuid.uuid4().hex[:12],
             "fingerprint": fingerprint,
-            "doors": dict(doors),
+            "doors": dict(endpoints),
         }
         made |= {"codecs": {sink: codec.name for sink, codec in codecs.items()}}
         write_durably(path, json.dumps(made).encode())
     found = read_pipeline(root)
     try:
         known, shape = str(found["name"]), str(found["fingerprint"])
-        known_doors = {_door(str(one), str(what)): str(what) for one, what in found.get("doors", {}).items()}
-        known_codecs = {str(one): str(what) for one, what in found.get("codecs", {}).items()}
+        known_endpoints = {
+            _endpoint(str(endpoint), str(what)): str(what) for endpoint, what in found.get("doors", {}).items()
+        }
+        known_codecs = {str(sink): str(codec) for sink, codec in found.get("codecs", {}).items()}
     except (KeyError, AttributeError) as error:
         raise _not_whole(path, error) from error
     if known != name:
@@ -199,17 +201,17 @@ def _identified(
             next_step=f"give {name!r} a directory of its own with --dir",
         )
     if shape != fingerprint:
-        raise _other_doors(root, name, known_doors, doors)
+        raise _other_endpoints(root, name, known_endpoints, endpoints)
     _check_codecs(root, known_codecs, codecs)
     return {
         **found,
         "format": FORMAT,
-        "doors": known_doors,
+        "doors": known_endpoints,
         "codecs": known_codecs | {sink: codec.name for sink, codec in codecs.items()},
     }
 
 
-def _door(name: str, what: str) -> str:
+def _endpoint(name: str, what: str) -> str:
     """What a source or sink is known by. Checkpoints from before a source and a sink could have the same name tell the
     name alone."""
     return name if " " in name else f"{what.partition(' ')[0]} {name}"
@@ -245,12 +247,12 @@ def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, Sin
             )
 
 
-def _other_doors(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
+def _other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
     """The error for a program whose sources or sinks differ from those of the checkpoint, by name."""
-    lost = [one for one in known if given.get(one) != known[one]]
-    new = [one for one in given if one not in known]
-    names = {one: one.partition(" ")[2] for one in (*known, *given)}
-    instead = [one for one in new if lost and one.partition(" ")[0] == lost[0].partition(" ")[0]]
+    lost = [endpoint for endpoint in known if given.get(endpoint) != known[endpoint]]
+    new = [endpoint for endpoint in given if endpoint not in known]
+    names = {endpoint: endpoint.partition(" ")[2] for endpoint in (*known, *given)}
+    instead = [endpoint for endpoint in new if lost and endpoint.partition(" ")[0] == lost[0].partition(" ")[0]]
     if lost and lost[0] in given:
         what = f"{names[lost[0]]!r} is a {given[lost[0]]}, and was a {known[lost[0]]}"
         step = f"make it a {known[lost[0]]} again"

@@ -110,7 +110,7 @@ class Coordinator:
         self.open: OpenRound | None = None
         self._reserved = reserved
         self._refusals_max = refusals_max
-        self._told: deque[tuple[str, Event | Action]] = deque(maxlen=STORY_MAX)
+        self._recent: deque[tuple[str, Event | Action]] = deque(maxlen=STORY_MAX)
         last = last_round(self.rounds, committed)
         self.sinks = {name: _recovered(name, last, reserved) for name in sinks}
         for name in last.parts if last is not None else ():
@@ -120,16 +120,16 @@ class Coordinator:
 
     def handle(self, event: Event) -> list[Action]:
         """The actions that follow from an event."""
-        self._told.append(("<", event))
+        self._recent.append(("<", event))
         actions = self._handle(event)
         for action in actions:
-            self._told.append((">", action))
+            self._recent.append((">", action))
         return actions
 
     @property
     def story(self) -> list[str]:
         """The last events and actions as text, formatted only when it is asked for."""
-        return [f"{gutter} {what}" for gutter, what in self._told]
+        return [f"{gutter} {what}" for gutter, what in self._recent]
 
     def _handle(self, event: Event) -> list[Action]:
         match event:
@@ -194,7 +194,7 @@ class Coordinator:
             self._reserved += ATTEMPTS_RESERVED
             reserve = [ReserveAttempts(self._reserved)]
         sink.txn = str(TransactionId(ready.epoch, self.fence, sink.attempt, self.checkpoint, self.pipeline, name))
-        sink.standing = SinkPhase.SENDING
+        sink.phase = SinkPhase.SENDING
         return [*reserve, EmitEpoch(name, sink.txn, ready.epoch, sink.position, ready.end(name, sink.position))]
 
     def record(self, ready: EpochReady, parts: Mapping[str, SinkShare]) -> RoundRecord:
@@ -217,11 +217,11 @@ class Coordinator:
         """Aborts this attempt at all sinks. A sink discards unprepared output when its session begins again."""
         actions: list[Action] = []
         for name, sink in self.sinks.items():
-            if sink.standing is SinkPhase.VOTED and sink.txn is not None:
+            if sink.phase is SinkPhase.VOTED and sink.txn is not None:
                 actions.append(SendPhase2(name, sink.txn, False))
-            if sink.standing in (SinkPhase.VOTED, SinkPhase.SENDING):
+            if sink.phase in (SinkPhase.VOTED, SinkPhase.SENDING):
                 actions.append(ReconnectSink(name, delay_s))
-                sink.standing = SinkPhase.DOWN
+                sink.phase = SinkPhase.DOWN
             sink.vote = sink.vote if self._strategy.keeps_vote(self, name) else None
             sink.txn = None
         return actions

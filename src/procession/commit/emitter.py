@@ -69,14 +69,14 @@ def packed(payload: pa.Array, bytes_max: int) -> pa.Array:
 def blocks(store: RunStore, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iterator[pa.Array]:
     """The same records as blocks, each of them a message. Raises StorageError if the runs hold more or fewer records
     than their manifests say."""
-    told, count = sum(run.count for run in runs), 0
+    expected, count = sum(run.count for run in runs), 0
     for batch in _joined(_batches(store, epoch, runs, IN_BLOCKS), bytes_max):
         count += batch.num_rows
         whole = block_batch(*(batch.column(name) for name in IN_BLOCKS))
         for block in encode_blocks(whole, bytes_max):
             yield pa.array([block], pa.binary())
-    if count != told:
-        raise StorageError(f"the runs of epoch {epoch} hold {count} records, their manifests say {told}")
+    if count != expected:
+        raise StorageError(f"the runs of epoch {epoch} hold {count} records, their manifests say {expected}")
 
 
 def _joined(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:

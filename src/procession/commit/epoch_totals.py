@@ -31,7 +31,7 @@ def counted(
     Where no record was ever late, none says so."""
     found = Counter(before)
     found["records_in"] += sum(manifest.records for manifest in manifests)
-    found["records_out"] += sum(run.count for own in runs.values() for run in own)
+    found["records_out"] += sum(run.count for sink_runs in runs.values() for run in sink_runs)
     for manifest in manifests:
         if manifest.late:
             found["late" if manifest.stage == 0 else LATE_AT + stages[manifest.stage][0]] += manifest.late
@@ -51,8 +51,8 @@ def joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int])
     ends = dict(starts)
     for piece in (piece for manifest in manifests for piece in manifest.pieces):
         if piece.first != ends.get(piece.gateway, 0):
-            told = f"epoch {epoch} begins or goes on at record {piece.first} of {piece.gateway}"
-            raise StorageError(f"{told}, not at {ends.get(piece.gateway, 0)}")
+            position = f"epoch {epoch} begins or goes on at record {piece.first} of {piece.gateway}"
+            raise StorageError(f"{position}, not at {ends.get(piece.gateway, 0)}")
         ends[piece.gateway] = piece.last
     return ends
 
@@ -64,7 +64,10 @@ def versions_after(
     with its name and a version without files."""
     return {
         name: replace(
-            version, tasks=tuple(one.states for one in manifests if one.stage == chain and one.states is not None)
+            version,
+            tasks=tuple(
+                manifest.states for manifest in manifests if manifest.stage == chain and manifest.states is not None
+            ),
         )
         for chain, (name, version) in keyed.items()
     }

@@ -67,9 +67,9 @@ class LogLocations:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                told = json.loads(path.read_bytes())
-                check_format(path, told.pop("format", 1), FORMAT)
-                found[path.stem] = LogLocation(**told)
+                document = json.loads(path.read_bytes())
+                check_format(path, document.pop("format", 1), FORMAT)
+                found[path.stem] = LogLocation(**document)
             except OSError as error:
                 raise storage_error(path, "read", error) from error
             except (ValueError, TypeError, AttributeError) as error:

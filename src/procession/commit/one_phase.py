@@ -63,7 +63,7 @@ class OnePhase:
     def is_due(self, core: Coordinator, name: str) -> bool:
         if not self._is_eager(name):
             return self._strict.is_due(core, name)
-        if core.open is None or name not in self._due or core.sinks[name].standing is not SinkPhase.READY:
+        if core.open is None or name not in self._due or core.sinks[name].phase is not SinkPhase.READY:
             return False
         return self._policy.emits is Emits.BEFORE_COMMIT or core.committed == core.open.ready.epoch
 
@@ -73,7 +73,7 @@ class OnePhase:
         name, sink = event.sink, core.sinks[event.sink]
         if not self._is_eager(name):
             return self._strict.connected(core, event)
-        if sink.standing is SinkPhase.SENDING:
+        if sink.phase is SinkPhase.SENDING:
             # A greeting says, if nothing else did, that the connection before it is gone.
             return [*self.lost(core, SinkLost(name)), *self.connected(core, event)]
         if event.listed:
@@ -81,7 +81,7 @@ class OnePhase:
         sink.settlings = 0
         if (stop := self._adopt(core, event)) is not None:
             return [stop]
-        sink.standing = SinkPhase.READY
+        sink.phase = SinkPhase.READY
         return [*core.confirm(sink), *core.emit(name)]
 
     def _settle(self, core: Coordinator, event: SinkConnected) -> list[Action]:
@@ -90,14 +90,14 @@ class OnePhase:
         sink.settlings += 1
         if sink.settlings > SETTLE_MAX:
             return [StopPipeline(unsettled(name, event.listed))]
-        told: list[Action] = []
+        actions: list[Action] = []
         for text in event.listed:
             decision = self.decide(core, name, text)
             if isinstance(decision, StopPipeline):
                 return [decision]
             # A vote that we hold (None) is all that an eager sink's commit waits for.
-            told.append(SendPhase2(name, text, decision is not False))
-        return [*told, ReconnectSink(name)]
+            actions.append(SendPhase2(name, text, decision is not False))
+        return [*actions, ReconnectSink(name)]
 
     def decide(self, core: Coordinator, name: str, text: str) -> bool | StopPipeline | None:
         if self._is_waiting or not self._is_eager(name):
@@ -130,13 +130,13 @@ class OnePhase:
         name, sink = event.sink, core.sinks[event.sink]
         if self._is_waiting or not self._is_eager(name):
             return self._strict.lost(core, event)
-        was_sending, sink.standing, sink.txn = sink.standing is SinkPhase.SENDING, SinkPhase.DOWN, None
+        was_sending, sink.phase, sink.txn = sink.phase is SinkPhase.SENDING, SinkPhase.DOWN, None
         if not was_sending or core.open is None:
             return []
         self._due.discard(name)
         epoch = core.open.ready.epoch
-        told = Warn(f"sink {name!r} went while epoch {epoch} was on its way; by the guarantee it is not sent again")
-        return [told, *self._over(core)]
+        warning = Warn(f"sink {name!r} went while epoch {epoch} was on its way; by the guarantee it is not sent again")
+        return [warning, *self._over(core)]
 
     # The round
 
@@ -154,22 +154,22 @@ class OnePhase:
         name, sink = event.sink, core.sinks[event.sink]
         if not self._is_eager(name):
             return self._strict.voted(core, event)
-        if sink.txn != event.txn or sink.standing is not SinkPhase.SENDING or core.open is None:
+        if sink.txn != event.txn or sink.phase is not SinkPhase.SENDING or core.open is None:
             return []
         if self._is_waiting:
             actions = self._strict.voted(core, event)
             if not event.commit:
                 return actions
             self._due.discard(name)
-            sink.standing = SinkPhase.READY
+            sink.phase = SinkPhase.READY
             return [SendPhase2(name, event.txn, True), *actions]
         self._due.discard(name)
         sink.txn = None
         if event.commit:
             sink.position += core.open.ready.length(event)
-            sink.standing = SinkPhase.READY
+            sink.phase = SinkPhase.READY
             return [SendPhase2(name, event.txn, True), *self._over(core)]
-        sink.standing = SinkPhase.DOWN
+        sink.phase = SinkPhase.DOWN
         return [SendPhase2(name, event.txn, False), ReconnectSink(name), *self._over(core)]
 
     def keeps_vote(self, core: Coordinator, name: str) -> bool:

@@ -167,7 +167,7 @@ class CommitPerformer:
         starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
-            lengths={name: length_of(own, self._links[name].options) for name, own in runs.items()},
+            lengths={name: length_of(sink_runs, self._links[name].options) for name, sink_runs in runs.items()},
             first=min((manifest.first for manifest in ranges), default=last.last if last else 0),
             last=max((manifest.last for manifest in ranges), default=last.last if last else 0),
             starts=starts,
@@ -184,7 +184,7 @@ class CommitPerformer:
         counters = counted(before, manifests, runs, self._keyed)
         if limit is None:
             return counters
-        letters = [run for own in runs.values() for run in own if run.to == limit.sink]
+        letters = [run for sink_runs in runs.values() for run in sink_runs if run.to == limit.sink]
         count = sum(run.count for run in letters)
         return judged(before, counters, limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py())
 
@@ -281,7 +281,7 @@ class CommitPerformer:
             case Acknowledge(record):
                 self._committed(record)
             case AcknowledgeEarly(record):
-                self._tell(record)
+                self._acknowledge(record)
             case DropRuns(epoch):
                 self._runs.drop(epoch)
                 self._checkpoint.rounds.drop_before(epoch)
@@ -320,7 +320,7 @@ class CommitPerformer:
         log.debug("round.committed", epoch=record.epoch, records_in=record.counters.get("records_in"))
         faults.point("driver:before-ack")
         self._drop_states(record)
-        self._tell(record)
+        self._acknowledge(record)
         if self._epoch is not None:
             seconds = time.monotonic() - self._epoch.started
             self._callbacks.observe(CommittedEpoch(record, self._epoch.manifests, seconds, time.time_ns()))
@@ -337,7 +337,7 @@ class CommitPerformer:
         if before is not None and self._tables is not None:
             self._tables.drop(before.sides, record.sides)
 
-    def _tell(self, record: RoundRecord) -> None:
+    def _acknowledge(self, record: RoundRecord) -> None:
         if self._unacknowledged.full():
             # The gateway is unreachable. The notification of a later epoch includes this one.
             self._unacknowledged.get_nowait()

@@ -59,8 +59,8 @@ class EpochReady:
 
     def length(self, vote: VoteReceived) -> int:
         """The bytes that a sink has voted on."""
-        told = self.lengths[vote.sink]
-        length = vote.length if told is None else told
+        known = self.lengths[vote.sink]
+        length = vote.length if known is None else known
         assert length is not None, f"nobody knows what {vote.sink!r} has voted on"
         return length
 

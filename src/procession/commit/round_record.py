@@ -77,7 +77,9 @@ class RoundRecord:
             raise TypeError("it is not an object")
         check_format(path, fields.pop("format", 1), FORMAT)
         fields["parts"] = {sink: SinkShare(**part) for sink, part in fields["parts"].items()}
-        fields["states"] = {stage: StateVersion.from_json(told) for stage, told in fields.get("states", {}).items()}
+        fields["states"] = {
+            stage: StateVersion.from_json(version) for stage, version in fields.get("states", {}).items()
+        }
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         return cls(**fields)
 

@@ -34,7 +34,7 @@ class SinkStatus:
     """What the coordinator knows of a sink: its decided position, its vote, and what it has yet to confirm."""
 
     position: int
-    standing: SinkPhase = SinkPhase.DOWN
+    phase: SinkPhase = SinkPhase.DOWN
     txn: str | None = None
     vote: SinkShare | None = None
     unconfirmed: SinkShare | None = None

@@ -108,7 +108,7 @@ class SinkLink:
         self._failures = 0
         self._greetings_refused = 0
         self._votes_refused = 0
-        self._asked: str | None = None
+        self._voting: str | None = None
         """The transaction that is being sent, until the sink has voted on it."""
         self._sent_bytes = 0
         """Size of the transaction that was sent last."""
@@ -140,7 +140,7 @@ class SinkLink:
             except (OSError, RemoteProtocolError, TimeoutError, asyncio.IncompleteReadError) as error:
                 self._refused(error)
             finally:
-                self._asked = None
+                self._voting = None
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(self.options.answer_timeout_s):
@@ -150,10 +150,10 @@ class SinkLink:
         """Whether the end of the session counts as a refusal."""
         if not self._was_greeted:
             self._refused_greeting(error)
-        elif isinstance(error, RemoteProtocolError) or (self._asked is not None and not self._is_hung):
+        elif isinstance(error, RemoteProtocolError) or (self._voting is not None and not self._is_hung):
             self._votes_refused += 1
             if self._votes_refused >= self.options.refusals_max:
-                raise not_voted(self._sink, self._asked, self._votes_refused, _why(error)) from error
+                raise not_voted(self._sink, self._voting, self._votes_refused, _why(error)) from error
             tries = f"{self._votes_refused} of {self.options.refusals_max}"
             self._failed(
                 "sink.refused",
@@ -266,7 +266,7 @@ class SinkLink:
                         self._report(Phase2Confirmed(name, txn_id))
                 case Reply(txn_id, commit):
                     self._failures = self._votes_refused = 0  # a greeting proves little; a sink that votes works
-                    self._asked = None
+                    self._voting = None
                     self._disarm()
                     self._phase2_sent.clear()  # a sink that votes has received phase 2 of the previous round
                     length = self._sent_bytes if self.options.is_in_blocks else None
@@ -286,7 +286,7 @@ class SinkLink:
         if connection is None or writer is None:
             return
         position = action.start
-        self._asked = action.txn
+        self._voting = action.txn
         try:
             for payload in messages:
                 if connection.is_over:
@@ -329,9 +329,9 @@ class SinkLink:
     def workers_left(self, names: tuple[str, ...]) -> None:
         """Sets the list of gateways that have left. Sinks send no reply to it, so the list is sent again with every new
         session. Earlier lists stay valid, unless a gateway comes back."""
-        news = tuple(name for name in names if name not in self._departed)
+        departed = tuple(name for name in names if name not in self._departed)
         self._departed = names
-        if news:
+        if departed:
             self._tell_departed()
 
     def _tell_departed(self) -> None:
@@ -346,7 +346,7 @@ class SinkLink:
         """Closes after sending what was written; `run` connects again."""
         self._delay_s = delay_s
         self._is_leaving = True
-        self._asked = None
+        self._voting = None
         if self._writer is not None:
             self._writer.close()
             # A sink that does not read must not block the close for ever.

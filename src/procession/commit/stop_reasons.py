@@ -9,9 +9,9 @@ from procession.commit.round_record import SinkShare
 from procession.errors import ConfigError, FencedError, PlanError, RoundError, StorageError
 
 
-def fenced(own: int, later: int) -> FencedError:
+def fenced(number: int, later: int) -> FencedError:
     return FencedError(
-        f"driver {own} was replaced by driver {later} and stops",
+        f"driver {number} was replaced by driver {later} and stops",
         next_step="nothing to do: the later driver goes on with the work",
     )
 

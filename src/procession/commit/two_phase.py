@@ -70,7 +70,7 @@ class TwoPhase:
             ]
             return [*foreign, *confirmed, *commits, *aborts, ReconnectSink(name)]
         sink.settlings = 0
-        sink.standing = SinkPhase.VOTED if is_held else SinkPhase.READY
+        sink.phase = SinkPhase.VOTED if is_held else SinkPhase.READY
         return [*confirmed, *commits, *core.emit(name)]
 
     def decide(self, core: Coordinator, name: str, text: str) -> bool | StopPipeline | None:
@@ -109,7 +109,7 @@ class TwoPhase:
 
     def lost(self, core: Coordinator, event: SinkLost) -> list[Action]:
         sink = core.sinks[event.sink]
-        sink.standing = SinkPhase.DOWN
+        sink.phase = SinkPhase.DOWN
         if sink.vote is None:
             sink.txn = None
         if event.hung and core.open is not None:
@@ -121,15 +121,15 @@ class TwoPhase:
 
     def is_due(self, core: Coordinator, name: str) -> bool:
         is_emitting = core.open is not None and core.open.phase is RoundPhase.EMITTING
-        return is_emitting and core.sinks[name].standing is SinkPhase.READY
+        return is_emitting and core.sinks[name].phase is SinkPhase.READY
 
     def voted(self, core: Coordinator, event: VoteReceived) -> list[Action]:
         sink = core.sinks[event.sink]
-        if core.open is None or sink.txn != event.txn or sink.standing is not SinkPhase.SENDING:
+        if core.open is None or sink.txn != event.txn or sink.phase is not SinkPhase.SENDING:
             return []
         # A vote on this epoch says that phase 2 of the one before has arrived.
         actions = core.confirm(sink)
-        sink.standing = SinkPhase.VOTED
+        sink.phase = SinkPhase.VOTED
         if not event.commit:
             return [
                 *actions,
@@ -160,9 +160,9 @@ class TwoPhase:
         for name, sink in core.sinks.items():
             part = parts[name]
             sink.position, sink.unconfirmed, sink.vote, sink.txn = part.end, part, None, None
-            if sink.standing is SinkPhase.VOTED:
+            if sink.phase is SinkPhase.VOTED:
                 actions.append(SendPhase2(name, part.txn, True))
-                sink.standing = SinkPhase.READY
+                sink.phase = SinkPhase.READY
         return [*actions, Acknowledge(record)]
 
     def ended(self, core: Coordinator) -> None:

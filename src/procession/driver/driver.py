@@ -129,7 +129,7 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
         config.directory / "checkpoint",
         name=app.graph.name,
         fingerprint=app.graph.fingerprint(),
-        doors=app.graph.doors(),
+        endpoints=app.graph.endpoints(),
         codecs=app.graph.sink_codecs(),
         check=partial(check_last, app.plan, changed=config.changed_stages),
     )

@@ -89,8 +89,8 @@ class EpochEndAgreement:
     def _ask(self, questions: Mapping[str, Callable[[ControlClient], Answer]], kind: type[Answer]) -> dict[str, Answer]:
         """Return the replies to exactly these requests."""
         turn = next(self._turns)
-        asked = {name: partial(_answered, turn, question) for name, question in questions.items()}
-        answers = self._clients.ask(asked)
+        requests = {name: partial(_answered, turn, question) for name, question in questions.items()}
+        answers = self._clients.ask(requests)
         now = {name: reply.answer for name, reply in answers.items() if reply.turn == turn}
         return {name: answer for name, answer in now.items() if isinstance(answer, kind)}
 

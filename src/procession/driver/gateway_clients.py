@@ -31,31 +31,31 @@ class GatewayClient(Generic[Answer]):
         self.at = at
         self._client = ControlClient(at, cookie, PATIENCE_S, identity, tls)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gateway-client")
-        self._asked: Future[Answer] | None = None
+        self._pending: Future[Answer] | None = None
         self._is_away = False
 
     def ask(self, question: Callable[[ControlClient], Answer]) -> None:
         """Send a request, unless the reply to an earlier one is pending."""
-        if self._asked is None:
-            self._asked = self._thread.submit(question, self._client)
+        if self._pending is None:
+            self._pending = self._thread.submit(question, self._client)
 
     def patience_s(self) -> float:
         """Return how long to wait for the reply."""
         return 0.0 if self._is_away else 2 * PATIENCE_S
 
     def await_answer(self, timeout_s: float) -> None:
-        if self._asked is not None:
-            self._is_away = not wait([self._asked], timeout_s).done
+        if self._pending is not None:
+            self._is_away = not wait([self._pending], timeout_s).done
 
     def answer(self) -> Answer | None:
         """Return the reply, once; None if it is pending or the gateway is unreachable.
 
         Raises errors that an operator must act on."""
-        if self._asked is None or not self._asked.done():
+        if self._pending is None or not self._pending.done():
             return None
-        asked, self._asked = self._asked, None
+        pending, self._pending = self._pending, None
         try:
-            found = asked.result()
+            found = pending.result()
         except RoundError:
             self._is_away = True
             return None

@@ -41,20 +41,20 @@ class LastCommit:
         return known_gateway(self.record, name, "" if place is None else place.identity, self.places)
 
     def offer(self, name: str, start: LogOffset, records_max: int, bytes_max: int, client: ControlClient) -> EpochOffer:
-        return self._asked(name, client, partial(client.offer, self.fence, start, records_max, bytes_max))
+        return self._confirmed_ask(name, client, partial(client.offer, self.fence, start, records_max, bytes_max))
 
     def share(
         self,
         name: str,
         start: LogOffset,
         limits: tuple[int, int],
-        told: Mapping[int, StreamClock],
+        clocks: Mapping[int, StreamClock],
         upto: Key | None,
         client: ControlClient,
     ) -> OfferShare:
-        return self._asked(name, client, partial(client.offer_among, self.fence, start, limits, told, upto))
+        return self._confirmed_ask(name, client, partial(client.offer_among, self.fence, start, limits, clocks, upto))
 
-    def _asked(self, name: str, client: ControlClient, ask: Callable[..., Answer]) -> Answer:
+    def _confirmed_ask(self, name: str, client: ControlClient, ask: Callable[..., Answer]) -> Answer:
         """The answer, when the gateway has the last commit."""
         known = self.known(name)
         answer = ask(known)

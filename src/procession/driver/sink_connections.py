@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def epoch_limits(graph: Graph, config: DriverConfig) -> tuple[int, int]:
     """Maximum records and bytes of an epoch: what is configured, or less if a sink cannot commit so much in time."""
-    asked = [sink.sink_traits.limits(sink.url) for sink in graph.sinks]
-    records = (limit.records_max for limit in asked if limit.records_max is not None)
-    sizes = (limit.bytes_max for limit in asked if limit.bytes_max is not None)
+    limits = [sink.sink_traits.limits(sink.url) for sink in graph.sinks]
+    records = (limit.records_max for limit in limits if limit.records_max is not None)
+    sizes = (limit.bytes_max for limit in limits if limit.bytes_max is not None)
     return min([config.epoch_records_max, *records]), min([config.epoch_bytes_max, *sizes])
 
 

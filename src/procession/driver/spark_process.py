@@ -74,7 +74,7 @@ class SparkProcess:
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
         self.scratch = ScratchDirectory(directory / SCRATCH)
-        home = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
+        executors = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._report_while_waiting()
         self._timeout_s = timeout_s
         starting = StartWatch(timeout_s)
@@ -85,7 +85,7 @@ class SparkProcess:
                 plan.tasks_max,
                 master=master,
                 log_file=directory / "logs" / "spark.log",
-                home=home,
+                home=executors,
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
             )

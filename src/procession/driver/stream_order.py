@@ -13,9 +13,9 @@ from procession.planner.graph import Graph
 
 def declared_by(graph: Graph) -> DeclaredOrder | None:
     """Return the order that the app declares; None for arrival order."""
-    if (asked := graph.event_time) is None:
+    if (event_time := graph.event_time) is None:
         return None
-    return declared_of(graph.streams, asked.lateness_s, asked.idle_timeout_s)
+    return declared_of(graph.streams, event_time.lateness_s, event_time.idle_timeout_s)
 
 
 def order_of(graph: Graph) -> str:
@@ -43,8 +43,10 @@ def order_words_of(declared: DeclaredOrder | None) -> list[str]:
     """Return the gateway's command-line options for a declared order."""
     if declared is None:
         return []
-    words = ["--event-time-streams", written(declared.streams), "--lateness-s", repr(declared.lateness_ns / 1e9)]
-    return words + (["--idle-timeout-s", repr(declared.idle_timeout_s)] if declared.idle_timeout_s is not None else [])
+    options = ["--event-time-streams", written(declared.streams), "--lateness-s", repr(declared.lateness_ns / 1e9)]
+    return options + (
+        ["--idle-timeout-s", repr(declared.idle_timeout_s)] if declared.idle_timeout_s is not None else []
+    )
 
 
 def written(streams: frozenset[int]) -> str:

@@ -139,16 +139,16 @@ class ControlServer:
             log.warning("control.request_too_long", request_bytes_max=self._config.request_bytes_max)
             return b""
 
-    async def _answer(self, line: bytes, talk: asyncio.Task[Any], writer: asyncio.StreamWriter) -> Reply:
+    async def _answer(self, line: bytes, connection: asyncio.Task[Any], writer: asyncio.StreamWriter) -> Reply:
         request: Request = {}
         try:
             request = _parse(line)
             self._check_cookie(request)
             check_format(request)
-            self._strangers.pop(talk, None)
+            self._strangers.pop(connection, None)
             if request.get("identity", self._gateway.identity) != self._gateway.identity:
                 raise GarbledRequest("this is another gateway than the one that was asked")
-            if (reply := self._leader_control.answer(talk, request)) is not None:
+            if (reply := self._leader_control.answer(connection, request)) is not None:
                 return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
         except ProcessionError as error:
@@ -198,9 +198,9 @@ class ControlServer:
                 fence, start, records_max, bytes_max = integers(request, "fence", "start", "records_max", "bytes_max")
                 async with self._confirming(request):
                     end = await gateway.offer(fence, start, records_max, bytes_max)
-                told = {"end": end, "offset": gateway.offered.offset(end).as_json()}
-                told["is_behind"] = self._is_behind(known_gateway(request))
-                return {**told, "start_sequence": gateway.offered.start_sequence, **self._leader_control.gateways()}
+                reply = {"end": end, "offset": gateway.offered.offset(end).as_json()}
+                reply["is_behind"] = self._is_behind(known_gateway(request))
+                return {**reply, "start_sequence": gateway.offered.start_sequence, **self._leader_control.gateways()}
             case "clocks":
                 reached = await gateway.clocks(*integers(request, "fence"))
                 return {"clocks": written_clocks(reached), **self._leader_control.gateways()}
@@ -209,8 +209,8 @@ class ControlServer:
                 limits = (records_max, bytes_max)
                 async with self._confirming(request):
                     offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
-                told = {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
-                return {**told, "is_behind": self._is_behind(known_gateway(request))}
+                reply = {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
+                return {**reply, "is_behind": self._is_behind(known_gateway(request))}
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
                 kept = integers(request, "epochs_kept")[0] if "epochs_kept" in request else None

@@ -169,8 +169,8 @@ class ControlClient:
 
     def gateways(self) -> list[dict[str, Any]]:
         """All gateways, whether they are connected, and how many streams each holds. Leader only."""
-        told: list[dict[str, Any]] = self._ask("gateways")["gateways"]
-        return told
+        members: list[dict[str, Any]] = self._ask("gateways")["gateways"]
+        return members
 
     def departed(self) -> tuple[str, ...]:
         """Names of the gateways that have left and not come back. Leader only."""
@@ -178,8 +178,10 @@ class ControlClient:
 
     def order(self) -> DeclaredOrder | None:
         """The gateway's event-time order. None: order of arrival."""
-        told = self._ask("order")["order"]
-        return None if told is None else DeclaredOrder(frozenset(told["streams"]), told["lateness_ns"], told["idle_s"])
+        order = self._ask("order")["order"]
+        return (
+            None if order is None else DeclaredOrder(frozenset(order["streams"]), order["lateness_ns"], order["idle_s"])
+        )
 
     def leave(self, name: str) -> None:
         """Ask a gateway to leave when all its records are committed. Leader only."""
@@ -213,19 +215,19 @@ class ControlClient:
         request = {"op": op, "format": FORMAT, **self._whom, **fields}
         deadline = time.monotonic() + self._timeout_s
         delay_s = DELAY_S_MIN
-        told: Exception | None = None
+        failure: Exception | None = None
         while True:
             try:
                 return _checked(self._exchange(request, deadline))
             except (OSError, ValueError, GarbledRequest) as error:
                 self.close()
                 # The last try may be cut short by our own deadline: what an earlier one said is the reason then.
-                told = error if told is None or not isinstance(error, TimeoutError) else told
+                failure = error if failure is None or not isinstance(error, TimeoutError) else failure
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(
-                        f"The gateway at {self._at} does not answer: {complaint(told) or told}.",
+                        f"The gateway at {self._at} does not answer: {complaint(failure) or failure}.",
                         next_step="Start it, or look at its log; what it was asked is asked again.",
-                    ) from told
+                    ) from failure
             time.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, DELAY_S_MAX)
 
@@ -282,7 +284,7 @@ def _offset(reply: Mapping[str, Any]) -> LogOffset:
 
 
 def _members(reply: Mapping[str, Any]) -> list[Member]:
-    return [Member.from_dict(told) for told in reply.get("gateways", ())]
+    return [Member.from_dict(fields) for fields in reply.get("gateways", ())]
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:

@@ -143,17 +143,17 @@ class CreditFlow:
 
     def status(self) -> dict[str, Any]:
         """The figures for an operator."""
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "credits": self._limits.credits,
             "buffered": self.buffered,
             "is_disk_short": self.is_disk_short,
             "is_over": self.is_over,
         }
         if self.window is not None:
-            told |= {
+            status |= {
                 "window": self.window.size,
                 "latency_target_s": self.window.target_s,
                 "wait_s": round(self.window.wait_s, 6),
                 "commits_per_s": round(self.window.rate, 3),
             }
-        return told
+        return status

@@ -125,7 +125,9 @@ class Ordering:
             came += [last] if (last := self.order.received.get(stream_id)) is not None else []
             tail.seen[stream_id] = max(came, default=None)
         clocks, end = self.order.clocks.all_reached(), self.log.next_sequence
-        return Recovered(tail, shares, self.order.point, clocks, end, self.skipped, [one[:2] for one in uncommitted])
+        return Recovered(
+            tail, shares, self.order.point, clocks, end, self.skipped, [arrived[:2] for arrived in uncommitted]
+        )
 
     @property
     def skipped(self) -> int:
@@ -139,13 +141,19 @@ class Ordering:
         if self.declared.idle_timeout_s is None:
             return {}
         clocks = self.order.clocks
-        running = [one for one in self.declared.streams if one not in clocks.known or not clocks.known[one].is_ended]
+        running = [
+            stream_id
+            for stream_id in self.declared.streams
+            if stream_id not in clocks.known or not clocks.known[stream_id].is_ended
+        ]
         idle = frozenset(
-            one for one in running if now - self._heard_at.setdefault(one, now) >= self.declared.idle_timeout_s
+            stream_id
+            for stream_id in running
+            if now - self._heard_at.setdefault(stream_id, now) >= self.declared.idle_timeout_s
         )
         if not idle or not len(self.order.waiting) or (time := clocks.tick(idle)) is None:
             return {}
-        return {one: time for one in idle if (at := clocks.watermark(one)) is None or at < time}
+        return {stream_id: time for stream_id in idle if (at := clocks.watermark(stream_id)) is None or at < time}
 
     def hear(self, now: float) -> None:
         """Process arrivals that are on disk, up to one step."""
@@ -201,9 +209,9 @@ class Ordering:
         may continue at another gateway. Always False if this gateway `is_alone`."""
         waiting, known = self.order.waiting, self.order.clocks.known
         lateness_ns, found = self.declared.lateness_ns, {}
-        for stream_id in (one for one in closing if waiting.has(one)):
-            own = WatermarkBound(watermark_of(known[stream_id], lateness_ns), stream_id)
-            found[stream_id] = not is_alone and not waiting.has(stream_id, own)
+        for stream_id in (closing_id for closing_id in closing if waiting.has(closing_id)):
+            bound = WatermarkBound(watermark_of(known[stream_id], lateness_ns), stream_id)
+            found[stream_id] = not is_alone and not waiting.has(stream_id, bound)
         return found
 
     def offered(self, start: int, end: int, upto: Key | None) -> Offered:
@@ -226,9 +234,9 @@ class Ordering:
     def stalled(self, now: float, stall_s: float) -> int | None:
         """The stream that the merge has waited for at least `stall_s`. None if it was already reported."""
         waits_for = self.waits_for if now - (self._taken_at or now) >= stall_s else None
-        news = waits_for if waits_for != self._stalled else None
+        change = waits_for if waits_for != self._stalled else None
         self._stalled = waits_for
-        return news
+        return change
 
     def status(self) -> dict[str, Any]:
         order, waits_for = self.order, self.waits_for
@@ -260,8 +268,8 @@ def heard_rows(batch: pa.RecordBatch) -> ArrivedRows:
     """Converts rows of the arrival log into the input of the event-time order."""
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
-    signs = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
-    return ArrivedRows(streams, ids, times, row_sizes(batch), *signs)
+    is_kind = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
+    return ArrivedRows(streams, ids, times, row_sizes(batch), *is_kind)
 
 
 def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
@@ -299,7 +307,7 @@ def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[Records]:
 def _sizes(uncommitted: list[Records]) -> dict[int, int]:
     """The bytes of each stream's records that are not committed."""
     sizes: dict[int, int] = {}
-    for streams, _, own in uncommitted:
+    for streams, _, row_bytes in uncommitted:
         for stream_id in np.unique(streams).tolist():
-            sizes[stream_id] = sizes.get(stream_id, 0) + int(own[streams == stream_id].sum())
+            sizes[stream_id] = sizes.get(stream_id, 0) + int(row_bytes[streams == stream_id].sum())
     return sizes

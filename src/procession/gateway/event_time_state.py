@@ -78,8 +78,11 @@ class EventTimeOrder:
     def handle(self, state: GatewayState, event: StreamsIdled | RowsOrdered) -> list[Action]:
         match event:
             case StreamsIdled(ticks):
-                seen = {one: state.registry[one].seen if one in state.registry else None for one in ticks}
-                rows = [tick_row(one, seen[one], at) for one, at in ticks.items()]
+                seen = {
+                    stream_id: state.registry[stream_id].seen if stream_id in state.registry else None
+                    for stream_id in ticks
+                }
+                rows = [tick_row(stream_id, seen[stream_id], at) for stream_id, at in ticks.items()]
                 return state.append(0, batch_of(rows), 0)
             case RowsOrdered():
                 return self._ordered(state, event)
@@ -168,10 +171,10 @@ class EventTimeOrder:
             return None
         # A repeated end after its commit: another row would wait for the end of all streams.
         stream.session = None
-        told = [] if stream.committed is None else [(stream_id, stream.committed)]
+        positions = [] if stream.committed is None else [(stream_id, stream.committed)]
         state.sessions[session].owed += 1
         state.close_claims([stream_id])
-        return state.ack(session, told)
+        return state.ack(session, positions)
 
     def end_of_stream(self, state: GatewayState) -> int:
         return UNPLACED
@@ -186,9 +189,9 @@ class EventTimeOrder:
         if session in state.sessions:
             state.sessions[session].has_sent |= bool(sizes.any())
         for stream_id in np.unique(streams).tolist() if sizes.any() else ():
-            own = np.flatnonzero((streams == stream_id) & (sizes > 0))
-            if len(own):
-                self.shares.receive(stream_id, int(ids[own[-1]]), int(sizes[own].sum()), account)
+            indexes = np.flatnonzero((streams == stream_id) & (sizes > 0))
+            if len(indexes):
+                self.shares.receive(stream_id, int(ids[indexes[-1]]), int(sizes[indexes].sum()), account)
 
     def spares(self, state: GatewayState, session: int) -> bool:
         """Whether this session may send while others are paused: its account has reserve left; or it has sent nothing

@@ -43,17 +43,17 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         try:
-            asked = json.loads(ticket.ticket)
+            request = json.loads(ticket.ticket)
             expected = self._config.control_cookie.hex().encode()
-            if not hmac.compare_digest(str(asked.get("cookie")).encode(errors="replace"), expected):
+            if not hmac.compare_digest(str(request.get("cookie")).encode(errors="replace"), expected):
                 raise flight.FlightUnauthenticatedError("it was asked with a wrong cookie, or none")
-            if not is_known_format(told := asked.get("format", 1), TICKET_FORMAT):
+            if not is_known_format(format_number := request.get("format", 1), TICKET_FORMAT):
                 raise flight.FlightUnauthorizedError(
-                    f"it was asked with a ticket of format {str(told)[:20]}, and reads formats 1 to {TICKET_FORMAT}"
+                    f"the ticket has format {str(format_number)[:20]}; this gateway reads formats 1 to {TICKET_FORMAT}"
                 )
-            if asked.get("identity") != self._identity:
+            if request.get("identity") != self._identity:
                 raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
-            first, last = integers(asked, "first", "last")
+            first, last = integers(request, "first", "last")
             batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
             return flight.GeneratorStream(self._config.offered_use.schema, self._counted(batches))
         except (ValueError, AttributeError) as error:

@@ -91,7 +91,7 @@ class GlobalRegistry:
                     f"Gateways {name!r} and {other!r} both hold stream {stream_id}.",
                     next_step="Join a gateway to the pipeline only with a directory of its own, made for it.",
                 )
-        for stream_id in [one for one, holder in self.active.items() if holder == name and one not in held]:
+        for stream_id in [held_id for held_id, holder in self.active.items() if holder == name and held_id not in held]:
             del self.active[stream_id]
         self.active.update(dict.fromkeys(held, name))
         for stream_id, at in committed.items():
@@ -164,9 +164,15 @@ class GlobalRegistry:
 
     def trim(self) -> None:
         """Drop the committed ids that the leader's own gateway knows by now."""
-        self._committed = {one: at for one, at in self._committed.items() if self._known(one) != self.committed(one)}
+        self._committed = {
+            stream_id: at
+            for stream_id, at in self._committed.items()
+            if self._known(stream_id) != self.committed(stream_id)
+        }
 
     def committed(self, stream_id: int) -> int | None:
         """The highest committed id that any gateway has reported."""
-        told = [one for one in (self._committed.get(stream_id), self._known(stream_id)) if one is not None]
-        return max(told, default=None)
+        positions = [
+            position for position in (self._committed.get(stream_id), self._known(stream_id)) if position is not None
+        ]
+        return max(positions, default=None)

@@ -56,10 +56,10 @@ class Leadership:
         state.retirement.is_granted = self.registry.may_be_held
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
-    def begin(self, own: Member, *, is_confirmed: bool = True) -> None:
+    def begin(self, leader: Member, *, is_confirmed: bool = True) -> None:
         """The leader joins itself. It grants no streams until its log is confirmed, because its directory may be an
         older copy."""
-        self._members.join(own)
+        self._members.join(leader)
         if is_confirmed:
             self.lead()
 
@@ -101,7 +101,7 @@ class Leadership:
 
     def join(
         self,
-        told: Member,
+        gateway: Member,
         held: list[int],
         committed: Mapping[int, int],
         committed_end: int,
@@ -113,15 +113,15 @@ class Leadership:
         """A gateway connects. Returns its link and its name. `turn` identifies an outdated request, which the gateway
         sent on an earlier link and this process reads late: it is rejected. Unless the gateway's log `is_confirmed`,
         only its address is used: what it reports about streams may come from an older copy of its directory."""
-        if turn < self._turns.get(told.identity, turn):
+        if turn < self._turns.get(gateway.identity, turn):
             raise RemoteProtocolError("this gateway has begun a later link")
-        if not self._own_link and not self._members.knows(told.identity):
+        if not self._own_link and not self._members.knows(gateway.identity):
             # The members' file may be an older copy, too. A gateway that it does not list must wait for the right one.
             raise RemoteProtocolError("no driver has confirmed the leader's log yet")
-        if not self._members.knows(told.identity):
-            self._check_unknown(told, held, committed, committed_end)
-        self._check_order(told, order.words)
-        member = self._members.join(told)
+        if not self._members.knows(gateway.identity):
+            self._check_unknown(gateway, held, committed, committed_end)
+        self._check_order(gateway, order.words)
+        member = self._members.join(gateway)
         assert self._state.claims is not None
         self._state.claims.is_alone = False
         link = next(self._numbers)
@@ -130,7 +130,7 @@ class Leadership:
         else:
             self.registry.meet(member.name, link)
         self._links[link] = member.name
-        self._turns[told.identity] = turn
+        self._turns[gateway.identity] = turn
         return link, member.name
 
     def notify(self, link: int, stream_id: int) -> dict[str, Any]:
@@ -149,28 +149,30 @@ class Leadership:
             self._state.registry.call(stream_id, name)
         return {"was_held": was_held}
 
-    def _check_unknown(self, told: Member, held: list[int], committed: Mapping[int, int], committed_end: int) -> None:
+    def _check_unknown(
+        self, gateway: Member, held: list[int], committed: Mapping[int, int], committed_end: int
+    ) -> None:
         """Raise ConfigError for a gateway that is not a member and whose records cannot be taken."""
         if committed_end:
             # Another pipeline has committed from it: its sequence numbers are not in this pipeline's offsets.
             raise ConfigError(
-                f"The directory of the gateway at {told.control} was used by another pipeline.",
+                f"The directory of the gateway at {gateway.control} was used by another pipeline.",
                 next_step="Join a gateway only with a directory of its own, made for this pipeline.",
             )
         # It was a member if it holds streams: our directory is an older copy. Nothing was read from it yet.
         for stream_id in held:
             if committed.get(stream_id) != self.registry.committed(stream_id):
                 raise ConfigError(
-                    f"The gateway at {told.control} has records of stream {stream_id}, which others have sent since.",
+                    f"The gateway at {gateway.control} has records of stream {stream_id}, which others have sent since.",
                     next_step="Join it with an empty directory; producers send again what is not committed.",
                 )
 
-    def _check_order(self, told: Member, words: str) -> None:
+    def _check_order(self, gateway: Member, order: str) -> None:
         declared = self._declared
-        own = "" if declared is None else str(declared)
-        if words != own:
+        expected = "" if declared is None else str(declared)
+        if order != expected:
             raise ConfigError(
-                f"The gateway at {told.control} orders by {words or 'arrival'}, not by {own or 'arrival'}.",
+                f"The gateway at {gateway.control} orders by {order or 'arrival'}, not by {expected or 'arrival'}.",
                 next_step="Start it with --event-time-streams and --lateness-s as the first one, or let `procession"
                 " gateways join` do it.",
             )
@@ -203,7 +205,7 @@ class Leadership:
         """An operator asks this gateway to leave. The reply to its next heartbeat says so."""
         if name == LEADER or name not in self._members.present:
             why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
-            there_are = ", ".join(one for one in self._members.present if one != LEADER) or "none"
+            there_are = ", ".join(member for member in self._members.present if member != LEADER) or "none"
             raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another one; there are: {there_are}.")
         if len(self._members.present) > 1:
             self._members.stand(name, MemberStatus.LEAVING)
@@ -215,7 +217,9 @@ class Leadership:
         name = self._links[link]
         kept = self._state.snapshot.clocks
         # The progress of its streams must be on disk here, too; the next commit writes it.
-        are_kept = all(clock.later(kept.get(one)) == kept.get(one) for one, clock in self.registry.clocks.items())
+        are_kept = all(
+            clock.later(kept.get(stream_id)) == kept.get(stream_id) for stream_id, clock in self.registry.clocks.items()
+        )
         if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
             return False
         if name in self.registry.unheard:
@@ -228,13 +232,13 @@ class Leadership:
         """The gateways, whether they are connected, and how many streams each one holds."""
         connected, holders = self.registry.gateways, self.registry.holders()
         return [
-            {**one.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
-            for name, one in self._members.present.items()
+            {**member.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
+            for name, member in self._members.present.items()
         ]
 
 
 def greeting(
-    state: GatewayState, own: Member, starts: int, turn: int, order: str = "", *, is_confirmed: bool = True
+    state: GatewayState, gateway: Member, starts: int, turn: int, order: str = "", *, is_confirmed: bool = True
 ) -> dict[str, Any]:
     """The first message on a new link: the gateway's identity and the streams that it holds."""
     assert state.claims is not None
@@ -242,7 +246,7 @@ def greeting(
         "op": "join",
         "starts": starts,
         "turn": turn,
-        "gateway": own.as_dict(),
+        "gateway": gateway.as_dict(),
         "held": state.claims.held,
         "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
         "committed_end": state.snapshot.end_sequence,

@@ -17,7 +17,7 @@ from procession.gateway.leader import EventTimeReport, Leadership
 from procession.gateway.members import Member
 from procession.gateway.request_parsing import clocks, integers, is_u64, positions
 
-Talk = asyncio.Task[Any]
+ConnectionTask = asyncio.Task[Any]
 ON_A_LINK = ("notify", "relinquish", "beat", "left")
 OPS = ("gateways", "leave", "join", *ON_A_LINK)
 
@@ -28,14 +28,14 @@ class LeaderControl:
     def __init__(self, leadership: Leadership | None, leader_at: str = "") -> None:
         self._leadership = leadership
         self._leader_at = leader_at
-        self._links: dict[Talk, int] = {}
+        self._links: dict[ConnectionTask, int] = {}
 
-    def is_linked(self, talk: Talk) -> bool:
-        return talk in self._links
+    def is_linked(self, connection: ConnectionTask) -> bool:
+        return connection in self._links
 
-    def lost(self, talk: Talk) -> None:
+    def lost(self, connection: ConnectionTask) -> None:
         """A connection has ended."""
-        link = self._links.pop(talk, None)
+        link = self._links.pop(connection, None)
         if link is not None and self._leadership is not None:
             log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)
 
@@ -50,7 +50,7 @@ class LeaderControl:
             return {}
         return {"gateways": [member.as_dict() for member in self._leadership.gateways.values()]}
 
-    def answer(self, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    def answer(self, connection: ConnectionTask, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer; None if this is not asked of a leader."""
         op = request.get("op")
         if op not in OPS:
@@ -67,10 +67,10 @@ class LeaderControl:
                 leadership.leave(str(request.get("name")))
                 return {}
             case "join":
-                return self._join(leadership, talk, request)
-        if talk not in self._links:
+                return self._join(leadership, connection, request)
+        if connection not in self._links:
             raise RemoteProtocolError(f"{op} before join")
-        link = self._links[talk]
+        link = self._links[connection]
         match op:
             case "notify":
                 return leadership.notify(link, *integers(request, "stream"))
@@ -89,14 +89,14 @@ class LeaderControl:
                     log.info("gateway.member_left", link=link)
                 return {"is_left": is_left}
 
-    def _join(self, leadership: Leadership, talk: Talk, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _join(self, leadership: Leadership, connection: ConnectionTask, request: Mapping[str, Any]) -> dict[str, Any]:
         gateway, held = request.get("gateway"), request.get("held")
         if not isinstance(gateway, dict) or not isinstance(held, list) or not all(map(is_u64, held)):
             raise RemoteProtocolError("join needs a gateway and the ids of the streams that it holds")
-        self.lost(talk)
+        self.lost(connection)
         committed_end, starts, turn = integers(request, "committed_end", "starts", "turn")
         member, order = Member.from_dict(gateway), EventTimeReport(str(request.get("order", "")), clocks(request))
-        self._links[talk], name = leadership.join(
+        self._links[connection], name = leadership.join(
             member,
             held,
             positions(request),

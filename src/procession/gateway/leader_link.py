@@ -53,42 +53,42 @@ class LeaderLink:
         self,
         gateway: GatewayPerformer,
         at: str | Path,
-        own: Member,
+        member: Member,
         depart: Callable[[list[str]], None],
         starts: int = 0,
     ) -> None:
         """`starts` is the number of earlier starts of this gateway. With a counter, it identifies each link."""
-        self.name = own.name
+        self.name = member.name
         self.has_left = asyncio.get_running_loop().create_future()
         """Done when the leader has removed this gateway."""
         self._gateway = gateway
         self._config = gateway.config
         self._at = at
-        self._own = own
+        self._member = member
         self._starts = starts
         self._turn = 0
         self._depart = depart
         self._writer: asyncio.StreamWriter | None = None
-        self._asked: deque[Request] = deque()
+        self._unanswered: deque[Request] = deque()
         """Requests without a reply, in the order in which the leader will answer."""
         self._is_leaving = False
 
     # What the gateway asks for. It does so only between LeaderFound and LeaderLost.
 
     def ask(self, stream_id: int) -> None:
-        self._say({"op": "notify", "stream": stream_id})
+        self._send({"op": "notify", "stream": stream_id})
 
     def relinquish(self, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> None:
         clocks = {} if clock is None else {stream_id: clock}
         registry = self._gateway.state.registry
         name = registry[stream_id].name if stream_id in registry else ""
-        told = {"stream": stream_id, "name": name, "committed": committed, "clocks": written_clocks(clocks)}
-        self._say({"op": "relinquish", **told})
+        fields = {"stream": stream_id, "name": name, "committed": committed, "clocks": written_clocks(clocks)}
+        self._send({"op": "relinquish", **fields})
 
-    def _say(self, request: Request) -> None:
+    def _send(self, request: Request) -> None:
         if self._writer is None:  # the link broke meanwhile; `LeaderLost` ends the wait of the sessions
             return
-        self._asked.append(request)
+        self._unanswered.append(request)
         line = json.dumps(
             {**request, "format": FORMAT, "cookie": self._config.control_cookie.hex()}, separators=(",", ":")
         )
@@ -99,21 +99,21 @@ class LeaderLink:
     async def run(self) -> None:
         """One link after the other, until cancelled, or until the leader has no place for us: then the gateway ends."""
         delay_s = DELAY_S_MIN
-        is_told = False
+        is_reported = False
         while not self.has_left.done():
             try:
                 await self._link()
-                delay_s, is_told = DELAY_S_MIN, False
+                delay_s, is_reported = DELAY_S_MIN, False
             except ConfigError as error:
                 if not self._gateway.failure.done():
                     self._gateway.failure.set_exception(error)
                 return
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if not is_told:
+                if not is_reported:
                     log.warning(
                         "gateway.leader_lost", leader=str(self._at), reason=f"not found: {complaint(error) or error}"
                     )
-                is_told = True
+                is_reported = True
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, DELAY_S_MAX)
 
@@ -125,21 +125,21 @@ class LeaderLink:
         try:
             notice_silence(writer.get_extra_info("socket"), self._config.silence_s)
             self._writer = writer
-            self._say(self._greeting())
+            self._send(self._greeting())
             joined = await self._reply(reader)
-            self._asked.clear()
+            self._unanswered.clear()
             self.name = self._gateway.name = str(joined["name"])
             log.info("gateway.leader_found", leader=str(self._at), name=self.name)
             self._gateway.handle(LeaderFound())
             beats = asyncio.get_running_loop().create_task(self._beat())
             with suppress(OSError, ValueError):  # a lost link is no error: the next one is opened
                 while not self.has_left.done():
-                    self._heard(await self._reply(reader))
+                    self._handle_reply(await self._reply(reader))
         finally:
             if beats is not None:
                 beats.cancel()
             self._writer = None
-            self._asked.clear()
+            self._unanswered.clear()
             writer.close()
             self._gateway.handle(LeaderLost())
 
@@ -152,9 +152,11 @@ class LeaderLink:
 
     def _greeting(self) -> Request:
         self._turn += 1
-        own = replace(self._own, name=self.name)
+        member = replace(self._member, name=self.name)
         gateway = self._gateway
-        return greeting(gateway.state, own, self._starts, self._turn, gateway.order, is_confirmed=gateway.is_confirmed)
+        return greeting(
+            gateway.state, member, self._starts, self._turn, gateway.order, is_confirmed=gateway.is_confirmed
+        )
 
     def greet_again(self) -> None:
         """End this link: the next one begins with what this gateway holds now."""
@@ -176,10 +178,10 @@ class LeaderLink:
             raise ConnectionError(str(reply.get("error")))
         return reply
 
-    def _heard(self, reply: dict[str, Any]) -> None:
-        if not self._asked:
+    def _handle_reply(self, reply: dict[str, Any]) -> None:
+        if not self._unanswered:
             raise ValueError("it answers what it was not asked")
-        request = self._asked.popleft()
+        request = self._unanswered.popleft()
         match request["op"]:
             case "notify" if reply["granted"]:
                 stream_id = request["stream"]
@@ -192,14 +194,14 @@ class LeaderLink:
                 self._gateway.handle(LeaderKeeps(int(reply.get("epoch", -1))))
                 if reply["is_leaving"]:
                     self._is_leaving = True
-                    self._depart([str(one) for one in reply["others"]])
+                    self._depart([str(address) for address in reply["others"]])
             case "left" if reply["is_left"] and not self.has_left.done():
                 self.has_left.set_result(None)
 
     async def _beat(self) -> None:
         while True:
             if self._is_leaving and self._gateway.is_settled:
-                self._say({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
+                self._send({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
             else:
-                self._say({"op": "beat"})
+                self._send({"op": "beat"})
             await asyncio.sleep(self._config.link_interval_s)

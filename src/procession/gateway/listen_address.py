@@ -37,9 +37,9 @@ def addresses(directory: Path) -> dict[str, Address]:
     socket file, and `flight` if it serves its log; empty if it never did."""
     try:
         document = json.loads((directory / ADDRESS_FILE).read_bytes())
-        doors = {door: str(document.get(door) or "") for door in ("listen", "control", "flight")}
-        ports = {door: at for door, at in doors.items() if at and not at.startswith(SOCKET_FILE)}
-        return {door: parse_address(at) for door, at in ports.items()}
+        listeners = {port: str(document.get(port) or "") for port in ("listen", "control", "flight")}
+        ports = {port: at for port, at in listeners.items() if at and not at.startswith(SOCKET_FILE)}
+        return {port: parse_address(at) for port, at in ports.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return {}
 

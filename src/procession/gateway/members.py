@@ -53,9 +53,9 @@ class Member:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Member:
         """Raises RemoteProtocolError if a field is missing or is not text."""
-        words = {name: fields.get(name) for name in ("name", "identity", "listen", "control", "directory", "flight")}
-        texts = {name: word for name, word in words.items() if isinstance(word, str)}
-        if len(texts) < len(words):
+        given = {name: fields.get(name) for name in ("name", "identity", "listen", "control", "directory", "flight")}
+        texts = {name: word for name, word in given.items() if isinstance(word, str)}
+        if len(texts) < len(given):
             raise RemoteProtocolError("a gateway must say its name, identity, listen, control, directory and flight")
         try:
             standing = MemberStatus(fields.get("standing", MemberStatus.HERE))

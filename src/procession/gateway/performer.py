@@ -273,7 +273,7 @@ class GatewayPerformer:
             return ordering.order.clocks.all_reached()
 
     async def offer_among(
-        self, fence: int, start: int, limits: tuple[int, int], told: Mapping[int, StreamClock], upto: Key | None
+        self, fence: int, start: int, limits: tuple[int, int], clocks: Mapping[int, StreamClock], upto: Key | None
     ) -> Offered:
         """With several gateways: the rows that the driver may read from `start` on. `told` is the progress of streams
         at the other gateways. `upto` is the last place in the order that all gateways can offer."""
@@ -281,7 +281,7 @@ class GatewayPerformer:
         async with self._commit_lock:
             await self._raise_to(fence)
         async with self._order_lock:
-            ordering.order.clocks.tell(told)
+            ordering.order.clocks.tell(clocks)
             await self._order(ordering, is_alone=False)
             check_start(start, self.offered.next_sequence)
             share = ordering.offered(start, self.offered.end_for(start, *limits), upto)

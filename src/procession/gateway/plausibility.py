@@ -55,7 +55,7 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: St
 def news_of(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
     """The positions of a commit that are new. Leaves out streams that were retired with these positions and, if the
     commit is repeated, unknown streams: they were known, and have been dropped since."""
-    told = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}
-    away = {stream_id: registry.committed(stream_id) for stream_id in told if stream_id not in registry}
-    old = {stream_id for stream_id, at in away.items() if (is_late if at is None else told[stream_id] <= at)}
-    return {stream_id: at for stream_id, at in told.items() if stream_id not in old}
+    committed = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}
+    away = {stream_id: registry.committed(stream_id) for stream_id in committed if stream_id not in registry}
+    old = {stream_id for stream_id, at in away.items() if (is_late if at is None else committed[stream_id] <= at)}
+    return {stream_id: at for stream_id, at in committed.items() if stream_id not in old}

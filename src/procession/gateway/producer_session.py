@@ -74,8 +74,8 @@ class ProducerSession(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._gateway.tally.received_bytes += nbytes
         for event in self._connection.receive(self._intake.buffer[:nbytes]):
-            told = len(event) if isinstance(event, Messages | DraftMessages) else event
-            log.debug("session.received", session=self._number, frame=told)
+            logged = len(event) if isinstance(event, Messages | DraftMessages) else event
+            log.debug("session.received", session=self._number, frame=logged)
             self._gateway.handle(FrameReceived(self._number, event))
             if isinstance(event, Messages):
                 self._intake.columns.worked(len(event))
@@ -154,9 +154,11 @@ class ProducerSession(asyncio.BufferedProtocol):
 
     def _hurry_others(self) -> None:
         """Limits the refused connections that are still open: aborts the oldest."""
-        lingering = [one for one in self._sessions if one._is_lingering and not one._transport.is_closing()]
+        lingering = [
+            session for session in self._sessions if session._is_lingering and not session._transport.is_closing()
+        ]
         if len(lingering) > self._config.lingering_max:
-            min(lingering, key=lambda one: one._number)._transport.abort()
+            min(lingering, key=lambda session: session._number)._transport.abort()
 
     def _give_up_handshake(self) -> None:
         if self._connection.state in (ConnectionState.CONNECTED, ConnectionState.HANDSHAKE):

@@ -192,7 +192,7 @@ class Registry:
 
         A stream whose end is below `end_sequence` is released, and that is news even if its position is not.
         """
-        news: dict[int, list[tuple[int, int]]] = {}
+        new_positions: dict[int, list[tuple[int, int]]] = {}
         for stream_id in positions:
             self.get_or_add(stream_id)
         for stream in list(self):
@@ -200,7 +200,7 @@ class Registry:
             is_news = position is not None and stream.commit(position.committed)
             is_released = stream.eos_sequence is not None and stream.eos_sequence < end_sequence
             if stream.session is not None and (is_news or is_released):
-                pairs = news.setdefault(stream.session, [])
+                pairs = new_positions.setdefault(stream.session, [])
                 # A point of reference that says "nothing" would make the producer go back.
                 if stream.committed is not None:
                     pairs.append((stream.stream_id, stream.committed))
@@ -210,7 +210,7 @@ class Registry:
                 self._note_idle(stream, now)
             if is_released:
                 self._forget_unused(stream)
-        return news
+        return new_positions
 
     # Retirement
 

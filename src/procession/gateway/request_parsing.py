@@ -45,18 +45,18 @@ ONE_VERSION = "Start gateways, driver and commands in the same version."
 
 def check_format(request: Mapping[str, Any]) -> None:
     """Raise ConfigError if a request is of a later version."""
-    if not is_known_format(told := request.get("format", 1), FORMAT):
+    if not is_known_format(number := request.get("format", 1), FORMAT):
         raise ConfigError(
-            f"A request has format {str(told)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
+            f"A request has format {str(number)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
             next_step=ONE_VERSION,
         )
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
     """Raise ConfigError if a gateway of a later version answers."""
-    if not is_known_format(told := answer.get("format", 1), FORMAT):
+    if not is_known_format(number := answer.get("format", 1), FORMAT):
         raise ConfigError(
-            f"The gateway answers in format {str(told)[:20]}, and this program understands formats 1 to {FORMAT}.",
+            f"The gateway answers in format {str(number)[:20]}, and this program understands formats 1 to {FORMAT}.",
             next_step=ONE_VERSION,
         )
 
@@ -69,15 +69,15 @@ def integers(request: Mapping[str, Any], *names: str) -> list[int]:
 
 
 def positions(request: Mapping[str, Any]) -> dict[int, int]:
-    told = request.get("positions")
-    if not isinstance(told, dict):
+    positions = request.get("positions")
+    if not isinstance(positions, dict):
         raise RemoteProtocolError("positions must be an object")
-    for stream_id, message_id in told.items():
+    for stream_id, message_id in positions.items():
         if not (stream_id.isdecimal() and len(stream_id) <= U64_DIGITS and is_u64(int(stream_id))):
             raise RemoteProtocolError("positions must map stream ids to message ids")
         if not is_u64(message_id):
             raise RemoteProtocolError("positions must map stream ids to message ids")
-    return {int(stream_id): message_id for stream_id, message_id in told.items()}
+    return {int(stream_id): message_id for stream_id, message_id in positions.items()}
 
 
 def clocks(request: Mapping[str, Any], name: str = "clocks") -> dict[int, StreamClock]:
@@ -91,21 +91,23 @@ def written_clocks(clocks: Mapping[int, StreamClock]) -> dict[str, list[int | bo
     return {str(stream_id): [clock.time, clock.is_ended, clock.seen] for stream_id, clock in clocks.items()}
 
 
-def read_clocks(told: Mapping[str, Any]) -> dict[int, StreamClock]:
+def read_clocks(written: Mapping[str, Any]) -> dict[int, StreamClock]:
     """Raises ValueError, TypeError or AttributeError if these are none."""
-    return {int(stream_id): _clock(*clock) for stream_id, clock in told.items()}
+    return {int(stream_id): _clock(*clock) for stream_id, clock in written.items()}
 
 
 def _clock(time: int, is_ended: bool, seen: int | None = None) -> StreamClock:
     return StreamClock(int(time), bool(is_ended), None if seen is None else int(seen))
 
 
-def place(told: Mapping[str, Any], name: str) -> Key | None:
+def place(request: Mapping[str, Any], name: str) -> Key | None:
     """A place in the order of event time: order time, stream id, message id."""
-    value = told.get(name)
+    value = request.get(name)
     if value is None:
         return None
-    if not (isinstance(value, list) and len(value) == len(Key._fields) and all(isinstance(one, int) for one in value)):
+    if not (
+        isinstance(value, list) and len(value) == len(Key._fields) and all(isinstance(number, int) for number in value)
+    ):
         raise RemoteProtocolError(f"{name} must be an order time, a stream id and a message id, or null")
     return Key(*value)
 
@@ -115,23 +117,27 @@ def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
     value = request.get(name)
     if value is None:
         return None
-    told = value if isinstance(value, list) else [value, "", ""]
-    if not (len(told) == len(LogOffset._fields) and is_u64(told[0]) and all(isinstance(one, str) for one in told[1:])):
+    fields = value if isinstance(value, list) else [value, "", ""]
+    if not (
+        len(fields) == len(LogOffset._fields)
+        and is_u64(fields[0])
+        and all(isinstance(text, str) for text in fields[1:])
+    ):
         raise RemoteProtocolError(f"{name} must be a sequence, an incarnation and a checksum, or a sequence")
-    return LogOffset(*told)
+    return LogOffset(*fields)
 
 
 def known_gateway(request: Mapping[str, Any]) -> KnownGateway:
     """What the driver knows of this gateway; a driver that says nothing knows nothing."""
-    told = request.get("known")
-    if told is None:
+    known = request.get("known")
+    if known is None:
         return KnownGateway()
-    if not isinstance(told, dict) or not isinstance(identity := told.get("identity"), str):
+    if not isinstance(known, dict) or not isinstance(identity := known.get("identity"), str):
         raise RemoteProtocolError("known must be an object with epochs, epochs_kept and an identity")
-    gateways = told.get("gateways", [])
+    gateways = known.get("gateways", [])
     if not isinstance(gateways, list) or not all(isinstance(name, str) for name in gateways):
         raise RemoteProtocolError("the gateways that are known must be a list of names")
-    epochs, epochs_kept = integers(told, "epochs", "epochs_kept")
+    epochs, epochs_kept = integers(known, "epochs", "epochs_kept")
     return KnownGateway(epochs, epochs_kept, identity, tuple(gateways))
 
 

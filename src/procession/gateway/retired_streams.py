@@ -156,7 +156,7 @@ class RetiredStreams:
         return Retiring(streams, Mark(mark.number, mark.length + len(added), checksum, clock_s), mark.length, added)
 
     def _packed(self) -> bytes:
-        kept = (one for one in self._streams.items() if one[0] not in self.forgetting)
+        kept = (item for item in self._streams.items() if item[0] not in self.forgetting)
         return b"".join(ENTRY.pack(stream_id, *entry) for stream_id, entry in kept)
 
     def retired(self, retiring: Retiring, epoch: int = -1) -> None:

@@ -73,7 +73,7 @@ class GatewayServer:
         self._control: ControlServer | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
-        self._door: asyncio.Server | TlsListener | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._metrics: MetricsServer | None = None
 
     async def start(self) -> None:
@@ -94,11 +94,11 @@ class GatewayServer:
         intake = ReadBuffer(self._config.read_bytes_max)
         if self._config.tls:
             timeout_s = self._config.handshake_timeout_s
-            self._door = TlsListener(
+            self._listener = TlsListener(
                 listening, self._config.tls, partial(self._session, intake), handshake_timeout_s=timeout_s
             )
         else:
-            self._door = await loop.create_server(partial(self._session, intake), sock=listening)
+            self._listener = await loop.create_server(partial(self._session, intake), sock=listening)
         if self._config.metrics:
             reading = listening_socket(parse_address(self._config.metrics))
             self.metrics = str(address_of(reading))
@@ -124,7 +124,7 @@ class GatewayServer:
     async def _lead_or_follow(self, controlling: socket.socket) -> None:
         """Opens the control port, and becomes the leader or connects to it."""
         config, gateway = self._config, self.gateway
-        own = Member(
+        member = Member(
             config.name if config.join else LEADER,
             gateway.identity,
             self._advertised(self.listen),
@@ -137,12 +137,12 @@ class GatewayServer:
             gateway.leader = leadership = Leadership(
                 Members(MemberFile(config.directory)), gateway.state, gateway.handle, config.declared
             )
-            leadership.begin(own, is_confirmed=gateway.is_confirmed)
+            leadership.begin(member, is_confirmed=gateway.is_confirmed)
             gateway.on_confirmed = leadership.lead
             self._control = ControlServer(gateway, LeaderControl(leadership))
         else:
             start = next_start(config.directory)
-            gateway.leader = self.link = LeaderLink(gateway, config.join, own, self._depart, start)
+            gateway.leader = self.link = LeaderLink(gateway, config.join, member, self._depart, start)
             gateway.on_confirmed = self.link.greet_again
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
             self._control = ControlServer(gateway, LeaderControl(None, str(config.join)))
@@ -159,8 +159,8 @@ class GatewayServer:
             return
         self._is_departing = True
         log.info("gateway.leaving", sessions=len(self._sessions), others=others)
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         for number, session in enumerate(list(self._sessions)):
             session.restart(others[number % len(others)] if others else None)
 
@@ -196,8 +196,8 @@ class GatewayServer:
             await self._retiring
         if self._metrics is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         for session in list(self._sessions):
             session.restart()
         if self._sessions:

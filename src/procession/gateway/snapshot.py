@@ -119,5 +119,5 @@ def _written(point: ReplayPoint) -> dict[str, Any]:
 def _read(document: dict[str, Any]) -> ReplayPoint:
     cut = None if document["cut"] is None else Key(*map(int, document["cut"]))
     given = frozenset(map(int, document.get("given", ())))
-    received = {int(one): None if at is None else int(at) for one, at in document["received"].items()}
+    received = {int(stream_id): None if at is None else int(at) for stream_id, at in document["received"].items()}
     return ReplayPoint(int(document["floor"]), read_clocks(document["clocks"]), cut, given, received)

@@ -114,7 +114,7 @@ class GatewayState:
         self.sessions[session] = SessionEntry()
         if len(self.sessions) > self.limits.sessions_max:
             # Closes the oldest session without a HELLO, so that silent peers do not block others.
-            silent = (number for number, one in self.sessions.items() if not one.is_streaming)
+            silent = (number for number, candidate in self.sessions.items() if not candidate.is_streaming)
             return self.close_session(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
 
@@ -231,7 +231,7 @@ class GatewayState:
 
     def _closing(self, stream_ids: Iterable[int]) -> None:
         """Marks those of these streams that have ended as closing."""
-        known = [self.registry[one] for one in stream_ids if one in self.registry]
+        known = [self.registry[stream_id] for stream_id in stream_ids if stream_id in self.registry]
         self.close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
 
     def close_claims(self, stream_ids: Iterable[int]) -> None:
@@ -263,18 +263,18 @@ class GatewayState:
 
     def _granted(self, stream_id: int, committed: int | None) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
-        asked = self.claims.answered(stream_id, is_granted=True)
-        if asked is None:
+        request = self.claims.answered(stream_id, is_granted=True)
+        if request is None:
             return self.relinquish()  # its session is gone
-        session, notify = asked
+        session, notify = request
         if committed is not None:
             self.registry.get_or_add(stream_id).commit(committed)
         return self._open(session, notify)
 
     def _refused(self, stream_id: int) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader is answered"
-        asked = self.claims.answered(stream_id, is_granted=False)
-        return [*(self.refuse(*asked) if asked is not None else []), *self.relinquish()]
+        request = self.claims.answered(stream_id, is_granted=False)
+        return [*(self.refuse(*request) if request is not None else []), *self.relinquish()]
 
     def _told_by_leader(self, event: ev.OfLeader) -> list[ev.Action]:
         assert self.claims is not None, "only who has a leader hears of it"
@@ -286,7 +286,7 @@ class GatewayState:
                 self.claims.has_leader = True
                 return [*self.relinquish(), *self._ticked()]
             case ev.LeaderLost():
-                return [action for asked in self.claims.lose_leader() for action in self.refuse(*asked)]
+                return [action for request in self.claims.lose_leader() for action in self.refuse(*request)]
             case ev.LeaderKeeps(epoch):
                 self.retirement.leader_keeps = epoch
         return []
@@ -296,8 +296,10 @@ class GatewayState:
         if self.claims is None:
             return []
         settled = self.claims.settle(self.snapshot.end_sequence)
-        known = {one: self.registry[one].committed for one in settled if one in self.registry}
-        return [ev.RelinquishStream(one, known.get(one), self.clocks.get(one)) for one in settled]
+        known = {stream_id: self.registry[stream_id].committed for stream_id in settled if stream_id in self.registry}
+        return [
+            ev.RelinquishStream(stream_id, known.get(stream_id), self.clocks.get(stream_id)) for stream_id in settled
+        ]
 
     # The log, and credits
 
@@ -380,9 +382,11 @@ class GatewayState:
         withheld = {number for number in self.sessions if not self.allowed(number)}
         self.snapshot = snapshot
         self.flow.commit(self.now, snapshot.end_sequence)
-        news = self.registry.commit(snapshot.end_sequence, snapshot.streams, self.now)
-        news = {number: [] for number in self.sessions if self.is_owed(number, number in withheld)} | news
-        actions = [action for session, positions in news.items() for action in self.ack(session, positions)]
+        positions_of = self.registry.commit(snapshot.end_sequence, snapshot.streams, self.now)
+        positions_of = {
+            number: [] for number in self.sessions if self.is_owed(number, number in withheld)
+        } | positions_of
+        actions = [action for session, positions in positions_of.items() for action in self.ack(session, positions)]
         actions += [ev.TrimLog(snapshot.end_sequence), *self.relinquish()]
         freed = [number for number in waited if number in self.sessions and self.is_owed(number, is_withheld=True)]
         return [*(action for number in freed for action in self.ack(number)), *actions]

@@ -147,8 +147,8 @@ class StreamCounters:
     def found(self, stream_ids: Ids, message_ids: Ids) -> None:
         """Records that a restarted gateway finds, where streams are counted by their ids."""
         for stream_id in np.unique(stream_ids).tolist():
-            own = np.sort(message_ids[stream_ids == stream_id])
-            self._of(stream_id).behind.add(int(own[-1]), len(own))
+            ids = np.sort(message_ids[stream_ids == stream_id])
+            self._of(stream_id).behind.add(int(ids[-1]), len(ids))
             self._late.add(stream_id)
 
     def failed(self, reason: str) -> None:

@@ -151,14 +151,14 @@ class StreamLeases:
     def answered(self, stream_id: int, is_granted: bool) -> tuple[int, Notify] | None:
         """The leader's reply. Returns the session that waits for it, with its NOTIFY. If no session waits, a granted
         stream is released again; otherwise no gateway could ever open it."""
-        asked = self._asking.pop(stream_id, None)
+        request = self._asking.pop(stream_id, None)
         claim = self._claims.get(stream_id)
-        if claim is LeaseState.PENDING_POSITION and asked is None:
+        if claim is LeaseState.PENDING_POSITION and request is None:
             is_granted = False  # it stays held and closing
         self._step(stream_id, LeaseStep.GRANTED if is_granted else LeaseStep.REFUSED)
-        if claim is LeaseState.PENDING_NOTIFY and asked is None:
+        if claim is LeaseState.PENDING_NOTIFY and request is None:
             self._step(stream_id, LeaseStep.CLOSED)
-        return asked
+        return request
 
     def close(self, stream_ids: Iterable[int], until: int) -> None:
         """No session sends on these streams any more. All their rows are below this sequence."""
@@ -176,7 +176,7 @@ class StreamLeases:
 
     def leave(self, session: int) -> None:
         """A session has ended. A stream that the leader still grants for it is released."""
-        self._asking = {one: asked for one, asked in self._asking.items() if asked[0] != session}
+        self._asking = {stream_id: request for stream_id, request in self._asking.items() if request[0] != session}
 
     def settle(self, end_sequence: int) -> list[int]:
         """All rows below this sequence are committed. Returns the streams to release at the leader."""

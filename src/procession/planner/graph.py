@@ -308,7 +308,7 @@ class Graph:
     def dead_letters_order(self) -> Order:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
-    def doors(self) -> dict[str, str]:
+    def endpoints(self) -> dict[str, str]:
         """The names of sources and sinks in a checkpoint, `source NAME` and `sink NAME`, each with a description for
         error messages."""
         sources = {

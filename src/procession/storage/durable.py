@@ -31,12 +31,12 @@ _NEXT_STEPS = {
 }
 
 
-def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
+def storage_error(path: Path, action: str, error: OSError) -> StorageError:
     """The StorageError for an OSError that met us while `doing` (a verb) something to `path`: a DiskError if a new
     start may be all that is needed."""
     kind = StorageError if error.errno in _NEXT_STEPS else DiskError
     return kind(
-        f"Cannot {doing} {path}: {error.strerror or error}.",
+        f"Cannot {action} {path}: {error.strerror or error}.",
         next_step=_NEXT_STEPS.get(error.errno or 0, AGAIN),
         path=str(path),
         errno=error.errno,

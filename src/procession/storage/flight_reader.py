@@ -147,11 +147,11 @@ class FlightLog:
     def _fetch(self, flight: Any, start: int, end: int) -> Iterator[pa.RecordBatch]:
         if self._client is None:
             self._client = flight.FlightClient(self._place.flight, **self._security())
-        asked = {"format": TICKET_FORMAT, "identity": self._place.identity, "first": start, "last": end}
-        asked["cookie"] = self._access.cookie.hex()
+        request = {"format": TICKET_FORMAT, "identity": self._place.identity, "first": start, "last": end}
+        request["cookie"] = self._access.cookie.hex()
         options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
         rows = 0
-        for chunk in self._client.do_get(flight.Ticket(json.dumps(asked).encode()), options):
+        for chunk in self._client.do_get(flight.Ticket(json.dumps(request).encode()), options):
             rows += chunk.data.num_rows
             yield chunk.data
         if rows != end - start:

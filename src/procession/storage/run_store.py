@@ -225,5 +225,5 @@ def payload_bytes(payload: pa.Array) -> int:
     """How many bytes the payloads of these rows have."""
     # The offsets buffer gives the number of bytes between the first and the last row, without reading the data.
     offsets = payload.buffers()[1]
-    words = memoryview(offsets).cast("i")
-    return int(words[payload.offset + len(payload)] - words[payload.offset])
+    ends = memoryview(offsets).cast("i")
+    return int(ends[payload.offset + len(payload)] - ends[payload.offset])

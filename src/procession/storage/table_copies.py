@@ -44,10 +44,10 @@ class TableCopies:
             return None
         if known is not None and _is_of(known, stem):
             return known
-        own = f"{self._fence:0{FENCE_DIGITS}d}-{stem}"
-        for made in self.directory.glob(f"{own}-*{path.suffix}"):
+        prefix = f"{self._fence:0{FENCE_DIGITS}d}-{stem}"
+        for made in self.directory.glob(f"{prefix}-*{path.suffix}"):
             return made.name
-        draft = self.directory / f"{own}{DRAFT}"
+        draft = self.directory / f"{prefix}{DRAFT}"
         checksum = 0
         try:
             make_directory(self.directory)
@@ -60,7 +60,7 @@ class TableCopies:
             if _stem(path) != stem:
                 draft.unlink()
                 return None
-            name = f"{own}-{checksum:08x}{path.suffix}"
+            name = f"{prefix}-{checksum:08x}{path.suffix}"
             draft.rename(self.directory / name)
         except FileNotFoundError:
             return None
