@@ -28,9 +28,9 @@ def _places() -> list[Path]:
     if named := os.environ.get(VARIABLE):
         return [Path(named)]
     places = [INSTALLED]
-    home = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME") and f"{os.environ['HOME']}/.cache")
-    if home:
-        places.append(Path(home) / "procession" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12])
+    cache_home = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME") and f"{os.environ['HOME']}/.cache")
+    if cache_home:
+        places.append(Path(cache_home) / "procession" / hashlib.sha256(sys.prefix.encode()).hexdigest()[:12])
     return places
 
 

@@ -35,7 +35,7 @@ FAILED = "command.failed"
 
 def note(sentence: str) -> None:
     """Print a sentence for people while the command continues."""
-    _tell(NOTE_PREFIX + sentence, NOTED, "info", {"sentence": sentence})
+    _print_event(NOTE_PREFIX + sentence, NOTED, "info", {"sentence": sentence})
 
 
 def tell_error(error: ProcessionError) -> None:
@@ -43,13 +43,13 @@ def tell_error(error: ProcessionError) -> None:
     trace = str(error.fields.get("trace", "")).rstrip()
     texts = {"sentence": error.sentence, "next_step": error.next_step, "trace": trace}
     fields = {name: text for name, text in texts.items() if text}
-    _tell(f"{ERROR_PREFIX}{error.explain()}{_below(trace)}", FAILED, "error", fields)
+    _print_event(f"{ERROR_PREFIX}{error.explain()}{_below(trace)}", FAILED, "error", fields)
 
 
 def tell_crash(trace: str) -> None:
     """Print the whole traceback of a bug that ended the command."""
     last = (trace.strip().splitlines() or [""])[-1]
-    _tell(trace.rstrip(), FAILED, "error", {"sentence": last, "trace": trace.rstrip()})
+    _print_event(trace.rstrip(), FAILED, "error", {"sentence": last, "trace": trace.rstrip()})
 
 
 def noted_in(line: str) -> str | None:
@@ -89,7 +89,7 @@ def _is_json() -> bool:
     return os.environ.get(FORMAT_VARIABLE, "").lower() == "json"
 
 
-def _tell(text: str, event: str, level: str, fields: dict[str, str]) -> None:
+def _print_event(text: str, event: str, level: str, fields: dict[str, str]) -> None:
     if _is_json():
         text = json.dumps({**fields, "event": event, "level": level, "timestamp": datetime.now(UTC).isoformat()})
     print(text, file=sys.stderr, flush=True)

@@ -202,7 +202,7 @@ def test_the_first_entry_of_a_log_of_acknowledgements_carries_the_number(tmp_pat
     path = tmp_path / "acks"
     for _ in range(2):
         log = AckLog(path)
-        log.heard(7, 9, 0.0)
+        log.record(7, 9, 0.0)
         log.close()
     assert [entry.get("format") for entry in read_journal(path)] == [2, None, None]
     path.write_bytes(encode({"format": LATER}))

@@ -30,7 +30,7 @@ class Site:
     def restart(self, safe: dict[int, int], told: dict[int, StreamClock]) -> None:
         """It begins anew, from the last point that was kept and its log; what it had taken is kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
-        self.order.clocks.tell(told)
+        self.order.clocks.add_remote(told)
         for row in self.log[self.point.floor :]:
             self.order.hear(heard([row]), is_again=True)
 
@@ -75,7 +75,7 @@ class Cluster:
         told = self.clocks()
         taken = []
         for site in self.sites:
-            site.order.clocks.tell(told)
+            site.order.clocks.add_remote(told)
             taken += site.take()
             site.point = site.order.point
         for one, at in sorted(taken):

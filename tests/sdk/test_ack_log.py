@@ -16,10 +16,10 @@ STREAM = 2**64 - 3
 def test_the_highest_of_each_stream_is_what_counts(tmp_path: Path) -> None:
     for number, heard in enumerate([(STREAM, 10), (STREAM, 20), (7, 5)]):
         log = AckLog(tmp_path / "acks")  # a life of the source each
-        log.heard(*heard, now=float(number))
+        log.record(*heard, now=float(number))
         log.close()
     other = AckLog(tmp_path / "other")
-    other.heard(STREAM, 15, 9.0)
+    other.record(STREAM, 15, 9.0)
     other.close()
     assert acknowledged([tmp_path / "acks", tmp_path / "other"]) == {STREAM: 20, 7: 5}
     first, second, *_ = read_journal(tmp_path / "acks")
@@ -29,31 +29,31 @@ def test_the_highest_of_each_stream_is_what_counts(tmp_path: Path) -> None:
 
 def test_a_source_that_died_while_it_wrote_leaves_what_it_had_heard_before(tmp_path: Path) -> None:
     log = AckLog(tmp_path / "acks")
-    log.heard(1, 10, 0.0)
+    log.record(1, 10, 0.0)
     log.close()
     with (tmp_path / "acks").open("ab") as file:
         file.write(b'0badc0de {"stre')
     assert acknowledged([tmp_path / "acks"]) == {1: 10}
-    AckLog(tmp_path / "acks").heard(1, 11, 1.0)
+    AckLog(tmp_path / "acks").record(1, 11, 1.0)
     assert acknowledged([tmp_path / "acks"]) == {1: 11}
 
 
 def test_a_tail_reads_only_what_is_new(tmp_path: Path) -> None:
     log, tail = AckLog(tmp_path / "acks"), AckTail([tmp_path / "acks"])
     assert tail.look() == {}
-    log.heard(1, 10, 0.0)
+    log.record(1, 10, 0.0)
     assert tail.look() == {1: 10}
     first = (tmp_path / "acks").stat().st_size
     (tmp_path / "acks").write_bytes(b"x" * first)  # what was read is not looked at again
     assert tail.look() == {1: 10}
-    log.heard(1, 11, 1.0)
+    log.record(1, 11, 1.0)
     assert tail.look() == {1: 11}
 
 
 def test_a_tail_follows_one_log_more_from_its_beginning(tmp_path: Path) -> None:
     log, other, tail = AckLog(tmp_path / "acks"), AckLog(tmp_path / "others"), AckTail([tmp_path / "acks"])
-    log.heard(1, 10, 0.0)
-    other.heard(2, 20, 0.0)
+    log.record(1, 10, 0.0)
+    other.record(2, 20, 0.0)
     assert tail.look() == {1: 10}
     tail.follow(tmp_path / "others")
     assert tail.look() == {1: 10, 2: 20}

@@ -32,12 +32,12 @@ def test_what_once_failed_stays_mended(path: Path) -> None:
 
 def test_the_same_seed_is_the_same_history() -> None:
     for seed in range(5):
-        assert run_plan(plan_of(seed), is_told=True) == run_plan(plan_of(seed), is_told=True)
+        assert run_plan(plan_of(seed), is_recorded=True) == run_plan(plan_of(seed), is_recorded=True)
 
 
 def test_listening_to_the_story_changes_nothing() -> None:
     for seed in range(5):
-        told, untold = run_plan(plan_of(seed), is_told=True), run_plan(plan_of(seed))
+        told, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
         assert told.story
         assert not untold.story
         assert (told.events, told.struck, told.epochs) == (untold.events, untold.struck, untold.epochs)
@@ -92,7 +92,7 @@ def test_every_kind_of_fault_strikes() -> None:
 def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_gateways_leave_and_come_back() -> None:
     plans = [plan for seed in range(400) if (plan := plan_of(seed)).gateways > 1]
     assert len(plans) > 60
-    stories = [run_plan(plan, is_told=True).story for plan in plans[:60]]
+    stories = [run_plan(plan, is_recorded=True).story for plan in plans[:60]]
     parts = [[(line.split()[1], line) for line in story] for story in stories]
     opened = [{part for part, line in story if "'granted': True" in line} for story in parts]
     anew = [sum(part == "gateway" and "= recovered" in line for part, line in story) for story in parts]

@@ -96,7 +96,7 @@ def test_a_directory_that_is_set_back_or_lost_is_refused_before_producers_are_ad
     mended = {"set-back": 0, "lost": 0, "told": 0}
     plans = (plan for seed in range(2_000) if (plan := plan_of(seed)).sets_back)
     for plan in [plan for plan in plans if (plan.gateways > 1) is is_several]:
-        world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=True)
+        world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_recorded=True)
         site = world.site
         before = site.oracle.opened
 

@@ -12,7 +12,7 @@ from procession.api.pipeline import Pipeline
 from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
 from procession.record import id_in_share, share_of
-from procession.supervisor.app_connectors import check_connectors, connected_streams, ending_parts, told
+from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from tests.connectors import tape
 
 
@@ -73,7 +73,7 @@ def test_a_package_that_is_missing_is_told_before_the_start(
 
 
 def test_the_run_says_what_its_connectors_read_and_write() -> None:
-    assert told(app("tape:x", None, to="tape:y").graph()) == [
+    assert connector_lines(app("tape:x", None, to="tape:y").graph()) == [
         "source 's0' reads tape:x",
         "sink 'o0' writes to tape:y",
         "sink 'o1' writes to tape:y",

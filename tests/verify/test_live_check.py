@@ -162,7 +162,7 @@ def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path
 
 def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
     acks = AckLog(tmp_path / "acks")
-    acks.heard(stream_id_of(run.input), len(b"".join(RECORDS[:12])), 0.0)
+    acks.record(stream_id_of(run.input), len(b"".join(RECORDS[:12])), 0.0)
     acks.close()
     run.do_epoch(RECORDS[:10])
     run.do_epoch(RECORDS[15:20])

@@ -120,7 +120,7 @@ def measure(given: Listing1Setup) -> dict[str, Any]:
                 if number:
                     found[variant].append(figures)
     medians = {
-        variant: {name: statistics.median(one[name] for one in each) for name in each[0]}
+        variant: {name: statistics.median(figures[name] for figures in each) for name in each[0]}
         for variant, each in found.items()
     }
     (records_out,) = counts
@@ -158,8 +158,8 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, floa
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for variant in VARIANTS:
-        one = figures[variant]
-        yield f"{variant:10} {one['records_per_second']:11,.0f} records/s, mean latency {one['mean_latency_s']:6.3f} s"
+        row = figures[variant]
+        yield f"{variant:10} {row['records_per_second']:11,.0f} records/s, mean latency {row['mean_latency_s']:6.3f} s"
     found = figures["ratios"]
     yield (
         f"ordered / unordered {found['ordered_to_unordered_throughput']:.2f};"

@@ -33,11 +33,11 @@ class LogRowReader(DataSourceStreamReader):
         return self._feed.next_ends(start)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition(one) for one in deal(start["number"], end["number"], self._tasks)]
+        return [InputPartition(task_range) for task_range in deal(start["number"], end["number"], self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        one: Range = partition.value
-        for batch in LogReader(self._log).read(one.first, one.last):
+        task_range: Range = partition.value
+        for batch in LogReader(self._log).read(task_range.first, task_range.last):
             yield self._rows_of(batch)
 
 

@@ -64,14 +64,14 @@ def measure(
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    for form, one in figures["forms"].items():
+    for form, measured in figures["forms"].items():
         yield (
-            f"{form:15} ours {one['records_per_second']:9,.0f} records/s,"
-            f" the loop {one['loop_records_per_second']:9,.0f}: {one['ratio']:.2f}"
-            f"   (Spark started in {one['start_s']:.1f} s, a source in {one['source_start_s']:.1f} s)"
+            f"{form:15} ours {measured['records_per_second']:9,.0f} records/s,"
+            f" the loop {measured['loop_records_per_second']:9,.0f}: {measured['ratio']:.2f}"
+            f"   (Spark started in {measured['start_s']:.1f} s, a source in {measured['source_start_s']:.1f} s)"
         )
-        used = ", ".join(f"{part} {share:.2f}" for part, share in sorted(one["cpu_us_per_record"].items()))
-        yield f"{'':15} processor time, µs a record: the loop {one['loop_cpu_us_per_record']:.2f}; ours: {used}"
+        used = ", ".join(f"{part} {share:.2f}" for part, share in sorted(measured["cpu_us_per_record"].items()))
+        yield f"{'':15} processor time, µs a record: the loop {measured['loop_cpu_us_per_record']:.2f}; ours: {used}"
 
 
 @dataclass
@@ -94,7 +94,7 @@ class FormResult:
             "loop_cpu_us_per_record": statistics.median(self.loop_cpu_s) / records * 1e6,
             "source_start_s": statistics.median(self.source_start_s),
             "cpu_us_per_record": {
-                part: statistics.median(one.get(part, 0.0) for one in self.cpu_s) / records * 1e6 for part in parts
+                part: statistics.median(used.get(part, 0.0) for used in self.cpu_s) / records * 1e6 for part in parts
             },
         }
 
@@ -112,10 +112,10 @@ def _measure_form(
         began = time.monotonic()
         local = LocalPipeline(supervisor, app, load_app(app).graph, work, work, settings)
         local.start()
-        ours = RunningPipeline(supervisor, local, work)
-        ours.until(lambda: ours.epochs > 0)
+        pipeline = RunningPipeline(supervisor, local, work)
+        pipeline.until(lambda: pipeline.epochs > 0)
         start_s = time.monotonic() - began
-        ours.run(warm, rate=_lines_of(warm) / warm_s if warm_s else 0.0)
+        pipeline.run(warm, rate=_lines_of(warm) / warm_s if warm_s else 0.0)
         for number in range(rounds):
             # Another name is another stream, of the same records.
             named = work / f"input-{number}.txt"
@@ -123,7 +123,7 @@ def _measure_form(
             used_before = time.process_time()
             found.loop_s.append(plain_loop(named, expected[1 + number], functions))
             found.loop_cpu_s.append(time.process_time() - used_before)
-            seconds, start, used = ours.run(named)
+            seconds, start, used = pipeline.run(named)
             found.ours_s.append(seconds)
             found.source_start_s.append(start)
             found.cpu_s.append(used)
@@ -163,17 +163,17 @@ class RunningPipeline:
         record, and the processor time of each part. `rate` limits the source, in records per second."""
         return self.send(["file", str(source), *(["--rate", str(rate)] if rate else [])])
 
-    def send(self, words: Sequence[str]) -> tuple[float, float, dict[str, float]]:
+    def send(self, arguments: Sequence[str]) -> tuple[float, float, dict[str, float]]:
         """As `run`, with these arguments of `procession source`."""
         before, used = self._client.status()["next_sequence"], self._used()
         started_ns = time.time_ns()
         to = ["--to", self._local.address, *self._local.producer_words]
-        with subprocess.Popen([*COMMAND, "source", *words, *to]) as sender:
+        with subprocess.Popen([*COMMAND, "source", *arguments, *to]) as sender:
             self.until(lambda: self._client.status()["next_sequence"] > before)
             began_ns = time.time_ns()
             self.until(lambda: sender.poll() is not None, WAIT_S)
         if sender.returncode:
-            raise ProcessionError(f"the source {words[1]} ended with status {sender.returncode}")
+            raise ProcessionError(f"the source {arguments[1]} ended with status {sender.returncode}")
         self._look()
         after = self._used()
         spent = {part: after[part] - used.get(part, 0.0) for part in after}

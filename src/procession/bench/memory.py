@@ -38,8 +38,8 @@ def measure(records: int) -> dict[str, Any]:
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'part':18}{'middle MiB':>12}{'late MiB':>12}{'peak MiB':>12}"
-    for part, one in sorted(figures["parts"].items()):
-        yield f"{part:18}{one['middle']:12.0f}{one['late']:12.0f}{one['peak']:12.0f}"
+    for part, sizes in sorted(figures["parts"].items()):
+        yield f"{part:18}{sizes['middle']:12.0f}{sizes['late']:12.0f}{sizes['peak']:12.0f}"
     yield f"{figures['verdict']['records']:,} records, {figures['verdict']['outcome']}"
 
 

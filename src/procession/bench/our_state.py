@@ -177,7 +177,7 @@ class KeyedPipeline:
     def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> None:
         """As the commit performer does: the round names the states, and states of the previous round are removed."""
         versions = {
-            name: StateVersion(tuple(one.states or () for one in manifests if one.stage == chain), kind)
+            name: StateVersion(tuple(manifest.states or () for manifest in manifests if manifest.stage == chain), kind)
             for chain, (name, kind) in keyed_stages(self._plan).items()
         }
         self._rounds.write(RoundRecord(epoch, 1, "", 0, 0, {}, states=versions))

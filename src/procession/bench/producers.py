@@ -42,8 +42,8 @@ def measure(
 
 def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for producers in map(str, PRODUCERS):
-        one = figures[producers]
-        yield f"{producers} producer(s): {one['records_s'] / 1e6:.1f} M records/s, {one['ratio']:.2f} of one producer's"
+        row = figures[producers]
+        yield f"{producers} producer(s): {row['records_s'] / 1e6:.1f} M records/s, {row['ratio']:.2f} of one producer's"
     rest = figures["idle"]
     yield (
         f"{rest['connections']:,.0f} idle connections with {rest['streams']:,.0f} streams:"
@@ -91,7 +91,7 @@ def waiting(address: tuple[str, int], first_stream: int, streams: int) -> socket
     framer = Framer()
     peer.sendall(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", str(first_stream))))
     _expect(peer, framer, Ok, 1)
-    names = (Notify(first_stream + one, "idle", NOTHING_COMMITTED) for one in range(streams))
+    names = (Notify(first_stream + number, "idle", NOTHING_COMMITTED) for number in range(streams))
     peer.sendall(b"".join(map(v3.encode, names)))
     _expect(peer, framer, NotifyAck, streams)
     return peer

@@ -39,8 +39,8 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for part, one in figures.items():
-        yield f"{part:20} recovers in {one['median_s']:5.1f} s (worst {one['worst_s']:5.1f} s)"
+    for part, times in figures.items():
+        yield f"{part:20} recovers in {times['median_s']:5.1f} s (worst {times['worst_s']:5.1f} s)"
 
 
 def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, list[float]]:

@@ -220,7 +220,7 @@ class FaultyProducer:
 
     def _heard(self, message_id: int) -> None:
         if self._acks is not None:
-            self._acks.heard(self._stream, message_id, time.time())
+            self._acks.record(self._stream, message_id, time.time())
 
     def _again_from(self, start: int, end: int) -> bool:
         with self._session() as session:

@@ -65,14 +65,18 @@ class _ConnectorGroup(TyperGroup):
     kind = ""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return own + [one.name for one in connectors() if _has(one, self.kind) and one.name not in own]
+        names = super().list_commands(ctx)
+        return names + [
+            connector.name for connector in connectors() if _has(connector, self.kind) and connector.name not in names
+        ]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
-        connector = connector_named(cmd_name) or next((one for one in connectors() if one.name == cmd_name), None)
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        connector = connector_named(cmd_name) or next(
+            (candidate for candidate in connectors() if candidate.name == cmd_name), None
+        )
         return ConnectorCommand(self.kind, connector) if connector is not None and _has(connector, self.kind) else None
 
 

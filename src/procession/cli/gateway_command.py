@@ -159,7 +159,7 @@ def gateway(
     from procession.wire.draft_messages import Extension
 
     leader = _leader(join)
-    producers, asked = gateway_cookies(
+    producers, control_cookie = gateway_cookies(
         directory, leader, cookie_file, control_cookie_file, is_open=bool(open_producers)
     )
     if control is None:
@@ -197,7 +197,7 @@ def gateway(
             server_tls(tls_cert, tls_key, tls_client_ca),
             name=name,
             join=leader,
-            control_cookie=asked,
+            control_cookie=control_cookie,
             checkpoint=checkpoint or _checkpoint_beside(directory),
             link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
             advertise=advertise,

@@ -35,11 +35,11 @@ def simulate(
 
     hear_interrupts()
     if plan is not None:
-        report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_told=story)
+        report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_recorded=story)
     else:
         where = sys.stderr if as_json else sys.stdout
         report = run_seeds(
-            seed, runs, jobs=jobs or cores(), is_told=story, say=lambda line: print(line, file=where, flush=True)
+            seed, runs, jobs=jobs or cores(), is_recorded=story, say=lambda line: print(line, file=where, flush=True)
         )
     print(json.dumps(report.as_dict()) if as_json else "\n".join(report.lines()), flush=True)
     if report.verdict != "clean":

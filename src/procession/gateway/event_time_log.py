@@ -81,7 +81,7 @@ class Ordering:
         )
         safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
         self.order = EventOrder(declared, point, safe | _references(rows))
-        self.order.clocks.tell(found.clocks)
+        self.order.clocks.add_remote(found.clocks)
         self._hear_again()
         self.recovered = self._recover(config, found, rows)
         self._heard_at: dict[int, float] = {}

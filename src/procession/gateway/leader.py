@@ -163,7 +163,7 @@ class Leadership:
         for stream_id in held:
             if committed.get(stream_id) != self.registry.committed(stream_id):
                 raise ConfigError(
-                    f"The gateway at {gateway.control} has records of stream {stream_id}, which others have sent since.",
+                    f"The gateway at {gateway.control} has records of stream {stream_id} that others have sent since.",
                     next_step="Join it with an empty directory; producers send again what is not committed.",
                 )
 

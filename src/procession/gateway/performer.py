@@ -281,7 +281,7 @@ class GatewayPerformer:
         async with self._commit_lock:
             await self._raise_to(fence)
         async with self._order_lock:
-            ordering.order.clocks.tell(clocks)
+            ordering.order.clocks.add_remote(clocks)
             await self._order(ordering, is_alone=False)
             check_start(start, self.offered.next_sequence)
             share = ordering.offered(start, self.offered.end_for(start, *limits), upto)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from procession.merge.stream_clocks import Flags, Ids, Numbers, RowSigns, StreamClock, StreamClocks, WatermarkBound
+from procession.merge.stream_clocks import Flags, Ids, Numbers, RowKinds, StreamClock, StreamClocks, WatermarkBound
 from procession.merge.waiting_rows import EMPTY, Key, Stack, Waiting
 from procession.times import nanoseconds
 
@@ -133,8 +133,8 @@ class EventOrder:
         """Add the next rows of the arrival log. `is_again`: a restarted gateway replays them; some may be emitted."""
         count = len(rows.stream_ids)
         are_notices = rows.are_ticks | rows.are_given | rows.are_moved
-        signs = RowSigns(rows.are_ends, are_notices, are_notices & ~rows.are_moved)
-        judged = self.clocks.judge(rows.stream_ids, rows.message_ids, rows.event_times, signs)
+        kinds = RowKinds(rows.are_ends, are_notices, are_notices & ~rows.are_moved)
+        judged = self.clocks.judge(rows.stream_ids, rows.message_ids, rows.event_times, kinds)
         stack = Stack(
             judged.order_times,
             rows.stream_ids,
@@ -233,9 +233,9 @@ class EventOrder:
         places = np.flatnonzero(is_record)
         streams = np.unique(rows.stream_ids[places])
         for stream_id, least in zip(streams.tolist(), self.waiting.least_ids(streams).tolist(), strict=True):
-            own = places[rows.stream_ids[places] == stream_id]
+            own_places = places[rows.stream_ids[places] == stream_id]
             lead = self._leads.setdefault(stream_id, _Lead())
-            references[own] = _led(lead, rows.message_ids[own], least)
+            references[own_places] = _led(lead, rows.message_ids[own_places], least)
         return references
 
 

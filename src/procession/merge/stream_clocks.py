@@ -60,7 +60,7 @@ class JudgedRows(NamedTuple):
     """Rows that the stream's previous gateway emitted, and that are replayed because an earlier row was not."""
 
 
-class RowSigns(NamedTuple):
+class RowKinds(NamedTuple):
     """Which rows are not records: the ends of streams, and watermark updates."""
 
     are_ends: Flags
@@ -82,7 +82,7 @@ class StreamClocks:
         """The clocks from records that arrived here. Only these decide whether a record is late."""
         self._remote: dict[int, StreamClock] = {}
 
-    def tell(self, clocks: Mapping[int, StreamClock]) -> None:
+    def add_remote(self, clocks: Mapping[int, StreamClock]) -> None:
         """Add other gateways' clocks. A merge does not wait for a stream that is further at another gateway."""
         for stream_id, clock in clocks.items():
             if (known := self.known.get(stream_id)) is not None and known == known.later(clock):
@@ -104,7 +104,7 @@ class StreamClocks:
         clock = self.reached(stream_id)
         return None if clock is None else watermark_of(clock, self.lateness_ns)
 
-    def judge(self, stream_ids: Ids, message_ids: Ids, event_times: Numbers, signs: RowSigns) -> JudgedRows:
+    def judge(self, stream_ids: Ids, message_ids: Ids, event_times: Numbers, kinds: RowKinds) -> JudgedRows:
         """Update the clocks with rows in arrival order, and return the result for each row."""
         count = len(event_times)
         judged = JudgedRows(event_times.copy(), np.zeros(count, np.bool_), np.zeros(count, np.bool_))
@@ -112,11 +112,11 @@ class StreamClocks:
         of_stream = stream_ids[by_stream]
         edges = np.flatnonzero(of_stream[1:] != of_stream[:-1]) + 1
         for rows in np.split(by_stream, edges) if len(by_stream) else ():
-            times, are_ends, are_quiet = event_times[rows], signs.are_ends[rows], signs.are_ticks[rows]
+            times, are_ends, are_quiet = event_times[rows], kinds.are_ends[rows], kinds.are_ticks[rows]
             if self.lateness_ns and are_quiet.any():
                 times[are_quiet] = np.minimum(times[are_quiet], TIME_MAX - self.lateness_ns) + self.lateness_ns
             stream_id = int(stream_ids[rows[0]])
-            seen, are_again = self._count(stream_id, message_ids[rows], are_ends | signs.are_idle[rows])
+            seen, are_again = self._count(stream_id, message_ids[rows], are_ends | kinds.are_idle[rows])
             self._judge_stream(stream_id, rows, times, are_ends, are_again & ~are_quiet, judged)
             self.known[stream_id] = replace(self.known[stream_id], seen=seen)
             judged.are_late[rows[are_quiet]] = False
@@ -141,22 +141,22 @@ class StreamClocks:
         clock = self.known.get(stream_id)
         is_over = clock is not None and clock.is_ended
         ends = np.flatnonzero(are_ends)
-        heard = 0 if is_over else int(ends[0]) if len(ends) else len(rows)
+        count = 0 if is_over else int(ends[0]) if len(ends) else len(rows)
         before = TIME_MIN if clock is None else clock.time
         # The largest time before each row, then the largest of all.
-        reached = np.maximum.accumulate(np.concatenate((np.array([before], np.int64), times[:heard])))
+        reached = np.maximum.accumulate(np.concatenate((np.array([before], np.int64), times[:count])))
         floor = np.maximum(reached[:-1], TIME_MIN + self.lateness_ns) - self.lateness_ns
         # Replayed rows up to the watermark were emitted by the stream's previous gateway.
-        are_known = are_again[:heard] & (times[:heard] <= floor)
-        judged.are_known[rows[:heard]] = are_known
-        judged.are_late[rows[:heard]] = (times[:heard] < floor) & ~are_known
-        judged.order_times[rows[:heard]] = np.maximum(judged.order_times[rows[:heard]], floor)
+        are_known = are_again[:count] & (times[:count] <= floor)
+        judged.are_known[rows[:count]] = are_known
+        judged.are_late[rows[:count]] = (times[:count] < floor) & ~are_known
+        judged.order_times[rows[:count]] = np.maximum(judged.order_times[rows[:count]], floor)
         # The end comes after all rows of its stream; rows after the end come after all rows of all streams.
-        judged.order_times[rows[heard:]] = TIME_MAX
-        judged.are_late[rows[heard:]] = ~are_ends[heard:]
-        if heard < len(rows) and not is_over:
-            judged.order_times[rows[heard]] = reached[-1]
-        self.known[stream_id] = StreamClock(int(reached[-1]), is_over or heard < len(rows))
+        judged.order_times[rows[count:]] = TIME_MAX
+        judged.are_late[rows[count:]] = ~are_ends[count:]
+        if count < len(rows) and not is_over:
+            judged.order_times[rows[count]] = reached[-1]
+        self.known[stream_id] = StreamClock(int(reached[-1]), is_over or count < len(rows))
 
     def bound(self) -> WatermarkBound | None:
         """Return the bound up to which records are final; None while a stream has no watermark."""

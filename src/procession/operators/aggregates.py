@@ -82,7 +82,7 @@ def mean(of: By = same) -> Aggregate:
         lambda: (0, 0),
         lambda held, value: (held[0] + 1, held[1] + of(value)),
         lambda held: held[1] / held[0] if held[0] else None,
-        lambda one, other: (one[0] + other[0], one[1] + other[1]),
+        lambda left, right: (left[0] + right[0], left[1] + right[1]),
         is_holding=False,
     )
 
@@ -94,8 +94,8 @@ def min_by(by: By = same) -> Aggregate:
         rank = by(value)
         return held if held and held[0] <= rank else [rank, value]
 
-    def combine(one: list[Any], other: list[Any]) -> list[Any]:
-        return one if not other or (one and one[0] <= other[0]) else other
+    def combine(left: list[Any], right: list[Any]) -> list[Any]:
+        return left if not right or (left and left[0] <= right[0]) else right
 
     return Aggregate(list, add, _second, combine)
 
@@ -107,8 +107,8 @@ def max_by(by: By = same) -> Aggregate:
         rank = by(value)
         return held if held and held[0] >= rank else [rank, value]
 
-    def combine(one: list[Any], other: list[Any]) -> list[Any]:
-        return one if not other or (one and one[0] >= other[0]) else other
+    def combine(left: list[Any], right: list[Any]) -> list[Any]:
+        return left if not right or (left and left[0] >= right[0]) else right
 
     return Aggregate(list, add, _second, combine)
 
@@ -132,8 +132,8 @@ def top(n: int, by: By = same) -> Aggregate:
             del held[n:]
         return held
 
-    def combine(one: list[Any], other: list[Any]) -> list[Any]:
-        return sorted([*one, *other], key=lambda held: held[0], reverse=True)[:n]
+    def combine(left: list[Any], right: list[Any]) -> list[Any]:
+        return sorted([*left, *right], key=lambda held: held[0], reverse=True)[:n]
 
     return Aggregate(list, add, lambda held: [value for _, value in held], combine)
 
@@ -173,8 +173,8 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
             held[name] = aggregate.add(held[name], own(value) if name in copying else value)
         return held
 
-    def combine(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-        return {name: aggregate.combine(one[name], other[name]) for name, aggregate in named.items()}  # type: ignore[misc]
+    def combine(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+        return {name: aggregate.combine(left[name], right[name]) for name, aggregate in named.items()}  # type: ignore[misc]
 
     return Aggregate(
         lambda: {name: aggregate.create() for name, aggregate in named.items()},
@@ -185,8 +185,8 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
     )
 
 
-def _added(one: Any, other: Any) -> Any:
-    return one + other
+def _added(left: Any, right: Any) -> Any:
+    return left + right
 
 
 def _second(held: list[Any]) -> Any:

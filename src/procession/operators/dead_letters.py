@@ -79,13 +79,13 @@ class DeadLetters:
 
     def late(self, source: int, flow: StageRows, row: int) -> None:
         """Handle a row that came after the watermark of its stream: drop it, make it a dead letter, or stop."""
-        asked = self._plan.graph.event_time
-        assert asked is not None, "a record is late only if streams are merged by event time"
-        if asked.late is LateRule.DROP:
+        event_time = self._plan.graph.event_time
+        assert event_time is not None, "a record is late only if streams are merged by event time"
+        if event_time.late is LateRule.DROP:
             return
         record = self._record(flow.origin(row))
         reason = f"its event time {record['event_time']} is behind its stream's watermark"
-        if asked.late is LateRule.DEAD_LETTER:
+        if event_time.late is LateRule.DEAD_LETTER:
             self.add(source, flow, row, LateRecord(reason))
             return
         raise RecordError(

@@ -124,9 +124,9 @@ def _compiled(text: str, code: CodeType) -> CodeType | None:
     return next((constant for constant in whole.co_consts if isinstance(constant, CodeType)), None)
 
 
-def _is_same(one: CodeType | None, other: CodeType) -> bool:
+def _is_same(code: CodeType | None, other: CodeType) -> bool:
     """Whether two code objects are equal, except for their names and positions."""
-    return one is not None and _bare(one) == _bare(other)
+    return code is not None and _bare(code) == _bare(other)
 
 
 def _bare(code: CodeType) -> CodeType:

@@ -104,9 +104,9 @@ def partition_evenly(index: int, rows: pa.RecordBatch, buckets: int, turn: int) 
 
 def partition_by(index: int, rows: pa.RecordBatch, parts: Iterable[tuple[int, Numbers]]) -> Iterator[ChainOutput]:
     """Rows, split into these parts."""
-    for bucket, own in parts:
+    for bucket, indexes in parts:
         # If all rows are in one part, nothing is copied.
-        yield ChainOutput(index, bucket, rows if len(own) == rows.num_rows else rows.take(pa.array(own)))
+        yield ChainOutput(index, bucket, rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes)))
 
 
 def partition_sides(index: int, rows: pa.RecordBatch, sides: Numbers, buckets: int, turn: int) -> Iterator[ChainOutput]:
@@ -124,13 +124,13 @@ def with_ticks(
     """The rows of each bucket. Rows of other buckets that move the watermark are among them as ticks, in order."""
     own_rows = dict(parts)
     for bucket in range(buckets):
-        mine = own_rows.get(bucket, np.empty(0, np.int64))
-        others = np.setdiff1d(ticks, mine, assume_unique=True)
+        own_indexes = own_rows.get(bucket, np.empty(0, np.int64))
+        others = np.setdiff1d(ticks, own_indexes, assume_unique=True)
         if not len(others):
-            if len(mine):
-                yield bucket, rows.take(pa.array(mine))
+            if len(own_indexes):
+                yield bucket, rows.take(pa.array(own_indexes))
             continue
-        both = np.sort(np.concatenate((mine, others)))
+        both = np.sort(np.concatenate((own_indexes, others)))
         is_tick = pa.array(np.isin(both, others))
         taken = rows.take(pa.array(both))
         blank = {"payload": pa.scalar(b"", pa.binary()), "form": pa.scalar(TICK, pa.uint8())}

@@ -91,11 +91,11 @@ class Watermark:
         for number, rows in by_input(ids):
             if number not in frontier.steps and number not in begun:
                 continue
-            own = np.maximum.accumulate(np.concatenate(([frontier.steps.get(number, LOWEST)], steps[rows])))
-            moved = np.flatnonzero(np.diff(own))
+            reached_steps = np.maximum.accumulate(np.concatenate(([frontier.steps.get(number, LOWEST)], steps[rows])))
+            moved = np.flatnonzero(np.diff(reached_steps))
             events += [
                 (row, number, step, None)
-                for row, step in zip(rows[moved].tolist(), own[moved + 1].tolist(), strict=True)
+                for row, step in zip(rows[moved].tolist(), reached_steps[moved + 1].tolist(), strict=True)
             ]
         found = np.full(len(steps) + 1, before, np.int64)
         events.sort(key=lambda event: (event[0], event[3] is None))

@@ -99,7 +99,7 @@ class StageIdentity:
         """Whether this is the same stage by all that is known about it, except its name."""
         fingerprints = [(self.identity.get(what, ""), other.identity.get(what, "")) for what in ("key", "step")]
         return self.kind == other.kind and all(
-            is_known_same(mine, theirs) or not (mine or theirs) for mine, theirs in fingerprints if self.identity
+            is_known_same(new, old) or not (new or old) for new, old in fingerprints if self.identity
         )
 
     @property

@@ -142,7 +142,7 @@ def load(reference: str) -> Any:
 def _known(text: str, owner: str, what: str) -> Connector:
     connector = connector_of(text) if isinstance(text, str) else None
     if connector is None:
-        forms = [one.form for one in (*connectors(), ADDRESS) if getattr(one, what) is not None]
+        forms = [scheme.form for scheme in (*connectors(), ADDRESS) if getattr(scheme, what) is not None]
         raise PlanError(
             f"{owner} names {without_secrets(str(text))!r}, whose scheme no connector has",
             next_step=f"write one of {', '.join(forms)}; or install the package that has this scheme",
@@ -151,7 +151,7 @@ def _known(text: str, owner: str, what: str) -> Connector:
 
 
 def _one_way(connector: Connector, owner: str, what: str) -> PlanError:
-    others = [one.form for one in connectors() if getattr(one, what) is not None]
+    others = [scheme.form for scheme in connectors() if getattr(scheme, what) is not None]
     return PlanError(
         f"{owner} is a {connector.name} {what}, but there is no {what} for {connector.form}",
         next_step=f"write one of {', '.join(others)}",

@@ -156,8 +156,8 @@ Area = tuple[int, int, int, int]
 """From where to where, in x and in y."""
 
 
-def _is_over(one: Area, other: Area) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _is_over(area: Area, other: Area) -> bool:
+    return area[0] < other[2] and other[0] < area[2] and area[1] < other[3] and other[1] < area[3]
 
 
 def _label(layout: Layout, edge: Edge, taken: list[Area]) -> str:

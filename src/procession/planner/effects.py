@@ -144,12 +144,16 @@ def _is_closed(value: Any, seen: set[int]) -> bool:
         if _is_of_library(value):
             return True
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        return all(_is_closed(one, seen) for one in defaults) and all(_is_closed_use(use, seen) for use in _uses(value))
+        return all(_is_closed(default, seen) for default in defaults) and all(
+            _is_closed_use(use, seen) for use in _uses(value)
+        )
     if isinstance(value, functools.partial):
         return all(_is_closed(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, type):
         makers = (value.__dict__.get(name) for name in ("__init__", "__new__", "__post_init__"))
-        return _is_of_library(value) or all(_is_closed(one, seen) for one in makers if isinstance(one, FunctionType))
+        return _is_of_library(value) or all(
+            _is_closed(maker, seen) for maker in makers if isinstance(maker, FunctionType)
+        )
     if isinstance(value, BuiltinFunctionType):
         holder = getattr(value, "__self__", None)
         return value not in SEEING_ALL and (
@@ -189,27 +193,27 @@ def _uses(function: FunctionType) -> Iterator[NameUse]:
 def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Iterator[NameUse]:
     loaded: Any = None
     is_loading, name = False, ""
-    for one in dis.get_instructions(code):
-        if is_loading and one.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(loaded, ModuleType | type):
-            loaded, name = getattr(loaded, one.argval, UNKNOWN), f"{name}.{one.argval}"
+    for instruction in dis.get_instructions(code):
+        if is_loading and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(loaded, ModuleType | type):
+            loaded, name = getattr(loaded, instruction.argval, UNKNOWN), f"{name}.{instruction.argval}"
             continue
         if is_loading:
             yield NameUse(name, None, "", loaded, is_loading=True)
-        name = str(one.argval)
-        loaded, is_loading = _loaded(one, names, free)
+        name = str(instruction.argval)
+        loaded, is_loading = _loaded(instruction, names, free)
         if not is_loading:
-            yield NameUse(one.opname, one.argval, one.argrepr)
+            yield NameUse(instruction.opname, instruction.argval, instruction.argrepr)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _uses_of(constant, names, free)
 
 
-def _loaded(one: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -> tuple[Any, bool]:
+def _loaded(instruction: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -> tuple[Any, bool]:
     """The outside value that an operation loads, and whether it loads one."""
-    if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-        return names.get(one.argval, getattr(builtins, one.argval, UNKNOWN)), True
-    if one.opname == "LOAD_DEREF" and one.argval in free:
-        return free[one.argval], True
+    if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return names.get(instruction.argval, getattr(builtins, instruction.argval, UNKNOWN)), True
+    if instruction.opname == "LOAD_DEREF" and instruction.argval in free:
+        return free[instruction.argval], True
     return None, False
 
 

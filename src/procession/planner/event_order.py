@@ -50,8 +50,8 @@ def event_time(
 ) -> EventTime | None:
     """The checked settings. None: records are in the order of arrival."""
     if checked_choice(OrderBy, order_by, "order_by") is OrderBy.ARRIVAL:
-        asked = {"lateness_s": lateness_s, "late": late, "idle_timeout_s": idle_timeout_s}
-        for word, value in asked.items():
+        given = {"lateness_s": lateness_s, "late": late, "idle_timeout_s": idle_timeout_s}
+        for word, value in given.items():
             if value is not None:
                 raise PlanError(
                     f"{owner} has {word}={value!r}, but its records are in the order of arrival",
@@ -70,7 +70,7 @@ def event_time(
     )
 
 
-def check_declared(name: str, undeclared: list[str], asked: EventTime, *, has_letters: bool) -> None:
+def check_declared(name: str, undeclared: list[str], event_time: EventTime, *, has_letters: bool) -> None:
     """Raise PlanError unless all streams are known, and late records have somewhere to go."""
     if undeclared:
         raise PlanError(
@@ -78,7 +78,7 @@ def check_declared(name: str, undeclared: list[str], asked: EventTime, *, has_le
             " streams, so it is not known which streams to wait for",
             next_step="name them by their ids: source(…, streams=[…])",
         )
-    if asked.late is LateRule.DEAD_LETTER and not has_letters:
+    if event_time.late is LateRule.DEAD_LETTER and not has_letters:
         raise PlanError(
             f"pipeline {name!r} makes dead letters of late records, but has nowhere to put them",
             next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',

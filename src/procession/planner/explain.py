@@ -31,16 +31,16 @@ def explain(plan: Plan) -> str:
     names = [(_name(plan, edge.before), _name(plan, edge.after), edge) for edge in plan.edges]
     before = max(len(name) for name, _, _ in names)
     after = max(len(name) for _, name, _ in names)
-    lines += [f"  {one:{before}} → {two:{after}}  {edge.strategy.value:9}  {edge.why}" for one, two, edge in names]
+    lines += [f"  {start:{before}} → {end:{after}}  {edge.strategy.value:9}  {edge.why}" for start, end, edge in names]
     lines += ["", "exchanges"]
     lines += [f"  {_exchange(plan, edge)}" for edge in plan.edges if edge.is_exchange] or ["  none"]
     lines += ["", _shuffled(plan)]
     if plan.endings:
-        waits = [f"{_name(plan, index)}: {' and '.join(one.sources)}" for index, one in plan.endings.items()]
+        waits = [f"{_name(plan, index)}: {' and '.join(start.sources)}" for index, start in plan.endings.items()]
         lines += ["", "fires what it holds when all streams of these have ended", *(f"  {line}" for line in waits)]
     if plan.inputs:
         waits = [
-            f"{_name(plan, index)}: {' and '.join(_held_back_by(plan, one))}" for index, one in plan.inputs.items()
+            f"{_name(plan, index)}: {' and '.join(_held_back_by(plan, start))}" for index, start in plan.inputs.items()
         ]
         lines += ["", "the watermark is the minimum over inputs that have not ended", *(f"  {line}" for line in waits)]
     lines += _copies(plan)
@@ -53,23 +53,26 @@ def explain(plan: Plan) -> str:
 
 def _held_back_by(plan: Plan, inputs: StageInputs) -> list[str]:
     return [
-        *(f"each stream of {_name(plan, number_of(one))}" for one in inputs.sources),
-        *(_name(plan, number_of(one)) for one in inputs.wholes),
+        *(f"each stream of {_name(plan, number_of(node))}" for node in inputs.sources),
+        *(_name(plan, number_of(node)) for node in inputs.wholes),
     ]
 
 
 def _event_time(plan: Plan) -> list[str]:
-    asked, streams = plan.graph.event_time, plan.graph.streams
-    assert asked is not None
-    lines = [f"by event time: {len(streams)} streams, {asked.lateness_s:g} s late at most; late records: {asked.late}"]
-    if asked.idle_timeout_s is not None:
-        lines.append(f"a stream that is silent for {asked.idle_timeout_s:g} s is not waited for: two runs may differ")
+    event_time, streams = plan.graph.event_time, plan.graph.streams
+    assert event_time is not None
+    declared = f"{len(streams)} streams, {event_time.lateness_s:g} s late at most; late records: {event_time.late}"
+    lines = [f"by event time: {declared}"]
+    if event_time.idle_timeout_s is not None:
+        lines.append(
+            f"a stream that is silent for {event_time.idle_timeout_s:g} s is not waited for: two runs may differ"
+        )
     return lines
 
 
 def _copies(plan: Plan) -> list[str]:
     """Where values that can be changed are copied."""
-    edges = [f"{_name(plan, one)} → {_name(plan, two)}" for one, two in sorted(plan.sharing.copied)]
+    edges = [f"{_name(plan, start)} → {_name(plan, end)}" for start, end in sorted(plan.sharing.copied)]
     lines = [f"  {edge}: another stage has the value too, and one of them may change it" for edge in edges]
     lines += [
         f"  what {_name(plan, index)} gives: its function may still hold it, and a stage behind may change it"
@@ -193,8 +196,8 @@ def as_dot(plan: Plan) -> str:
     lines = [f"digraph {_quoted(plan.graph.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
     for chain in plan.chains:
         # A stage that two chains run stands in the first of them.
-        own = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
-        names = " ".join(f"{_quoted(_name(plan, index))};" for index in own)
+        indexes = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
+        names = " ".join(f"{_quoted(_name(plan, index))};" for index in indexes)
         label = _quoted(f"chain {chain.number} × {chain.tasks}")
         lines.append(f"  subgraph cluster_{chain.number} {{ label={label}; {names} }}")
     for index, node in enumerate(plan.graph.nodes):
@@ -215,9 +218,9 @@ def _dot_letters(plan: Plan) -> list[str]:
     sink = _quoted(plan.graph.shown_name(plan.graph.dead_letter))
     lines = ["  compound=true;"]
     for chain in plan.chains:
-        own = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
-        if own:
-            ends = f"{_quoted(_name(plan, own[-1]))} -> {sink}"
+        indexes = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
+        if indexes:
+            ends = f"{_quoted(_name(plan, indexes[-1]))} -> {sink}"
             lines.append(f'  {ends} [ltail=cluster_{chain.number} style="dashed" tooltip={_quoted(LETTERS)}];')
     return lines
 

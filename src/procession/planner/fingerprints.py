@@ -57,16 +57,16 @@ def fingerprint(function: Any, lines_of: LinesOf = no_lines) -> str:
     return " ".join(f"{name}:{digest}" for name, digest in forms.items())
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same(fingerprint: str, other: str) -> bool:
     """Whether both may be fingerprints of one function: a form that both have is equal, or they share no form."""
-    forms, others = _forms(one), _forms(other)
+    forms, others = _forms(fingerprint), _forms(other)
     both = forms.keys() & others.keys()
     return not both or any(forms[form] == others[form] for form in both)
 
 
-def is_known_same(one: str, other: str) -> bool:
+def is_known_same(fingerprint: str, other: str) -> bool:
     """Whether these fingerprints are of the same function: a form that both have is equal."""
-    return bool(_forms(one).items() & _forms(other).items())
+    return bool(_forms(fingerprint).items() & _forms(other).items())
 
 
 def _forms(text: str) -> Mapping[str, str]:
@@ -100,12 +100,15 @@ def _described(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _described_parts(value, describe, seen)
     if is_dataclass(value):
-        named = (getattr(value, one.name) for one in fields(value))
+        named = (getattr(value, item.name) for item in fields(value))
         return type(value).__qualname__, [_described(part, describe, seen) for part in named]
     # For an object: the functions that it calls, and its plain attributes. Others may change during a run.
     functions = [getattr(value, "__wrapped__", None), getattr(type(value), "__call__", None)]  # noqa: B004
-    plain = sorted((name, one) for name, one in getattr(value, "__dict__", {}).items() if type(one) in IMMUTABLE)
-    parts = [*(one for one in functions if isinstance(one, FunctionType)), *([] if _is_library(type(value)) else plain)]
+    plain = sorted((name, item) for name, item in getattr(value, "__dict__", {}).items() if type(item) in IMMUTABLE)
+    parts = [
+        *(item for item in functions if isinstance(item, FunctionType)),
+        *([] if _is_library(type(value)) else plain),
+    ]
     return type(value).__qualname__, [_described(part, describe, seen) for part in parts]
 
 
@@ -157,7 +160,7 @@ def _functions(tree: ast.AST) -> Iterator[ast.Lambda | ast.FunctionDef]:
 
 def _first_line(node: ast.Lambda | ast.FunctionDef) -> int:
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    return min([node.lineno, *(one.lineno for one in decorators)])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _normal(node: ast.Lambda | ast.FunctionDef) -> str:
@@ -183,7 +186,9 @@ def _code(function: FunctionType) -> str:
 
 
 def _plain(code: CodeType) -> Any:
-    constants = [_plain(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
+    constants = [
+        _plain(constant) if isinstance(constant, CodeType) else _constant(constant) for constant in code.co_consts
+    ]
     return code.co_code.hex(), constants, code.co_names, code.co_argcount
 
 

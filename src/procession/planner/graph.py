@@ -282,8 +282,8 @@ class Graph:
         has_others = not all(map(streams_of(self, self.connected).takes, streams))
         for index, node in enumerate(nodes if streams else ()):
             if node.kind is Kind.SOURCE and node.ends is not False and (has_others or node.share is not None):
-                own = frozenset(filter(streams_of(self, [node]).takes, streams))
-                nodes[index] = replace(node, ends=True, awaited=node.awaited | own)
+                own_streams = frozenset(filter(streams_of(self, [node]).takes, streams))
+                nodes[index] = replace(node, ends=True, awaited=node.awaited | own_streams)
         return replace(self, nodes=tuple(nodes))
 
     @property

@@ -91,10 +91,10 @@ class StageInputs:
             for number, ending in self.wholes.items():
                 if ending is None:
                     continue
-                own = mark["wholes"].setdefault(number, new_mark())
-                was_over = own["is_over"]
-                ends += [number] * len(ending.follow(own, [change]))
-                begins += [number] * (was_over and not own["is_over"])
+                progress = mark["wholes"].setdefault(number, new_mark())
+                was_over = progress["is_over"]
+                ends += [number] * len(ending.follow(progress, [change]))
+                begins += [number] * (was_over and not progress["is_over"])
             if begins or ends:
                 time = max(0, mark["time"])
                 turns.append(

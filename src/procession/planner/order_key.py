@@ -64,8 +64,8 @@ def _numbers_of(keys: Sequence[bytes]) -> tuple[Numbers, ...]:
         return (*(np.full(len(keys), -(2**63), np.int64),) * KEY_WORDS, np.zeros(len(keys), np.int64))
     ranks = list(map(rank_of, keys))
     data = b"".join([first.ljust(KEY_BYTES, b"\0") for first, _ in ranks])
-    words = np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, KEY_WORDS) ^ np.uint64(2**63)
-    columns = (np.ascontiguousarray(column) for column in words.view(np.int64).T)
+    numbers = np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, KEY_WORDS) ^ np.uint64(2**63)
+    columns = (np.ascontiguousarray(column) for column in numbers.view(np.int64).T)
     return (*columns, np.array([rest for _, rest in ranks], np.int64))
 
 

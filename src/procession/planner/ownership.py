@@ -54,8 +54,8 @@ def shared_part(value: Any) -> Any:
             seen.add(id(part))
         # Most have plain parts only; that is seen at once.
         if not SCALARS.issuperset(map(type, parts)):
-            for one in parts:
-                if type(one) not in SCALARS and (found := visit(one)) is not None:
+            for element in parts:
+                if type(element) not in SCALARS and (found := visit(element)) is not None:
                     return found
         return None
 

@@ -55,28 +55,28 @@ def find_needs(plan: Plan) -> Plan:
     nodes = plan.graph.nodes
     needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.dead_letters_order for node in nodes]
     for index in reversed(range(len(nodes))):
-        asked = _asked_of_input(nodes[index], needs[index], plan.graph.order)
+        need = _need_of_input(nodes[index], needs[index], plan.graph.order)
         for parent in nodes[index].parents:
-            needs[parent] = _stronger(needs[parent], asked)
+            needs[parent] = _stronger(needs[parent], need)
     return replace(plan, needs=tuple(needs))
 
 
-def _asked_of_input(node: Node, need: Order, order: Order) -> Order:
+def _need_of_input(node: Node, need: Order, order: Order) -> Order:
     row = TABLE[node.kind]
     if node.kind is Kind.SINK:
         return node.order or order
-    asked = Order.NONE if row.is_creating else need
+    wanted = Order.NONE if row.is_creating else need
     if row.is_sensitive:
-        asked = _stronger(asked, Order.KEY if row.way is Routing.BY_KEY else Order.TOTAL)
-    if asked is Order.KEY and (node.kind is Kind.KEY_BY or routing_of(node) is Routing.BY_KEY):
+        wanted = _stronger(wanted, Order.KEY if row.way is Routing.BY_KEY else Order.TOTAL)
+    if wanted is Order.KEY and (node.kind is Kind.KEY_BY or routing_of(node) is Routing.BY_KEY):
         # The key is not known before this stage, so the order of all records must be kept up to here.
         return Order.TOTAL
-    return asked
+    return wanted
 
 
-def _stronger(one: Order, other: Order) -> Order:
-    asked = {one, other} - {Order.NONE}
-    return Order.NONE if not asked else asked.pop() if len(asked) == 1 else Order.TOTAL
+def _stronger(first: Order, second: Order) -> Order:
+    needs = {first, second} - {Order.NONE}
+    return Order.NONE if not needs else needs.pop() if len(needs) == 1 else Order.TOTAL
 
 
 # Exchanges and chains
@@ -151,18 +151,18 @@ def count_tasks(plan: Plan) -> Plan:
     notes: list[str] = []
     chains = []
     for chain in plan.chains:
-        asked = {index: tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None}
+        requested = {index: tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None}
         is_kept = any(plan.needs[index] is not Order.NONE for index in chain.stages)
         if chain.root is not None and routing_of(plan.node(chain.root)) is Routing.TO_ONE:
-            tasks, asked[chain.root] = 1, 1
+            tasks, requested[chain.root] = 1, 1
         else:
-            tasks = (min if is_kept else max)(asked.values(), default=plan.graph.parallelism)
-        cap = next((index for index, number in asked.items() if number == tasks), None)
+            tasks = (min if is_kept else max)(requested.values(), default=plan.graph.parallelism)
+        cap = next((index for index, number in requested.items() if number == tasks), None)
         notes += [
             f"{plan.node(index).name} asked for {_tasks(number)} and runs with {tasks}: it is one function with the"
             f" other stages of its chain, which {plan.node(cap).name} caps at {tasks}, and more tasks than the stage"
             " before would break the order"
-            for index, number in asked.items()
+            for index, number in requested.items()
             if number != tasks and is_kept and cap is not None
         ]
         chains.append(replace(chain, tasks=tasks, capped_by=cap if tasks < plan.graph.parallelism else None))
@@ -184,7 +184,7 @@ def shape_keys(plan: Plan) -> Plan:
     branching = {
         index
         for index in range(len(nodes))
-        if any(behind[one] & behind[other] for one, other in combinations(plan.graph.children(index), 2))
+        if any(behind[child] & behind[other] for child, other in combinations(plan.graph.children(index), 2))
     }
     keys: list[tuple[str, ...]] = []
     for node in nodes:
@@ -217,7 +217,7 @@ def find_traced(plan: Plan) -> Plan:
 
 def _kept_before(plan: Plan, index: int) -> bool:
     node = plan.node(index)
-    return _asked_of_input(node, plan.needs[index], plan.graph.order) is not Order.NONE
+    return _need_of_input(node, plan.needs[index], plan.graph.order) is not Order.NONE
 
 
 def follow_ends(plan: Plan) -> Plan:
@@ -360,8 +360,8 @@ def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:
     if node.kind is Kind.REBALANCE:
         return Strategy.ISOLATE, "the source's ranges are of one size already: there is nothing to deal out"
     if node.parallelism is not None and node.parallelism not in tasks:
-        asked = f"{node.parallelism} asked for, {' and '.join(map(str, tasks))} carried over"
-        return Strategy.ISOLATE, f"{asked}: the number of tasks does not change on an ordered narrow edge"
+        reason = f"{node.parallelism} asked for, {' and '.join(map(str, tasks))} carried over"
+        return Strategy.ISOLATE, f"{reason}: the number of tasks does not change on an ordered narrow edge"
     if node.kind is Kind.MERGE and len(chains) > 1:
         return Strategy.ISOLATE, "the inputs are of different chains: each goes on in its own, with its key"
     if node.kind is Kind.MERGE:
@@ -374,10 +374,10 @@ def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:
 def _strict(plan: Plan, parent: int, index: int) -> PlanError:
     node, before = plan.node(index), plan.node(parent)
     behind = [plan.node(other) for other in sorted(_reached(plan, index))]
-    who = next((other for other in behind if TABLE[other.kind].is_sensitive), behind[-1])
+    consumer = next((other for other in behind if TABLE[other.kind].is_sensitive), behind[-1])
     return PlanError(
         f"stage {node.name!r} distributes the records of {before.name!r} over other tasks, which loses their order,"
-        f" but {'sink' if who.kind is Kind.SINK else 'stage'} {who.name!r} needs them in order",
+        f" but {'sink' if consumer.kind is Kind.SINK else 'stage'} {consumer.name!r} needs them in order",
         next_step="give it a key, as rebalance(key), and each key's records stay in one task; or leave strict=True"
         " away, and the order is restored by a merge",
         stage=node.name,

@@ -169,8 +169,8 @@ def stage_rows() -> list[list[str]]:
     """The table as text: a heading, and a row for each kind."""
 
     def word(row: StageRule) -> str:
-        words = [name for name, is_so in (("creates", row.is_creating), ("needs", row.is_sensitive)) if is_so]
-        return " and ".join(words) or "passes on"
+        effects = [name for name, is_so in (("creates", row.is_creating), ("needs", row.is_sensitive)) if is_so]
+        return " and ".join(effects) or "passes on"
 
     rows = [
         [f"`{kind.value}`", row.way.value, row.tasks.value, word(row), row.comes_with or "this version"]

@@ -30,7 +30,7 @@ class AckLog:
         if self._journal.is_empty:
             self._journal.append({"format": FORMAT}, is_synced=False)
 
-    def heard(self, stream_id: int, message_id: int, now: float) -> None:
+    def record(self, stream_id: int, message_id: int, now: float) -> None:
         self._journal.append({"stream": stream_id, "id": message_id, "time": round(now, 6)}, is_synced=False)
 
     def close(self) -> None:

@@ -71,11 +71,11 @@ class Conformance:
 
     def __init__(self, trial: SinkProcess) -> None:
         self._trial = trial
-        self._told: list[ScriptedWorker] = []
+        self._cases_run: list[ScriptedWorker] = []
 
     async def run(self, case: ConformanceCase) -> Finding:
         """Play a case, with an instance of its own."""
-        story = ScriptedWorker(self._trial, f"case-{len(self._told)}", tuple(self._told))
+        story = ScriptedWorker(self._trial, f"case-{len(self._cases_run)}", tuple(self._cases_run))
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
                 await case.play(story)
@@ -88,7 +88,7 @@ class Conformance:
         finally:
             self._trial.disarm()
             story.close()
-            self._told.append(story)
+            self._cases_run.append(story)
         story.is_kept = True
         return Finding(CaseOutcome.KEPT)
 

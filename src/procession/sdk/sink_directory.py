@@ -54,14 +54,14 @@ class SinkDirectory:
         self.directory = directory
         self._open_output = open_output
         self._idempotent = idempotent
-        self._tell = tell
+        self._announce = tell
         self._lock = lock_directory(directory)
         remove_drafts(directory)
 
     def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
         # The output first: a reader that finds a log expects its output next to it.
         output, txnlog = self._open_output(instance), self.open_txnlog(instance)
-        on_decision = partial(self._decided, instance) if self._tell else None
+        on_decision = partial(self._decided, instance) if self._announce else None
         return SinkParticipant(
             output, txnlog, is_idempotent=instance in self._idempotent, wait=wait, on_decision=on_decision
         )
@@ -82,16 +82,16 @@ class SinkDirectory:
         """Writes the address into the directory, for the process that started the sink."""
         facts = {"listen": str(address), "pid": os.getpid()}
         write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode())
-        if self._tell is not None:
-            self._tell({"event": "listening", **facts})
+        if self._announce is not None:
+            self._announce({"event": "listening", **facts})
 
     def close(self) -> None:
         os.close(self._lock)
 
     def _decided(self, instance: str, transaction: Transaction, commit: bool) -> None:
-        assert self._tell
+        assert self._announce
         event = "committed" if commit else "aborted"
-        self._tell({"event": event, "instance": instance, **transaction._asdict()})
+        self._announce({"event": event, "instance": instance, **transaction._asdict()})
 
 
 def run_sink(

@@ -122,8 +122,8 @@ class SinkProcess:
                     return worker
                 except ConnectionError:
                     await asyncio.sleep(LOOK_S)
-        words = self.stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        output = self.stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
         raise ConfigError(
-            f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {words}",
+            f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {output}",
             next_step="Start it by hand with the same words; --listen must be {listen}, its directory {dir}.",
         )

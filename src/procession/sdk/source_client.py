@@ -110,7 +110,7 @@ class SourceClient:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(self._list()), tasks.create_task(self._tell())]
+                helpers = [tasks.create_task(self._list()), tasks.create_task(self._notify_streams())]
                 await self._keep_going()
                 for helper in helpers:
                     helper.cancel()
@@ -125,7 +125,7 @@ class SourceClient:
             if self._options.report:
                 self._options.report(self.report())
 
-    async def _tell(self) -> None:
+    async def _notify_streams(self) -> None:
         while self._options.report:
             await asyncio.sleep(self._options.report_interval_s)
             self._options.report(self.report())
@@ -177,7 +177,7 @@ class SourceClient:
     def _progressed(self, progress: StreamProgress) -> None:
         assert progress.committed is not None
         if self._acks:
-            self._acks.heard(progress.stream.id, progress.committed, time.time())
+            self._acks.record(progress.stream.id, progress.committed, time.time())
         if isinstance(self._source, Forgetful):
             self._source.forget(progress.stream, progress.committed)
 

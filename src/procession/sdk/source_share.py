@@ -20,20 +20,20 @@ class SharedSource:
     def __init__(self, source: Source, share: int) -> None:
         self._source = source
         self._share = share
-        self._own: dict[int, Stream] = {}
+        self._streams: dict[int, Stream] = {}
         # Whether a source forgets or numbers is seen by its methods: this one has those that the other has.
         if isinstance(source, Forgetful):
-            self.forget = lambda stream, message_id: source.forget(self._own[stream.id], message_id)
+            self.forget = lambda stream, message_id: source.forget(self._streams[stream.id], message_id)
         if isinstance(source, UnnumberedSource):
-            self.is_unnumbered = lambda stream: source.is_unnumbered(self._own[stream.id])
-            self.number_above = lambda stream, last: source.number_above(self._own[stream.id], last)
+            self.is_unnumbered = lambda stream: source.is_unnumbered(self._streams[stream.id])
+            self.number_above = lambda stream, last: source.number_above(self._streams[stream.id], last)
 
     def streams(self) -> Streams:
         found = self._source.streams()
         return self._as_they_come(found) if isinstance(found, AsyncIterable) else self._all(found)
 
     def read(self, stream: Stream, after: int | None) -> Items:
-        return self._source.read(self._own[stream.id], after)
+        return self._source.read(self._streams[stream.id], after)
 
     def _all(self, streams: Iterable[Stream]) -> Iterator[Stream]:
         return map(self._shared, streams)
@@ -44,7 +44,7 @@ class SharedSource:
 
     def _shared(self, stream: Stream) -> Stream:
         shared = replace(stream, id=id_in_share(self._share, stream.id))
-        before = self._own.setdefault(shared.id, stream)
+        before = self._streams.setdefault(shared.id, stream)
         if before.id != stream.id:
             raise ConfigError(
                 f"streams {before.name!r} and {stream.name!r} would have the same id by a rare chance",

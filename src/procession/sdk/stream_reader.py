@@ -31,7 +31,7 @@ class StreamReader:
         self._error: BaseException | None = None
         self._first_s = 0.0
         """When the oldest record that waits was added."""
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.ended = asyncio.Event()
 
     def __aiter__(self) -> Self:
@@ -39,7 +39,7 @@ class StreamReader:
 
     async def __anext__(self) -> Batch:
         while True:
-            self._news.clear()
+            self._changed.clear()
             with self._lock:
                 wait_s = self._wait_s()
                 if wait_s == 0.0:
@@ -52,7 +52,7 @@ class StreamReader:
                     raise StopAsyncIteration
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._news.wait()
+                    await self._changed.wait()
 
     def _wait_s(self) -> float | None:
         """How long until there is something to take, or to tell; None if that depends on the author."""
@@ -95,7 +95,7 @@ class _InThread(StreamReader):
                 with self._lock:
                     is_news = not self._is_stopped and self._put(item)
                     if is_news:
-                        self._tell(self._news)
+                        self._set(self._changed)
                     self._lock.wait_for(lambda: self._gather.has_room or self._is_stopped)
                     if self._is_stopped:
                         break
@@ -107,10 +107,10 @@ class _InThread(StreamReader):
                     close()
             with self._lock:
                 self._finish(error)
-            self._tell(self._news)
-            self._tell(self.ended)
+            self._set(self._changed)
+            self._set(self.ended)
 
-    def _tell(self, event: asyncio.Event) -> None:
+    def _set(self, event: asyncio.Event) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(event.set)
 
@@ -135,7 +135,7 @@ class _InTask(StreamReader):
         try:
             async for item in iterator:
                 if self._put(item):
-                    self._news.set()
+                    self._changed.set()
                 while not self._gather.has_room:
                     self._room.clear()
                     await self._room.wait()
@@ -145,7 +145,7 @@ class _InTask(StreamReader):
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._finish(None if task.cancelled() else task.exception())
-        self._news.set()
+        self._changed.set()
         self.ended.set()
 
     def _made_room(self) -> None:

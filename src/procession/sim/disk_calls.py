@@ -144,6 +144,6 @@ def gone(path: str) -> StorageError:
     return StorageError(f"Cannot use {path}: No such file or directory.", next_step="Look who took it away.", path=path)
 
 
-def disk_error(path: str, doing: str, why: str) -> StorageError:
+def disk_error(path: str, action: str, why: str) -> StorageError:
     """The real error; `is_done_to_us` marks an injected fault, which an operator would repair."""
-    return StorageError(f"Cannot {doing} {path}: {why}.", next_step="Mend the disk.", path=path, is_done_to_us=True)
+    return StorageError(f"Cannot {action} {path}: {why}.", next_step="Mend the disk.", path=path, is_done_to_us=True)

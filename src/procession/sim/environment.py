@@ -103,7 +103,7 @@ def _pop(faults: list[PlannedFault], taken: int) -> list[PlannedFault]:
 
 
 class Environment:
-    def __init__(self, chance: Randomness, faults: Sequence[PlannedFault], *, is_told: bool = False) -> None:
+    def __init__(self, chance: Randomness, faults: Sequence[PlannedFault], *, is_recorded: bool = False) -> None:
         self.chance = chance
         self.clock = VirtualClock()
         self.network = Network(self)
@@ -128,7 +128,7 @@ class Environment:
         self.everyone: list[SimulatedProcess] = []
         """All processes, including dead ones."""
         self.struck: list[PlannedFault] = []
-        self.story: list[str] | None = [] if is_told else None
+        self.story: list[str] | None = [] if is_recorded else None
         """The event log of the run, kept only if it is printed."""
         self.runs = 0
         """Number of task runs."""
@@ -161,7 +161,7 @@ class Environment:
         self.tell(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.pace(fault.part).taken)
         self.strike(fault, process)
 
-    def tell(self, part: str, words: str, *things: object) -> None:
+    def tell(self, part: str, text: str, *values: object) -> None:
         """Log an event. `things` replace %s in `words`; formatting is skipped if the log is off."""
         if self.story is not None and len(self.story) < STORY_LINES_MAX:
-            self.story.append(f"{self.clock.now:9.4f} {part:<10} {words % things if things else words}")
+            self.story.append(f"{self.clock.now:9.4f} {part:<10} {text % values if values else text}")

@@ -207,8 +207,8 @@ class FaultPlan:
     def from_json(cls, text: str) -> FaultPlan:
         """A plan as `to_json` writes it, or a scenario that has one under `plan`."""
         try:
-            told = json.loads(text)
-            fields: dict[str, Any] = dict(told.get("plan", told))
+            document = json.loads(text)
+            fields: dict[str, Any] = dict(document.get("plan", document))
             fields["streams"] = tuple(StreamPlan(**stream) for stream in fields["streams"])
             fields["sinks"] = tuple(SinkPlan(**sink) for sink in fields["sinks"])
             fields["faults"] = tuple(PlannedFault(**fault) for fault in fields["faults"])
@@ -237,7 +237,7 @@ class FaultPlan:
             "records": (min((stream.records for stream in self.streams), default=0), 0),
             "step": (min((fault.step for fault in self.faults), default=1), 1),
         }
-        yield from (f"{name} is {told!r}" for name, (told, least) in numbers.items() if told < least)
+        yield from (f"{name} is {value!r}" for name, (value, least) in numbers.items() if value < least)
         parts = {*self.gateway_parts, DRIVER, SPARK}
         parts |= {f"sink-{number}" for number in range(len(self.sinks))}
         for number, stream in enumerate(self.streams):

@@ -144,23 +144,23 @@ class Oracle:
 
     # Phase 1 and 2
 
-    def about_to_commit(self, sink: str, txn: str, who: str) -> None:
+    def about_to_commit(self, sink: str, txn: str, part: str) -> None:
         """Check a phase 2 (commit) that is sent or received."""
         if self.is_blind:
             return
         transaction = parse(txn)
         if transaction is None:
-            raise InvariantViolation("I1", f"{who} commits {txn!r} at {sink}, which is no transaction of ours")
+            raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, which is no transaction of ours")
         if transaction.epoch not in self.decided:
             self.look()
         record = self.decided.get(transaction.epoch)
         if record is None:
             raise InvariantViolation(
-                "I1", f"{who} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided"
+                "I1", f"{part} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided"
             )
         if record.parts[sink].txn != txn:
             raise InvariantViolation(
-                "I1", f"{who} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
+                "I1", f"{part} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
             )
 
     def attempted(self, sink: str, txn: str) -> None:
@@ -245,7 +245,7 @@ class Oracle:
 
     # Producers and the gateway
 
-    def told(self, stream: int, message_id: int, is_durable: bool) -> None:
+    def check_ack(self, stream: int, message_id: int, is_durable: bool) -> None:
         """Check an acknowledgement of a gateway to a producer, up to this id."""
         if self.is_blind:
             return
@@ -274,7 +274,7 @@ class Oracle:
                 "I4", f"stream {stream} was acknowledged up to {known}, and is opened again at {committed}"
             )
 
-    def heard(self, stream: int, point_of_reference: int) -> None:
+    def acknowledged_to(self, stream: int, point_of_reference: int) -> None:
         """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
         self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
 

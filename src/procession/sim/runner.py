@@ -39,8 +39,8 @@ def plan_of(seed: int) -> FaultPlan:
     return make_plan(seed, random.Random(seed))
 
 
-def run_plan(plan: FaultPlan, *, is_told: bool = False, is_blind: bool = False) -> WorldOutcome:
-    world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_told=is_told, is_blind=is_blind)
+def run_plan(plan: FaultPlan, *, is_recorded: bool = False, is_blind: bool = False) -> WorldOutcome:
+    world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_recorded=is_recorded, is_blind=is_blind)
     outcome = world.run()
     world.dismantle()
     return outcome
@@ -136,7 +136,7 @@ class FailedPlan:
         breach = run_plan(plan).breach
         assert breach is not None, f"seed {plan.seed} failed, and does not fail again"
         smallest = shrink(plan, lambda candidate: run_plan(candidate).breach)
-        return cls(plan, breach, smallest, run_plan(smallest, is_told=True))
+        return cls(plan, breach, smallest, run_plan(smallest, is_recorded=True))
 
 
 @dataclass
@@ -181,12 +181,12 @@ class SimulationReport:
         yield self.failure.smallest.to_json()
 
     def as_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"verdict": self.verdict, "first_seed": self.first_seed, "next_seed": self.next_seed}
-        told |= self.tally.as_dict() | {"seconds": round(self.seconds, 3)}
+        document: dict[str, Any] = {"verdict": self.verdict, "first_seed": self.first_seed, "next_seed": self.next_seed}
+        document |= self.tally.as_dict() | {"seconds": round(self.seconds, 3)}
         if self.story:
-            told["story"] = list(self.story)
+            document["story"] = list(self.story)
         if self.failure is not None:
-            told["failure"] = {
+            document["failure"] = {
                 "seed": self.failure.plan.seed,
                 "invariant": self.failure.breach.invariant,
                 "sentence": self.failure.breach.sentence,
@@ -195,16 +195,18 @@ class SimulationReport:
                 "breach": str(self.failure.outcome.breach),
                 "story": list(self.failure.outcome.story),
             }
-        return told
+        return document
 
 
 def _silent(_line: str) -> None:
     """Nobody listens."""
 
 
-def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, say: Say = _silent) -> SimulationReport:
+def run_seeds(
+    first: int, runs: int, *, jobs: int = 1, is_recorded: bool = False, say: Say = _silent
+) -> SimulationReport:
     """Run seeds from `first` on, until one fails or the user interrupts. `say` gets the progress."""
-    report, started, told = SimulationReport(first), time.monotonic(), time.monotonic()
+    report, started, reported = SimulationReport(first), time.monotonic(), time.monotonic()
     failing = None
     try:
         with _done(range(first, first + runs), jobs) as blocks:
@@ -215,24 +217,24 @@ def run_seeds(first: int, runs: int, *, jobs: int = 1, is_told: bool = False, sa
                 if failing is not None:
                     say(f"seed {failing} fails; looking for a smaller plan that does")
                     break
-                if time.monotonic() - told > PROGRESS_S:
-                    told = time.monotonic()
-                    rate = report.tally.runs / (told - started)
+                if time.monotonic() - reported > PROGRESS_S:
+                    reported = time.monotonic()
+                    rate = report.tally.runs / (reported - started)
                     say(f"{report.tally.runs:,} runs, {rate:.0f} a second, up to seed {report.next_seed - 1}")
     except KeyboardInterrupt:
         report.is_stopped = True
     if failing is not None:
         report.failure = FailedPlan.of(plan_of(failing))
-    elif is_told:
-        report.story = run_plan(plan_of(first), is_told=True).story
+    elif is_recorded:
+        report.story = run_plan(plan_of(first), is_recorded=True).story
     report.seconds = time.monotonic() - started
     return report
 
 
-def run_again(plan: FaultPlan, *, is_told: bool = False) -> SimulationReport:
+def run_again(plan: FaultPlan, *, is_recorded: bool = False) -> SimulationReport:
     """Run a saved plan."""
     report, started, cpu_started = SimulationReport(plan.seed), time.monotonic(), time.process_time()
-    outcome = run_plan(plan, is_told=is_told)
+    outcome = run_plan(plan, is_recorded=is_recorded)
     report.tally.add(outcome)
     report.tally.cpu_seconds = time.process_time() - cpu_started
     if outcome.breach is not None:

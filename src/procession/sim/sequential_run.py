@@ -40,7 +40,7 @@ class Fold:
 class Sequential:
     def __init__(self, expected: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
         self._wanted = {
-            sink: {(stream, one) for stream, ids in streams.items() for one in ids}
+            sink: {(stream, message_id) for stream, ids in streams.items() for message_id in ids}
             for sink, streams in expected.items()
         }
         self._due: dict[str, list[tuple[Record, int]]] = {sink: [] for sink in expected}

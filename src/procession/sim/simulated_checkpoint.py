@@ -135,7 +135,7 @@ class SimulatedCheckpoint:
         """The last epoch whose `commits/N` is there and whole: the one test of what is decided."""
         folder = f"{self.directory}/commits"
         epochs = sorted(map(int, filter(str.isdigit, self._files.names(folder))), reverse=True)
-        return next((one for one in epochs if is_whole(self._files.read(f"{folder}/{one}"), "commits")), -1)
+        return next((epoch for epoch in epochs if is_whole(self._files.read(f"{folder}/{epoch}"), "commits")), -1)
 
     @property
     def decided(self) -> int:
@@ -169,8 +169,8 @@ class SimulatedCheckpoint:
 
     def write_offset(self, epoch: int, ends: Mapping[str, LogOffset]) -> Steps:
         """Spark's way: a draft that is renamed, and nothing is synced."""
-        told = {name: end.as_json() for name, end in ends.items()}
-        yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(told).encode())
+        offsets = {name: end.as_json() for name, end in ends.items()}
+        yield from self._write_spark("offsets", epoch, b"v1\n{}\n" + json.dumps(offsets).encode())
 
     def write_commit(self, epoch: int) -> Steps:
         yield from self._write_spark("commits", epoch, b'v1\n{"nextBatchWatermarkMs":0}')

@@ -49,7 +49,7 @@ class SimulatedGatewayClients:
     def __init__(self, owner: SimulatedProcess) -> None:
         self._owner = owner
         self.names = [LEADER]
-        self._asked: set[str] = set()
+        self._pending: set[str] = set()
         self._away: set[str] = set()
         self._found: Answers = {}
         self._done: Callable[[Answers], Any] | None = None
@@ -64,8 +64,8 @@ class SimulatedGatewayClients:
         """Ask each its question; `done` gets the answers of those that are there, also to what was asked before."""
         self._done = done
         for name, question in questions.items():
-            if name not in self._asked and name not in self._found:
-                self._asked.add(name)
+            if name not in self._pending and name not in self._found:
+                self._pending.add(name)
                 answered = partial(self._answered, name, question)
                 self._owner.site.network.call(self._owner, part_of(name), question, answered)
         if not self._waits:
@@ -73,12 +73,12 @@ class SimulatedGatewayClients:
 
     @property
     def _waits(self) -> bool:
-        return any(name not in self._away for name in self._asked)
+        return any(name not in self._away for name in self._pending)
 
     def _answered(self, name: str, question: Any, answer: Any) -> Any:
         if isinstance(answer, ProcessionError):
             raise answer
-        self._asked.discard(name)
+        self._pending.discard(name)
         self._away.discard(name)
         if answer is not None:
             self._found[name] = question, answer

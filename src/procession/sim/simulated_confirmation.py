@@ -42,15 +42,15 @@ class Confirmation:
         return self._site.chance.randrange(1, 2**64) if self._is_awaited else 0
 
     def check(
-        self, log: SimulatedLog, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot, members: Container[str]
+        self, log: SimulatedLog, request: ConfirmRequest | OfferRequest, snapshot: Snapshot, members: Container[str]
     ) -> None:
         """`members` are the gateways that the leader knows, if this is the leader."""
         if not self._is_awaited:
             return
         try:
-            check_offered(log, asked.offered, self._part)
-            check_directory(self.identity, snapshot.epoch + 1, asked.known, self._part)
-            check_gateways(members, asked.known, self._part)
+            check_offered(log, request.offered, self._part)
+            check_directory(self.identity, snapshot.epoch + 1, request.known, self._part)
+            check_gateways(members, request.known, self._part)
         except StorageError as error:
             self._site.tell(self._part, "! refuses: %s", error.sentence)
             self._site.refused(self._part)

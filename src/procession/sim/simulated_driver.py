@@ -76,7 +76,7 @@ class SimulatedDriver(SimulatedProcess):
         self._next_epoch: SimulatedEpoch | None = None
         self._unacknowledged: RoundRecord | None = None
         self._acknowledged: RoundRecord | None = None
-        self._is_telling = False
+        self._is_acknowledging = False
         self._fences, self._commits = SimulatedGatewayClients(self), SimulatedGatewayClients(self)
         self._fenced: set[str] = set()
         self._notified: dict[str, int] = {}
@@ -165,11 +165,11 @@ class SimulatedDriver(SimulatedProcess):
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
         ends, fence, last = self._offered_ends(), self.checkpoint.fence, last_record(self.site, self.checkpoint)
-        words = {
+        requests = {
             name: ConfirmRequest(fence, ends.get(name, LogOffset()), known(self.site, self.checkpoint, last, name))
             for name in self._fences.names
         }
-        self._fences.ask(words, self._raised)
+        self._fences.ask(requests, self._raised)
 
     def _offered_ends(self) -> dict[str, LogOffset]:
         offered = self.checkpoint.offered
@@ -177,10 +177,10 @@ class SimulatedDriver(SimulatedProcess):
 
     def _raised(self, answers: Answers) -> None:
         ends = self._offered_ends()
-        for name, (_, told) in answers.items():
-            if told.end.sequence < (end := ends.get(name, LogOffset()).sequence):
+        for name, (_, reply) in answers.items():
+            if reply.end.sequence < (end := ends.get(name, LogOffset()).sequence):
                 raise StorageError(
-                    f"the log of {name} ends at {told.end.sequence}, but {end} were offered", next_step="restore it"
+                    f"the log of {name} ends at {reply.end.sequence}, but {end} were offered", next_step="restore it"
                 )
         known = len(self._fences.names)
         if LEADER in answers:
@@ -348,14 +348,14 @@ class SimulatedDriver(SimulatedProcess):
 
     def _acknowledge(self, record: RoundRecord) -> None:
         self._unacknowledged = record
-        if not self._is_telling:
-            self._is_telling = True
-            self.soon(self._tell_gateway)
+        if not self._is_acknowledging:
+            self._is_acknowledging = True
+            self.soon(self._acknowledge_gateways)
 
-    def _tell_gateway(self) -> None:
+    def _acknowledge_gateways(self) -> None:
         record = self._unacknowledged
         if record is None or self.error is not None:
-            self._is_telling = False
+            self._is_acknowledging = False
             return
         self.checkpoint.check_fence()
         strangers = [name for name in record.offsets if name not in self._commits.names]
@@ -363,12 +363,12 @@ class SimulatedDriver(SimulatedProcess):
             self._look_who_is_there(record.offsets)  # one is new, or one that had left is back
             return
         fence, ends = self.checkpoint.fence, record.offsets
-        words = {
+        requests = {
             name: EpochCommitted(fence, record.epoch, ends.get(name, 0), record.positions, epochs_kept(record, name))
             for name in self._commits.names
             if self._notified.get(name) != record.epoch
         }
-        self._commits.ask(words, self._heard_commit)
+        self._commits.ask(requests, self._heard_commit)
 
     def _heard_commit(self, answers: Answers) -> None:
         self._notified |= {name: word.epoch for name, (word, _) in answers.items()}
@@ -376,9 +376,9 @@ class SimulatedDriver(SimulatedProcess):
         missing = [name for name in self._commits.names if record and self._notified.get(name) != record.epoch]
         if not missing:
             self._acknowledged, self._unacknowledged = record, None
-            self._is_telling = False
+            self._is_acknowledging = False
         elif LEADER in missing or not answers.keys().isdisjoint(missing):
-            self.later(0.0 if answers else RETRY_S, self._tell_gateway)
+            self.later(0.0 if answers else RETRY_S, self._acknowledge_gateways)
         else:
             self.later(RETRY_S, self._look_who_is_there)  # a missing gateway may have left
 
@@ -389,6 +389,6 @@ class SimulatedDriver(SimulatedProcess):
             if answer is not None:
                 self._meet(answer.gateways)
                 self._met = met if met is not None else self._met
-            self.later(0.0 if answer is not None else RETRY_S, self._tell_gateway)
+            self.later(0.0 if answer is not None else RETRY_S, self._acknowledge_gateways)
 
         self.site.network.call(self, GATEWAY, FenceRaised(self.checkpoint.fence), answered)

@@ -4,8 +4,7 @@ several gateways the first one leads with the real `Leadership`, and the others 
 Invariant, as in `gateway/performer`: actions are performed in the order of their decisions. Rows are in the log before
 any action that depends on them. A snapshot is on disk before its ACKs are sent, and its ACKs before the log is trimmed.
 Rows are gathered for a moment. Snapshots and syncs run concurrently, so other events come between a decision and its
-durability. Upstream: `simulated_producer`, over the network, and `simulated_driver`, by requests. Downstream:
-`simulated_log`.
+durability. `simulated_producer` sends to it, `simulated_driver` makes requests; it writes to `simulated_log`.
 """
 
 from __future__ import annotations
@@ -106,13 +105,14 @@ class SimulatedGateway(SimulatedProcess):
         self._files.make_directory(self.part)
         self._files.sync_directory("")
         found, retired = snapshots.recover_snapshot(self._files, self.part)
-        told = self.confirmation = Confirmation(self.site, self.part, self._files, is_awaited=self._is_awaited)
-        self._log = SimulatedLog(self._files, folder, found.end_sequence, self._segment_rows_max, told.incarnation())
-        tail = read_tail(self._files, folder, found.end_sequence, self._log.next_sequence)
-        is_leading = self.part == GATEWAY if self._peers else None
+        self.confirmation = Confirmation(self.site, self.part, self._files, is_awaited=self._is_awaited)
+        incarnation = self.confirmation.incarnation()
+        self._log = SimulatedLog(self._files, folder, found.end_sequence, self._segment_rows_max, incarnation)
         end, now = self._log.next_sequence, self.site.clock.now
+        tail = read_tail(self._files, folder, found.end_sequence, end)
+        is_leading = self.part == GATEWAY if self._peers else None
         self.state = GatewayState(self._limits, found, tail, end, is_leading=is_leading, retired=retired, now=now)
-        self.site.tell(self.part, "= recovered to %s, %s", self._log.next_sequence, found)
+        self.site.tell(self.part, "= recovered to %s, %s", end, found)
         if self._peers:
             self._lead_or_follow()
         self.site.network.listeners[self.part] = self
@@ -122,8 +122,8 @@ class SimulatedGateway(SimulatedProcess):
     def _lead_or_follow(self) -> None:
         if self.part == GATEWAY:
             self._leadership = Leadership(Members(SimulatedMemberFile(self._files, self.part)), self.state, self.handle)
-            own = member_of(self.part, self.confirmation.identity)
-            self._leadership.begin(own, is_confirmed=self.confirmation.is_confirmed)
+            identity, is_confirmed = self.confirmation.identity, self.confirmation.is_confirmed
+            self._leadership.begin(member_of(self.part, identity), is_confirmed=is_confirmed)
             self.site.network.listeners[LEADERS_DOOR] = self
             return
         starts = max(int(self._files.read(f"{self.part}/{STARTS}") or b"0"), int(1000 * self.site.clock.now))

@@ -40,7 +40,7 @@ LINK_INTERVAL_S = 0.15
 LINK_TIMEOUT_S = 0.5
 RETRY_S = 0.05
 
-Words = dict[str, Any]
+JsonMessage = dict[str, Any]
 
 
 def name_of(part: str) -> str:
@@ -78,10 +78,10 @@ class LineChannel:
         self.end = end
         self._rest = b""
 
-    def say(self, words: Words) -> None:
-        self.end.write(json.dumps(words).encode() + b"\n")
+    def say(self, message: JsonMessage) -> None:
+        self.end.write(json.dumps(message).encode() + b"\n")
 
-    def heard(self, data: bytes) -> list[Words]:
+    def heard(self, data: bytes) -> list[JsonMessage]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -126,13 +126,13 @@ class LeaderEnd(LineChannel):
             if self.end.is_open:
                 self.say(reply)
 
-    def _answer(self, request: Words) -> Words:
+    def _answer(self, request: JsonMessage) -> JsonMessage:
         leads = self._leadership
         if request["op"] == "join":
             self.lost()
-            told, turn = Member.from_dict(request["gateway"]), (request["starts"], request["turn"])
+            gateway, turn = Member.from_dict(request["gateway"]), (request["starts"], request["turn"])
             held, end, is_confirmed = request["held"], request["committed_end"], request.get("is_confirmed", True)
-            self._link, name = leads.join(told, held, positions(request), end, turn, is_confirmed=is_confirmed)
+            self._link, name = leads.join(gateway, held, positions(request), end, turn, is_confirmed=is_confirmed)
             return {"name": name}
         if self._link is None:
             raise RemoteProtocolError(f"{request['op']} before join")
@@ -155,7 +155,7 @@ class SimulatedLeaderLink:
         self._starts = starts
         self._turn = 0
         self._lines: LineChannel | None = None
-        self._asked: deque[Words] = deque()
+        self._unanswered: deque[JsonMessage] = deque()
         self._is_linked = False
         self._is_leaving = False
         self._heard_s = 0.0
@@ -170,32 +170,32 @@ class SimulatedLeaderLink:
             return
         end.tag = self
         self._lines, self._is_linked = LineChannel(end), False
-        self._asked.clear()
+        self._unanswered.clear()
         self._heard_s = gateway.site.clock.now
-        self._say(self._greeting())
+        self._send(self._greeting())
         gateway.later(LINK_TIMEOUT_S, self._watch, end)
 
-    def _greeting(self) -> Words:
+    def _greeting(self) -> JsonMessage:
         self._turn += 1
         gateway = self._gateway
-        own, is_confirmed = member_of(gateway.part, gateway.confirmation.identity), gateway.confirmation.is_confirmed
-        return greeting(gateway.state, own, self._starts, self._turn, is_confirmed=is_confirmed)
+        member, is_confirmed = member_of(gateway.part, gateway.confirmation.identity), gateway.confirmation.is_confirmed
+        return greeting(gateway.state, member, self._starts, self._turn, is_confirmed=is_confirmed)
 
     def greet_again(self) -> None:
         """End this link: the next one begins with what this gateway holds now."""
         if self._lines is not None:
             self.lost(self._lines.end)
 
-    def _say(self, words: Words) -> None:
+    def _send(self, request: JsonMessage) -> None:
         if self._lines is not None:
-            self._asked.append(words)
-            self._lines.say(words)
+            self._unanswered.append(request)
+            self._lines.say(request)
 
     def ask(self, stream_id: int) -> None:
-        self._say({"op": "notify", "stream": stream_id})
+        self._send({"op": "notify", "stream": stream_id})
 
     def relinquish(self, stream_id: int, committed: int | None) -> None:
-        self._say({"op": "relinquish", "stream": stream_id, "committed": committed})
+        self._send({"op": "relinquish", "stream": stream_id, "committed": committed})
 
     # The life of links
 
@@ -215,7 +215,7 @@ class SimulatedLeaderLink:
         """The link is gone, or the leader says nothing: the next one is begun."""
         if self._is_this(end):
             self._lines = None
-            self._asked.clear()
+            self._unanswered.clear()
             end.close()
             self._gateway.handle(LeaderLost())
             self._gateway.later(RETRY_S * (0.5 + self._gateway.site.chance.random()), self.connect)
@@ -232,9 +232,9 @@ class SimulatedLeaderLink:
                     )
                 self.lost(end)
                 return
-            self._heard(end, self._asked.popleft(), reply)
+            self._handle_reply(end, self._unanswered.popleft(), reply)
 
-    def _heard(self, end: Endpoint, request: Words, reply: Words) -> None:
+    def _handle_reply(self, end: Endpoint, request: JsonMessage, reply: JsonMessage) -> None:
         gateway = self._gateway
         match request["op"]:
             case "join":
@@ -257,7 +257,7 @@ class SimulatedLeaderLink:
     def _beat(self, end: Endpoint) -> None:
         if self._is_this(end):
             if self._is_leaving and self._gateway.is_settled:
-                self._say({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
+                self._send({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
             else:
-                self._say({"op": "beat"})
+                self._send({"op": "beat"})
             self._gateway.later(LINK_INTERVAL_S, self._beat, end)

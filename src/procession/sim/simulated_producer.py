@@ -38,14 +38,14 @@ class Producer(SimulatedProcess):
         stream: int,
         ids: Sequence[int],
         replays: str = "no",
-        homes: Sequence[str] = (GATEWAY,),
+        gateways: Sequence[str] = (GATEWAY,),
     ) -> None:
         super().__init__(site, part, machine)
         self.is_done = False
         self._ids = ids
         self._replays = replays
-        self._homes = deque(homes)
-        self._address = self._homes[0]
+        self._gateways = deque(gateways)
+        self._address = self._gateways[0]
         self._progress = StreamProgress(Stream(stream, f"stream {stream}"))
         self._connection: Connection
         self._end: Endpoint | None = None
@@ -69,9 +69,9 @@ class Producer(SimulatedProcess):
 
     def _elsewhere(self) -> None:
         """Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next."""
-        if self._address == self._homes[0]:
-            self._homes.rotate(-1)
-        self._address = self._homes[0]
+        if self._address == self._gateways[0]:
+            self._gateways.rotate(-1)
+        self._address = self._gateways[0]
         self._again()
 
     def _connected(self, end: Endpoint | None) -> None:
@@ -114,7 +114,7 @@ class Producer(SimulatedProcess):
                 self._progress.is_end_committed = True
                 self._farewell_if_done(end)
             case NotifyAck() if event.success:
-                oracle.heard(stream, event.point_of_reference)
+                oracle.acknowledged_to(stream, event.point_of_reference)
                 self._progress.commit(event.point_of_reference)
                 self._progress.begin()
                 self._open(end)
@@ -122,7 +122,7 @@ class Producer(SimulatedProcess):
                 self._was_refused = True
             case Ack():
                 for _, point in event.positions:
-                    oracle.heard(stream, point)
+                    oracle.acknowledged_to(stream, point)
                     self._progress.commit(point)
                 if self._was_refused:
                     self._was_refused = False
@@ -151,7 +151,9 @@ class Producer(SimulatedProcess):
 
     def _open(self, end: Endpoint) -> None:
         committed = self._progress.committed
-        first = next((number for number, one in enumerate(self._ids) if committed is None or one > committed), None)
+        first = next(
+            (number for number, message_id in enumerate(self._ids) if committed is None or message_id > committed), None
+        )
         after = len(self._ids) if first is None else first
         if self._replays != "no" and self.site.chance.random() < 0.7:
             after = 0 if self._replays == "zero" else self.site.chance.randrange(0, after + 1)

@@ -33,14 +33,14 @@ def check_told(site: Environment, durable: Callable[[], Snapshot], frame: AnyFra
         site.oracle.opened(frame.stream_id, frame.point_of_reference)
     match frame:
         case Ack():
-            told = frame.positions
+            positions = frame.positions
         case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
-            told = ((frame.stream_id, frame.point_of_reference),)
+            positions = ((frame.stream_id, frame.point_of_reference),)
         case _:
             return
-    for stream_id, point in told:
+    for stream_id, point in positions:
         position = durable().streams.get(stream_id)
         is_durable = position is not None and position.committed >= point
         if not is_durable and isinstance(frame, NotifyAck):
             is_durable = is_durable_anywhere(site.disks, stream_id, point)
-        site.oracle.told(stream_id, point, is_durable)
+        site.oracle.check_ack(stream_id, point, is_durable)

@@ -114,7 +114,7 @@ class SimulatedTransactionLog(TransactionLog):
 
     def __init__(self, files: Files, output: SimulatedFileOutput, oracle: Oracle, sink: str) -> None:
         super().__init__(Path(sink), entries_max=ENTRIES_MAX, transactions_kept=TRANSACTIONS_KEPT)
-        self._sim = SimulatedJournal(files, sink, self._heard)
+        self._sim = SimulatedJournal(files, sink, self._synced)
         self._journal = cast(Journal, self._sim)
         self._files = files
         self._output = output
@@ -139,7 +139,7 @@ class SimulatedTransactionLog(TransactionLog):
     def _read(self) -> Iterable[Entry]:
         return self._sim.read()
 
-    def _heard(self, entry: Entry) -> None:
+    def _synced(self, entry: Entry) -> None:
         match entry:
             case {"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": vote}:
                 self._oracle.voted(self._sink, txn_id, vote, self._output.data[start:end] if vote else b"")

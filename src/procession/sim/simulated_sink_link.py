@@ -64,7 +64,7 @@ class SimulatedSinkLink:
         self._phase2_sent: set[str] = set()
         self._deadline = 0
         self._is_hung = False
-        self._asked: str | None = None
+        self._voting: str | None = None
         self._greetings_refused = self._votes_refused = 0
 
     def connect(self) -> None:
@@ -125,7 +125,7 @@ class SimulatedSinkLink:
                 return Phase2Confirmed(self.sink, event.txn_id) if event.commit else None
             case Reply():
                 self._deadline += 1
-                self._asked, self._votes_refused = None, 0
+                self._voting, self._votes_refused = None, 0
                 self._phase2_sent.clear()
                 return VoteReceived(self.sink, event.txn_id, event.commit)
             case Error(reason):
@@ -151,18 +151,18 @@ class SimulatedSinkLink:
         """As the real link: a session that ends at its greeting, or before the vote, is a refusal."""
         if not self._is_ready:
             self._greetings_refused += 1
-        elif self._asked is not None and not self._is_hung:
+        elif self._voting is not None and not self._is_hung:
             self._votes_refused += 1
         if self._greetings_refused >= REFUSALS_MAX:
             raise not_greeted(repr(self.sink), self._greetings_refused, "the connection was lost")
         if self._votes_refused >= REFUSALS_MAX:
-            raise not_voted(repr(self.sink), self._asked, self._votes_refused, "the connection was lost")
-        self._asked = None
+            raise not_voted(repr(self.sink), self._voting, self._votes_refused, "the connection was lost")
+        self._voting = None
 
     def close(self, delay_s: float = 0.0) -> None:
         """Close, and connect again. The news comes as of any lost connection, in its turn."""
         end = self._end
-        self._asked = None
+        self._voting = None
         if end is not None and end.is_open:
             end.close()
             self._driver.later(delay_s, self._driver.link_lost, self, end)
@@ -171,7 +171,7 @@ class SimulatedSinkLink:
 
     def emit(self, action: EmitEpoch, payloads: Sequence[bytes]) -> None:
         if self._end is not None and self._is_ready:
-            self._asked = action.txn
+            self._voting = action.txn
             self._emit(self._end, self._connection, action, payloads, action.start)
 
     def _emit(

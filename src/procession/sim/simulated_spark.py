@@ -57,7 +57,7 @@ class Spark(SimulatedProcess):
         self.driver = driver
         self._machines = {name_of(part): home for part, home in gateways.items()}
         self._logs = {name: Files(self, home.disk) for name, home in self._machines.items()}
-        self._desks = SimulatedGatewayClients(self)
+        self._clients = SimulatedGatewayClients(self)
         files = Files(self, machine.disk)
         self._checkpoint = SimulatedCheckpoint(files, driver.checkpoint.fence)
         self._keeping = SimulatedStateStore(files, self._checkpoint, site.oracle)
@@ -120,9 +120,9 @@ class Spark(SimulatedProcess):
             return
         yield
         self.site.oracle.look()
-        self._last, names = last_record(self.site, self._checkpoint), self._desks.names
+        self._last, names = last_record(self.site, self._checkpoint), self._clients.names
         fence, records_max = self._checkpoint.fence, max(1, self._epoch_records_max // len(names))
-        words = {
+        requests = {
             name: OfferRequest(
                 fence,
                 self._ends.get(name, LogOffset()),
@@ -131,17 +131,17 @@ class Spark(SimulatedProcess):
             )
             for name in names
         }
-        self._desks.ask(words, self._offered)
+        self._clients.ask(requests, self._offered)
 
     def _offered(self, answers: Answers) -> Steps | None:
         ends = dict(self._ends)
-        for name, (_, told) in sorted(answers.items()):
-            if told.is_behind:
-                self._tell(name)
-            elif told.end.sequence > ends.get(name, LogOffset()).sequence:
-                ends[name] = told.end
+        for name, (_, reply) in sorted(answers.items()):
+            if reply.is_behind:
+                self._send_last_commit(name)
+            elif reply.end.sequence > ends.get(name, LogOffset()).sequence:
+                ends[name] = reply.end
         if LEADER in answers:
-            self._desks.meet(answers[LEADER][1].gateways)
+            self._clients.meet(answers[LEADER][1].gateways)
             keep_places(self.site, self._checkpoint, answers[LEADER][1].gateways)
         if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
             self.later(self._wait_s, self._trigger)
@@ -150,7 +150,7 @@ class Spark(SimulatedProcess):
         self._wait_s = TRIGGER_S
         return self._construct(ends)
 
-    def _tell(self, name: str) -> None:
+    def _send_last_commit(self, name: str) -> None:
         """As `driver/last_commit`: a gateway that was started again must have the last commit."""
         if (record := self._last) is not None:
             end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
@@ -188,8 +188,8 @@ class Spark(SimulatedProcess):
                 number += 1
         yield
         made = []
-        for task, own in enumerate(dealt(rows, self._tasks)):
-            made.append(run_task(self._keeping, task, self._tasks, self._number, attempt, own))
+        for task, task_rows in enumerate(dealt(rows, self._tasks)):
+            made.append(run_task(self._keeping, task, self._tasks, self._number, attempt, task_rows))
             yield
         lines = payloads([path for path, _ in made], self._routes)
         states = {STAGE: StateVersion(tuple(files for _, files in made), KIND)}

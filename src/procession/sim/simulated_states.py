@@ -73,7 +73,7 @@ class SimulatedStateStore:
         self._oracle = oracle
         self._warm: dict[int, SimulatedStates] = {}
         self._epoch = 0
-        self._own: set[str] = set()
+        self._written: set[str] = set()
         """What the attempt at hand has written."""
 
     def version(self, epoch: int) -> StateVersion:
@@ -84,7 +84,7 @@ class SimulatedStateStore:
 
     def open(self, task: int, tasks: int, epoch: int, attempt: int) -> SimulatedStates:
         self._epoch = epoch
-        self._own.clear()
+        self._written.clear()
         version = self.version(epoch)
         prefix = file_prefix(self._checkpoint.fence, STAGE, task, epoch, attempt)
         if version.tasks and len(version.tasks) != tasks:
@@ -107,14 +107,14 @@ class SimulatedStateStore:
     def read(self, name: str) -> StateFile:
         data = self.files.read(f"{STATES}/{name}")
         # A replaced driver may find any files, and decides nothing.
-        if name not in self._own and self._checkpoint.is_current:
+        if name not in self._written and self._checkpoint.is_current:
             self._oracle.state_read(self._epoch, name, data)
         if data is None:
             raise StorageError(f"state file {name} is gone", next_step="restore the pipeline's directory")
         return _opened(data)
 
     def write(self, name: str, data: bytes) -> None:
-        self._own.add(name)
+        self._written.add(name)
         self.files.write(f"{STATES}/{name}", data)
         self._oracle.state_written(self._epoch, name, data)
         self.files.sync(f"{STATES}/{name}")

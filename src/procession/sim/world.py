@@ -49,9 +49,11 @@ class WorldOutcome:
 
 
 class World:
-    def __init__(self, plan: FaultPlan, chance: Randomness, *, is_told: bool = False, is_blind: bool = False) -> None:
+    def __init__(
+        self, plan: FaultPlan, chance: Randomness, *, is_recorded: bool = False, is_blind: bool = False
+    ) -> None:
         self.plan = plan
-        self.site = site = Environment(chance, plan.faults, is_told=is_told)
+        self.site = site = Environment(chance, plan.faults, is_recorded=is_recorded)
         site.strike, site.gone = self._strike, self._gone
         site.network.loss = plan.loss
         self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
@@ -61,7 +63,7 @@ class World:
         site.disks.update({part: machine.disk for part, machine in self._gateways.items()})
         self._routes = {name: _route(number) for number, name in enumerate(self._sinks)}
         expected = {
-            name: {stream: [one for one in ids if route(one)] for stream, ids in self._ids.items()}
+            name: {stream: [message_id for message_id in ids if route(message_id)] for stream, ids in self._ids.items()}
             for name, route in self._routes.items()
         }
         site.oracle = Oracle(self._machines[DRIVER].disk, expected, is_blind=is_blind)
@@ -135,7 +137,7 @@ class World:
 
     @property
     def is_complete(self) -> bool:
-        return self.site.oracle.is_complete and all(one.is_done for one in self._producers.values())
+        return self.site.oracle.is_complete and all(producer.is_done for producer in self._producers.values())
 
     def _audit(self) -> None:
         for sink in self._sinks:
@@ -173,12 +175,18 @@ class World:
         else:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
-            homes = list(self._gateways)
+            gateways = list(self._gateways)
             first = (self.plan.first_home + number + part.endswith("twin")) % len(
-                homes
+                gateways
             )  # twins connect to different gateways
             producer = Producer(
-                self.site, part, machine, number + 1, self._ids[number + 1], replays, homes[first:] + homes[:first]
+                self.site,
+                part,
+                machine,
+                number + 1,
+                self._ids[number + 1],
+                replays,
+                gateways[first:] + gateways[:first],
             )
             self._producers[part] = producer
             producer.start()
@@ -230,9 +238,9 @@ class World:
 
     def _power_on(self, machine: Machine) -> None:
         machine.is_up = True
-        for part, home in self._machines.items():
+        for part, host in self._machines.items():
             producer = self._producers.get(part)
-            if home is machine and not (producer is not None and producer.is_done):
+            if host is machine and not (producer is not None and producer.is_done):
                 self._start(part)
 
     # Faults

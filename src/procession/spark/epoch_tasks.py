@@ -48,8 +48,8 @@ def ranges_of(
     ranges = deal(first, numbered_from(ends), parallelism)
     if task.is_woven(pieces):
         edges = [0, *(task_range.last - first for task_range in ranges)]
-        for task_range, own in zip(ranges, task.dealt(pieces, edges), strict=True):
-            task_range.pieces = own
+        for task_range, task_pieces in zip(ranges, task.dealt(pieces, edges), strict=True):
+            task_range.pieces = task_pieces
         return ranges
     for task_range in ranges:
         task_range.pieces = tuple(cut(pieces, task_range.first - first, task_range.last - first))
@@ -69,16 +69,16 @@ def run_slot(
     """Run the task in this slot of a level. Return the envelopes that it sends and those addressed to later levels."""
     plan, store = task.plan, task.store()
     passing: list[RoutedManifest] = []
-    own: list[RoutedManifest] = []
+    arrived: list[RoutedManifest] = []
     for envelope in envelopes:
-        (passing if envelope.level > level else own).append(envelope)
-    mine = opened(plan, level, slot, unloaded(own, store))
-    del own  # free the memory: the store has the contents
+        (passing if envelope.level > level else arrived).append(envelope)
+    own_envelopes = opened(plan, level, slot, unloaded(arrived, store))
+    del arrived  # free the memory: the store has the contents
     chain, bucket = slots(plan, level)[slot]
-    attempt, tries = replace(attempt, partition=bucket), heard(mine)
-    if any(envelope.is_failed for envelope in mine):
+    attempt, tries = replace(attempt, partition=bucket), heard(own_envelopes)
+    if any(envelope.is_failed for envelope in own_envelopes):
         made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
     else:
-        runs = [envelope.run for envelope in mine if envelope.run is not None]
-        made = task.run_bucket(attempt, chain, runs, store, tries, changes_in(mine))
+        runs = [envelope.run for envelope in own_envelopes if envelope.run is not None]
+        made = task.run_bucket(attempt, chain, runs, store, tries, changes_in(own_envelopes))
     return flatten(passing, loaded(sent(plan, made, plan.chains[chain].tasks), store))

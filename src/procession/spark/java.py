@@ -20,8 +20,8 @@ INSTALL = f"install Java {JAVA_MIN} or newer (on Debian or Ubuntu: apt-get insta
 
 
 def java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else "java"
+    java_home = os.environ.get("JAVA_HOME")
+    return str(Path(java_home) / "bin" / "java") if java_home else "java"
 
 
 def check_java() -> None:
@@ -33,11 +33,11 @@ def check_java() -> None:
             f"user {os.getuid()} has no user name on this machine, and Spark needs one to start",
             next_step="add a line for this user to /etc/passwd (in a container: in its image), or run as another user",
         ) from error
-    home = os.environ.get("JAVA_HOME")
+    java_home = os.environ.get("JAVA_HOME")
     found = shutil.which(java())
     if found is None:
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java in PATH"
-        step = f"point JAVA_HOME at a Java installation, or unset it; or {INSTALL}" if home else INSTALL
+        where = f"JAVA_HOME is {java_home}, which has no bin/java" if java_home else "there is no java in PATH"
+        step = f"point JAVA_HOME at a Java installation, or unset it; or {INSTALL}" if java_home else INSTALL
         raise ConfigError(f"Spark needs Java {JAVA_MIN} or newer, and {where}", next_step=step)
     major = _major(_version_of(Path(found)))
     if major is not None and major < JAVA_MIN:

@@ -259,10 +259,10 @@ def _check_tries(plan: Plan, reported: Sequence[Manifest]) -> None:
                 )
 
 
-def _check_whole(who: str, envelopes: Sequence[RoutedManifest]) -> None:
+def _check_whole(task: str, envelopes: Sequence[RoutedManifest]) -> None:
     tasks = {envelope.tasks for envelope in envelopes}
     if len(tasks) != 1 or sorted(envelope.partition for envelope in envelopes) != list(range(*tasks)):
         arrived = sorted(envelope.partition for envelope in envelopes)
         raise StorageError(
-            f"{who} got envelopes from tasks {arrived} of {sorted(tasks)}: some are missing or duplicates"
+            f"{task} got envelopes from tasks {arrived} of {sorted(tasks)}: some are missing or duplicates"
         )

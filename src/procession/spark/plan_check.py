@@ -165,9 +165,9 @@ def _refuse(plan: Plan, operator: str, stage: str | None = None) -> NoReturn:
     )
 
 
-def _adaptive(who: str) -> PlanError:
+def _adaptive(stage: str) -> PlanError:
     return PlanError(
-        f"Spark would change its plan for {who} at run time (AdaptiveSparkPlan), and could add exchanges that are not"
+        f"Spark would change its plan for {stage} at run time (AdaptiveSparkPlan), and could add exchanges that are not"
         " in the plan and break the order",
         next_step=f"set spark.sql.adaptive.enabled to false again; or {LEFT_ALONE}",
     )

@@ -64,15 +64,18 @@ def through_sql(
     if any(envelope.is_failed for envelope in envelopes):
         return list(envelopes)
     changed: list[RoutedManifest] = []
-    own: dict[int, list[RoutedManifest]] = {chain.number: [] for chain in plan.at_level(level) if _is_sql(plan, chain)}
+    by_chain: dict[int, list[RoutedManifest]] = {
+        chain.number: [] for chain in plan.at_level(level) if _is_sql(plan, chain)
+    }
     for envelope in envelopes:
         chain = slots(plan, level)[envelope.slot][0] if envelope.level == level else None
-        (changed if chain is None or chain not in own else own[chain]).append(envelope)
-    for number, mine in own.items():
+        (changed if chain is None or chain not in by_chain else by_chain[chain]).append(envelope)
+    for number, chain_envelopes in by_chain.items():
         first = slots(plan, level).index((number, 0))
-        runs, store = _transformed(spark, task, plan.chains[number], [(item.slot - first, item) for item in mine])
-        lowest = min(envelope.chain for envelope in mine)
-        for envelope in mine:
+        numbered = [(envelope.slot - first, envelope) for envelope in chain_envelopes]
+        runs, store = _transformed(spark, task, plan.chains[number], numbered)
+        lowest = min(envelope.chain for envelope in chain_envelopes)
+        for envelope in chain_envelopes:
             if envelope.piece == 0:
                 # Each task still gets an envelope from every task before it; the first one holds the whole result.
                 is_first = (envelope.partition, envelope.chain) == (0, lowest)

@@ -37,7 +37,7 @@ def ending_parts(graph: Graph, *, has_inputs: bool) -> list[str]:
     return [SOURCE] * has_inputs + [f"{SOURCE}-{source.name}" for source in graph.connected]
 
 
-def told(graph: Graph) -> list[str]:
+def connector_lines(graph: Graph) -> list[str]:
     """One line for each connector of the app that reads or writes a URL of another system."""
     reads = [f"source {source.name!r} reads {source.target}" for source in graph.connected]
     return reads + [f"sink {sink.name!r} writes to {sink.target}" for sink in graph.sinks if sink.is_in_blocks]

@@ -60,8 +60,10 @@ def processes() -> Iterator[ProcessEntry]:
 
 def find(mark: str, sessions: Collection[int] = ()) -> list[ProcessEntry]:
     """Return the processes whose mark begins with `mark` or that are in one of the sessions, including zombies."""
-    own = os.getpid()
-    return [entry for entry in processes() if entry.pid != own and (entry.session in sessions or entry.carries(mark))]
+    own_pid = os.getpid()
+    return [
+        entry for entry in processes() if entry.pid != own_pid and (entry.session in sessions or entry.carries(mark))
+    ]
 
 
 def sweep(mark: str, sessions: Collection[int] = ()) -> int:

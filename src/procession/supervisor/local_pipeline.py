@@ -141,8 +141,8 @@ class LocalPipeline:
         """Start the connectors of the app's sources that read a URL."""
         for turn, source in enumerate(self.graph.connected):
             directory = self.directory / "sources" / source.name
-            words = source.source_traits.arguments(source.url, directory)
-            argv = ["source", source.connector.name, *words, *self._sending(turn), "--source", source.name]
+            arguments = source.source_traits.arguments(source.url, directory)
+            argv = ["source", source.connector.name, *arguments, *self._sending(turn), "--source", source.name]
             self._start_sending(f"{SOURCE}-{source.name}", argv)
 
     def _sending(self, turn: int) -> list[str]:
@@ -179,8 +179,8 @@ class LocalPipeline:
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # Only the first gateway uses the given address; the others take any port of the same host.
         listen = self.listen if part == GATEWAY else str(beside(self.listen))
-        words = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
-        return words + self._metrics(part)
+        argv = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
+        return argv + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
         """The metrics address of a gateway: the given one for the first, the following ports for the others."""

@@ -21,7 +21,7 @@ from procession.errors import ConfigError, ProcessionError
 from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
 from procession.sdk.transaction_log import uncommitted
-from procession.supervisor.app_connectors import check_connectors, connected_streams, ending_parts, told
+from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from procession.supervisor.local_pipeline import LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.settings import Settings
@@ -70,7 +70,7 @@ def run_app(
             if inputs:
                 local.start_source(inputs, event_time=event_time)
             local.start_connected()
-            for line in told(graph):
+            for line in connector_lines(graph):
                 display.say(line)
             joining = f", gateways join at {local.control}" if settings.control else ""
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")

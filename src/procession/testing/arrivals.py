@@ -108,13 +108,13 @@ class Arrivals:
     def _add_source(self, name: str, records: Any) -> None:
         source = self._source(name)
         if isinstance(records, Mapping):
-            for stream, own in records.items():
-                for one in _listed(own, f"stream {stream!r} of source {name!r}"):
-                    self._add(source, one, stream)
+            for stream, stream_records in records.items():
+                for record in _listed(stream_records, f"stream {stream!r} of source {name!r}"):
+                    self._add(source, record, stream)
                 self._name(self._stream(source, stream), source, stream)
             return
-        for one in _listed(records, f"source {name!r}"):
-            self._add(source, one)
+        for record in _listed(records, f"source {name!r}"):
+            self._add(source, record)
 
     def _add(self, source: Node, given: Any, stream: Stream | None = None) -> None:
         record = given if isinstance(given, Record) else Record(given)

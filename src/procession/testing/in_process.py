@@ -227,22 +227,25 @@ class _Hosted:
         letters = plan.graph.dead_letter
         self._limit = None if letters is None else DeadLetterLimit(letters.name, share_max)
         self._attempts = itertools.count(1)
-        self._written: dict[str, list[bytes]] = {one.name: [] for one in plan.graph.participants}
+        self._written: dict[str, list[bytes]] = {participant.name: [] for participant in plan.graph.participants}
 
     def run_epoch(self, end: int) -> None:
         """Run the rows up to this one, and commit them."""
         epoch = len(self._committed.rounds)
         last = self._committed.rounds.get(epoch - 1)
         start = 0 if last is None else last.last
-        told = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
-        for manifest in told:
+        task_manifests = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
+        for manifest in task_manifests:
             if manifest.failure is not None:
                 raise ProcessionError.from_dict(manifest.failure)
-        check_joined(epoch, [one for one in told if one.stage == 0], start)
-        runs = {one.name: runs_for(one.sink.name, one.bucket, told) for one in self._plan.graph.participants}
-        counters = self._counters(epoch, told, runs, {} if last is None else last.counters)
-        for name, own in runs.items():
-            for column in payloads(self._runs, epoch, own):
+        check_joined(epoch, [entry for entry in task_manifests if entry.stage == 0], start)
+        runs = {
+            entry.name: runs_for(entry.sink.name, entry.bucket, task_manifests)
+            for entry in self._plan.graph.participants
+        }
+        counters = self._counters(epoch, task_manifests, runs, {} if last is None else last.counters)
+        for name, sink_runs in runs.items():
+            for column in payloads(self._runs, epoch, sink_runs):
                 self._written[name] += column.to_pylist()
         self._committed.rounds[epoch] = RoundRecord(
             epoch,
@@ -252,7 +255,7 @@ class _Hosted:
             end,
             {},
             counters=counters,
-            states=versions_after(self._keyed, told),
+            states=versions_after(self._keyed, task_manifests),
             sides=self._refresh.current({} if last is None else last.sides),
         )
         self._runs.drop(epoch)
@@ -262,7 +265,11 @@ class _Hosted:
         ranges = ranges_of(
             task, {FIRST_GATEWAY: start}, {FIRST_GATEWAY: end}, {FIRST_GATEWAY: LogLocation("")}, plan.chains[0].tasks
         )
-        routed = [manifest for one in ranges for manifest in run_first(task, self._attempt(epoch, one.number), one)]
+        routed = [
+            manifest
+            for task_range in ranges
+            for manifest in run_first(task, self._attempt(epoch, task_range.number), task_range)
+        ]
         for level in range(1, plan.levels):
             by_slot: dict[int, list[RoutedManifest]] = defaultdict(list)
             for manifest in routed:
@@ -278,9 +285,13 @@ class _Hosted:
         return Attempt(epoch, partition, next(self._attempts))
 
     def _counters(
-        self, epoch: int, told: Sequence[Manifest], runs: Mapping[str, Sequence[Run]], before: Mapping[str, int]
+        self,
+        epoch: int,
+        task_manifests: Sequence[Manifest],
+        runs: Mapping[str, Sequence[Run]],
+        before: Mapping[str, int],
     ) -> dict[str, int]:
-        counters = counted(before, told, runs, self._keyed)
+        counters = counted(before, task_manifests, runs, self._keyed)
         if self._limit is None:
             return counters
         letters = runs[self._limit.sink]
@@ -291,8 +302,10 @@ class _Hosted:
 
     def outputs(self) -> Outputs:
         values = {
-            one.name: [_decoded(one.sink, payload, self._plan.graph) for payload in self._written[one.name]]
-            for one in self._plan.graph.participants
+            participant.name: [
+                _decoded(participant.sink, payload, self._plan.graph) for payload in self._written[participant.name]
+            ]
+            for participant in self._plan.graph.participants
         }
         written = {name: b"".join(found) for name, found in self._written.items()}
         last = self._committed.rounds[len(self._committed.rounds) - 1]
@@ -303,8 +316,8 @@ def _decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
     """The value in a record of an output; its bytes, if the sink's codec can make nothing of them."""
     if sink is graph.dead_letter:
         return json.loads(payload)
-    own = payload.removesuffix(b"\n") if sink.framing is SinkFraming.LINES else payload
+    record = payload.removesuffix(b"\n") if sink.framing is SinkFraming.LINES else payload
     try:
-        return DECODE[sink.codec](own)
+        return DECODE[sink.codec](record)
     except ValueError:
-        return own
+        return record

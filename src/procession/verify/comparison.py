@@ -93,9 +93,9 @@ class JudgedOutput:
             yield f"  {self.uncommitted_bytes} bytes after that are not committed and were ignored"
 
     def as_dict(self) -> dict[str, Any]:
-        mine = {"instance": self.instance, "connections": self.connections, "damage": self.damage}
-        mine |= {"uncommitted_bytes": self.uncommitted_bytes}
-        return self.verdict.as_dict() | mine | {"outcome": self.outcome}
+        fields = {"instance": self.instance, "connections": self.connections, "damage": self.damage}
+        fields |= {"uncommitted_bytes": self.uncommitted_bytes}
+        return self.verdict.as_dict() | fields | {"outcome": self.outcome}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +187,13 @@ def judge_output(
         )
     if request.checkpoint is not None:
         undecided = Undecided()
-        transactions = [transaction for own in committed for transaction in own]
+        transactions = [transaction for part in committed for transaction in part]
         undecided.take(transactions, DecisionReader(request.checkpoint).look(transactions))
         verdict = undecided.judge(verdict)
         if transactions and not undecided.named and verdict.is_clean:
             why = "No round record of the checkpoint names any of the visible transactions."
             verdict = replace(verdict, outcome=Outcome.UNKNOWN, why=why)
-    after = sum(max(0, size - end_of(own)) for own, size in zip(ranges, sizes, strict=True))
+    after = sum(max(0, size - end_of(part)) for part, size in zip(ranges, sizes, strict=True))
     return JudgedOutput(written.name, verdict, after, damage_of(written, ranges, sizes), len(written.logs))
 
 
@@ -204,8 +204,8 @@ def end_of(ranges: Ranges) -> int:
 def damage_of(written: SinkOutput, ranges: Sequence[Ranges], sizes: Sequence[int]) -> str:
     """Describe the damage of an output's files, per instance; empty if there is none."""
     found = []
-    for log, own, size in zip(written.logs, ranges, sizes, strict=True):
-        if wrong := damage(own, size, stored(log).what):
+    for log, committed, size in zip(written.logs, ranges, sizes, strict=True):
+        if wrong := damage(committed, size, stored(log).what):
             found.append(wrong if len(written.logs) == 1 else f"{log.stem}: {wrong}")
     return " ".join(found)
 

@@ -41,21 +41,21 @@ def terminated(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def sameness(expected: Iterator[bytes], actual: Iterator[bytes]) -> CommonLines:
     """Compare two streams byte by byte, until they differ or one of them ends."""
     lines = 0
-    ours, theirs = memoryview(b""), memoryview(b"")
+    expected_bytes, actual_bytes = memoryview(b""), memoryview(b"")
     last = b""
     while True:
-        ours = ours or memoryview(next(filter(None, expected), b""))
-        theirs = theirs or memoryview(next(filter(None, actual), b""))
-        size = min(len(ours), len(theirs))
-        if ours[:size] != theirs[:size]:
+        expected_bytes = expected_bytes or memoryview(next(filter(None, expected), b""))
+        actual_bytes = actual_bytes or memoryview(next(filter(None, actual), b""))
+        size = min(len(expected_bytes), len(actual_bytes))
+        if expected_bytes[:size] != actual_bytes[:size]:
             return CommonLines(lines, is_equal=False, is_prefix=False)
         if size == 0:
-            is_prefix = not theirs and last == b"\n"
-            return CommonLines(lines, is_equal=is_prefix and not ours, is_prefix=is_prefix)
-        same = bytes(ours[:size])
+            is_prefix = not actual_bytes and last == b"\n"
+            return CommonLines(lines, is_equal=is_prefix and not expected_bytes, is_prefix=is_prefix)
+        same = bytes(expected_bytes[:size])
         lines += same.count(b"\n")
         last = same[-1:]
-        ours, theirs = ours[size:], theirs[size:]
+        expected_bytes, actual_bytes = expected_bytes[size:], actual_bytes[size:]
 
 
 def count_lines(chunks: Iterable[bytes], end: int | None = None) -> int:

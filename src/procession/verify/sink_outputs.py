@@ -33,8 +33,8 @@ class SinkOutput:
 
     def read(self, ranges: Sequence[Ranges]) -> Iterator[bytes]:
         """Yield the committed bytes, one instance after the other, each with its ranges."""
-        for log, own in zip(self.logs, ranges, strict=True):
-            yield from stored(log).read(own)
+        for log, committed in zip(self.logs, ranges, strict=True):
+            yield from stored(log).read(committed)
 
 
 def written_in(directory: Path, instance: str | None = None, *, is_shared: bool = True) -> list[SinkOutput]:
