@@ -292,6 +292,82 @@ def bills(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+def _quote(number: int) -> dict[str, object]:
+    chance = random.Random(number)
+    kind = chance.choice(["place", "place", "trade", "cancel", "cancel"])
+    return {
+        "trader": chance.choice("ABC"),
+        "kind": kind,
+        "side": chance.choice(["buy", "buy", "sell"]),
+        "at": number,
+        "count": chance.choice([100, 500, 500]),
+    }
+
+
+QUOTES = [json.dumps(_quote(number)) for number in range(500)]
+
+
+def spoofed(lines: Iterable[str]) -> list[str]:
+    """By hand: from each large order on, the next ones that the pattern needs; the earliest match wins."""
+    events = [json.loads(line) for line in lines]
+    told, free_from = [], dict.fromkeys("ABC", 0)
+    for last, event in enumerate(events):
+        own = [(at, one) for at, one in enumerate(events[: last + 1]) if one["trader"] == event["trader"]]
+        for first, begun in [(at, one) for at, one in own if at >= free_from[event["trader"]]]:
+            if begun["kind"] != "place" or begun["count"] < 400 or event["at"] - begun["at"] > 60:
+                continue
+            needed = ["place"] * 3 + ["trade"] + ["cancel"] * 3
+            taken = []
+            for at, one in own:
+                step = needed[len(taken)] if at >= first and len(taken) < len(needed) else None
+                is_same_side = one["side"] == begun["side"]
+                if step == one["kind"] and (
+                    (step == "place" and one["count"] >= 400)
+                    or (step == "trade" and not is_same_side)
+                    or (step == "cancel" and is_same_side)
+                ):
+                    taken.append((at, one))
+            if len(taken) == len(needed) and taken[-1][0] == last:
+                named = {"trader": event["trader"], "from": begun["at"], "to": event["at"], "side": taken[3][1]["side"]}
+                told.append(named)
+                free_from[event["trader"]] = last + 1
+                break
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
+def _click(number: int) -> dict[str, object]:
+    chance = random.Random(number)
+    kind = chance.choice(["cart", "cart", "checkout", "paid", "emptied", "seen"])
+    return {"user": f"u{chance.randrange(40)}", "kind": kind, "at": 20 * number}
+
+
+SHOP_CLICKS = [json.dumps(_click(number)) for number in range(500)]
+
+
+def reminders(lines: Iterable[str]) -> list[str]:
+    """By hand: a cart is told when ten minutes have passed, to an eighth, by the first click that shows it, or at the
+    end; a user's other carts are forgotten then."""
+    clicks = [json.loads(line) for line in lines]
+    carts: list[dict[str, object]] = []
+    told: list[dict[str, object]] = []
+    for click in [*clicks, {"kind": "end", "user": "", "at": 10**9}]:
+        watermark = click["at"] // 75 * 75
+        over = [one for one in carts if one["cart_at"] + 600 < watermark]  # type: ignore[operator]
+        for one in sorted(over, key=lambda one: (one["cart_at"], one["user"])):
+            if one in carts and one["checkout_at"] is not None:
+                told.append(one)
+                carts = [other for other in carts if other["user"] != one["user"]]
+        carts = [one for one in carts if one not in over]
+        for one in [one for one in carts if one["user"] == click["user"] and click["at"] - one["cart_at"] <= 600]:
+            if click["kind"] == ("emptied" if one["checkout_at"] is None else "paid"):
+                carts.remove(one)
+            elif click["kind"] == "checkout" and one["checkout_at"] is None:
+                one["checkout_at"] = click["at"]
+        if click["kind"] == "cart":
+            carts.append({"user": click["user"], "cart_at": click["at"], "checkout_at": None})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 READINGS = [
     json.dumps({"sensor": f"s{number % 5}", "celsius": number * 37 % 130 - 20})
     if number % 11
@@ -320,6 +396,8 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "overdue_orders": ("overdue-orders-alerts-0", ORDER_EVENTS, overdue),
     "changing_limits": ("changing-limits-alerts-0", LIMITED, above_limits),
     "call_rating": ("call-rating-bills-0", CALLS, bills),
+    "spoofing": ("spoofing-alerts-0", QUOTES, spoofed),
+    "abandoned_carts": ("abandoned-carts-reminders-0", SHOP_CLICKS, reminders),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

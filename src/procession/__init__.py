@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from procession.api.pipeline import Pipeline
     from procession.api.stage import Stage
     from procession.errors import PlanError, ProcessionError
-    from procession.operators import aggregates, tables, windows
+    from procession.operators import aggregates, patterns, tables, windows
     from procession.operators.aggregates import Aggregate
     from procession.operators.context import Context
     from procession.operators.process import ProcessContext
@@ -21,6 +21,7 @@ __all__ = [
     "ProcessionError",
     "Stage",
     "aggregates",
+    "patterns",
     "tables",
     "windows",
 ]
@@ -35,7 +36,7 @@ _ROOMS = {
     "ProcessionError": "errors",
     "Stage": "api.stage",
 }
-_MODULES = ("aggregates", "tables", "windows")
+_MODULES = ("aggregates", "patterns", "tables", "windows")
 
 
 def __getattr__(name: str) -> object:

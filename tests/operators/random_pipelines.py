@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from procession import Pipeline, ProcessContext, Stage, aggregates
+from procession import Pipeline, ProcessContext, Stage, aggregates, patterns
 
 EXCHANGES_MAX = 3
 STREAMS = 3
@@ -137,6 +137,20 @@ def by_length(value: bytes) -> str:
     return "none" if b" " in value else ("short", "medium", "long")[min(2, len(value) // 3)]
 
 
+def is_odd(value: bytes) -> bool:
+    """Errs on some."""
+    if value[:1] == b"?":
+        raise LookupError(value)
+    return len(value) % 2 == 1
+
+
+def is_longer(value: bytes, matched: dict[str, list[bytes]]) -> bool:
+    return len(value) > len(matched["odd"][0])
+
+
+PATTERN = patterns.begin("odd", is_odd, at_least=1, at_most=2).then("longer", is_longer).without(bytes.isupper)
+
+
 SPLITS: dict[str, Callable[[Stage], tuple[Stage, ...]]] = {
     "split": lambda stage: stage.split(is_short),
     "split_in_three": lambda stage: stage.split(by_length, "short", "medium", "long", value=louder),
@@ -165,6 +179,9 @@ EXCHANGES: dict[str, Callable[[Stage, int], Stage]] = {
     "process": lambda stage, tasks: stage.process(
         waiting, on_timer=waited, key=key, initial=0, time=when, step_s=2, parallelism=tasks
     ),
+    "match": lambda stage, tasks: stage.match(
+        PATTERN, within_s=3, key=key, time=when, late="dead-letter", skip="none", parallelism=tasks
+    ).map(repr),
     "key_before": lambda stage, tasks: (
         stage.key_by(key).map(louder).rebalance(parallelism=tasks).map_stateful(counted, initial=0, parallelism=tasks)
     ),

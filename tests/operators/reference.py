@@ -19,6 +19,7 @@ from procession.operators.codecs import DECODE, ENCODE
 from procession.operators.end_of_input import sources_before
 from procession.operators.expiry import ExpiringState
 from procession.operators.keyed import KeyedOperator
+from procession.operators.patterns import SkipRule
 from procession.operators.sort import SortOperator
 from procession.operators.stream_join import LatePairRule
 from procession.operators.total import TotalOperator
@@ -212,6 +213,8 @@ class Sequential:
                     yield own(stage.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, watermark)
+        elif node.kind is Kind.MATCH:
+            yield from self._matches_over(index, watermark)
         elif node.kind is Kind.PROCESS:
             while (due := min(self.timers[index], default=(AFTER, b"")))[0] <= watermark:
                 yield from self._on_timer(index, *due)
@@ -262,6 +265,8 @@ class Sequential:
                     yield own(stage.join(PLAIN.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, AFTER)
+        elif node.kind is Kind.MATCH:
+            yield from self._matches_over(index, AFTER)
         elif node.kind is Kind.PROCESS:
             for due in sorted(self.timers[index]):
                 yield from self._on_timer(index, *due)
@@ -405,6 +410,8 @@ class Sequential:
                 yield from self._pairs(index, value)
             case Kind.PROCESS:
                 yield from self._process(index, value)
+            case Kind.MATCH:
+                yield from self._matches(index, value)
             case Kind.BROADCAST:
                 stage: Any = node.operator
                 side, given = value
@@ -511,11 +518,11 @@ class Sequential:
         """A record has come to a stage: what has expired by its time goes before the record is looked at."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
-        if not isinstance(stage, ExpiringState) and node.kind is not Kind.PROCESS:
+        if not isinstance(stage, ExpiringState) and node.kind not in (Kind.PROCESS, Kind.MATCH):
             return
         self._asked(node, value)
         self.stage_time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
-        if node.kind is Kind.PROCESS:
+        if node.kind in (Kind.PROCESS, Kind.MATCH):
             self._moved(index, (self.stage_time - stage.lateness) // stage.step_ns * stage.step_ns)
             yield from self._due(index)
             return
@@ -571,6 +578,87 @@ class Sequential:
             result = stage.join(value, PLAIN.thawed(held["versions"][max(starts)]) if starts else None)
         held["greatest"] = max(held["greatest"], time)
         yield result
+
+    def _matches(self, index: int, value: Any) -> Iterator[Any]:
+        """A partial match is a list of names of steps and records; where it stands is counted from it each time."""
+        node = self.graph.nodes[index]
+        stage: Any = node.operator
+        key = self._asked(node, value)
+        time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
+        self.fired = key
+        if time + stage.within < self.watermarks[index]:
+            self.aside = late_record(time, self.watermarks[index])
+            return
+        steps, after = stage.pattern.steps, stage.pattern.without_after
+        held = self.windows.setdefault(index, {}).setdefault(key, [])
+        going, complete = [], []
+
+        def has(name: str, one: list[Any]) -> int:
+            return sum(step == name for step, *_ in one)
+
+        def is_full(one: list[Any]) -> bool:
+            return has(steps[-1].name, one) >= steps[-1].at_least
+
+        for one in held:
+            if time - one[0][1] > stage.within:
+                going.append(one)
+                continue
+            place = [step.name for step in steps].index(one[-1][0])
+            step, count = steps[place], has(one[-1][0], one)
+            follows = steps[place + 1] if place + 1 < len(steps) else None
+            is_enough = count >= step.at_least
+            matched = self._by_step(one)
+            banned = () if not is_enough else after if follows is None else follows.without
+            if any(condition.holds(own(value), matched) for condition in banned):
+                continue
+            if is_enough and follows is None:
+                going.append(one)
+            elif is_enough and follows is not None and follows.condition.holds(own(value), matched):
+                longer = [*one, (follows.name, time, PLAIN.packed(value))]
+                (complete if is_full(longer) and not after else going).append(longer)
+            elif count < step.at_most and step.condition.holds(own(value), matched):
+                longer = [*one, (step.name, time, PLAIN.packed(value))]
+                (complete if is_full(longer) and not after else going).append(longer)
+            elif not (follows if is_enough and follows is not None else step).is_next:
+                going.append(one)
+        is_skipping = stage.skip is SkipRule.PAST_LAST
+        if not (is_skipping and complete) and steps[0].condition.holds(own(value), {}):
+            begun = [(steps[0].name, time, PLAIN.packed(value))]
+            (complete if is_full(begun) and not after else going).append(begun)
+        if is_skipping and complete:
+            going, complete = [], complete[:1]
+        held[:] = going
+        for one in complete:
+            yield self._match_of(node, key, one)
+
+    def _matches_over(self, index: int, watermark: int) -> Iterator[Any]:
+        """The time of some partial matches is over; those to which nothing bad has come are complete."""
+        node = self.graph.nodes[index]
+        stage: Any = node.operator
+        last = stage.pattern.steps[-1]
+        found = []
+        for key, held in self.windows.get(index, {}).items():
+            over = [one for one in held if one[0][1] + stage.within < watermark]
+            held[:] = [one for one in held if one not in over]
+            complete = [one for one in over if sum(step == last.name for step, *_ in one) >= last.at_least]
+            complete = sorted(complete if stage.pattern.without_after else [], key=lambda one: one[0][1])
+            if complete and stage.skip is SkipRule.PAST_LAST:
+                held.clear()
+                del complete[1:]
+            found += [(one[0][1], key, number, one) for number, one in enumerate(complete)]
+        for _, key, _, one in sorted(found, key=lambda one: one[:3]):
+            self.fired = key
+            yield self._match_of(node, key, one)
+
+    def _by_step(self, one: list[Any]) -> dict[str, list[Any]]:
+        matched = defaultdict(list)
+        for name, _, value in one:
+            matched[name].append(PLAIN.thawed(value))
+        return dict(matched)
+
+    def _match_of(self, node: Node, key: bytes, one: list[Any]) -> dict[str, Any]:
+        times = {"start": in_unit(one[0][1], node.unit), "end": in_unit(one[-1][1], node.unit)}
+        return {"key": self.keys.decode(key), **times, "matched": self._by_step(one)}
 
     def _process(self, index: int, value: Any) -> Iterator[Any]:
         """A record at a stage with timers: all timers of all keys are in one set."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from procession import Pipeline, aggregates, windows
+from procession import Pipeline, aggregates, patterns, windows
 from procession.operators.operator import Operator, OperatorRows, StateObject
 from procession.operators.stage_rows import StageRows
 from procession.operators.value_codec import PLAIN
@@ -59,6 +59,10 @@ def joined(left: Any, right: Any) -> Any:
     return [left, right]
 
 
+def is_tenth(value: str) -> bool:
+    return value == "v10"
+
+
 def timed(state: int, value: Any, context: Any) -> tuple[int, list[Any]]:
     context.timer_at(context.time + 2)
     return state + 1, [value]
@@ -79,6 +83,7 @@ PIPELINES: dict[str, Any] = {
     "counting": lambda stage: stage.window(windows.counting(3), aggregates.collect(), key=str),
     "join": lambda stage: stage.join(stage, within_s=3, join=joined, key=str, outer=True),
     "process": lambda stage: stage.process(timed, on_timer=at_timer, key=str, initial=0),
+    "match": lambda stage: stage.match(patterns.begin("any", bool).without(is_tenth), within_s=4, key=str, skip="none"),
     "aggregate": lambda stage: stage.aggregate(aggregates.collect(), key=str),
     "sort": lambda stage: stage.sort(str),
 }
@@ -129,7 +134,7 @@ def test_the_watermark_alone_fires_what_it_makes_due_and_only_in_stages_that_it_
     before = operator.add(states, rows_of(kind, range(3)), refuse).as_list()
     fired = [value for results in operator.fire(states, 10**6) for *_, value in results]
     rest = [value for results in operator.end(states) for *_, value in results]
-    assert bool(fired) == (kind in {"expiring", "tumbling", "sliding", "session", "join", "process"})
+    assert bool(fired) == (kind in {"expiring", "tumbling", "sliding", "session", "join", "process", "match"})
     assert [*before, *fired, *rest] == output(operator, kind, [range(3)], is_stored=False)
 
 
@@ -143,6 +148,7 @@ def test_the_watermark_alone_fires_what_it_makes_due_and_only_in_stages_that_it_
         ("expiring", [2 * NS, 1]),
         ("join", [[[0, "v0", False]], []]),
         ("process", [1, [2 * NS]]),
+        ("match", [[0, 0, 0, [["v0"]]]]),
         ("aggregate", [1, ["v0"]]),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from procession import Aggregate, Pipeline, ProcessContext, aggregates, tables, windows
+from procession import Aggregate, Pipeline, ProcessContext, aggregates, patterns, tables, windows
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,17 @@ def ending(value: bytes) -> str:
     return "none" if value[-2:] == b"77" else "low" if value[-1:] < b"5" else "high"
 
 
+def is_after(value: bytes, matched: dict[str, list[bytes]]) -> bool:
+    """Errs on some."""
+    if value[-2:] == b"29":
+        raise ValueError("29")
+    return value[-1:] > matched["first"][0][-1:]
+
+
+def is_odd(value: bytes) -> bool:
+    return int(value) % 2 == 1
+
+
 def latest_ten(state: list[bytes], value: bytes) -> list[bytes]:
     """Changes its state in place."""
     state.append(value[-2:])
@@ -227,6 +238,11 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     source.join(source, within_s=8, join=side_by_side, left_key=key, right_key=first_two_as_key, time=when).sink(
         "paired-inner", to="file:out"
     )
+    # Patterns: one that a record completes, one that time does
+    rising = patterns.begin("first", is_seventh, at_most=2).then("next", is_after).next("last", is_odd)
+    source.match(rising, within_s=50, key=key, time=when, skip="none").map(shown).sink("rising", to="file:out")
+    lonely = patterns.begin("first", is_seventh).without(is_odd)
+    source.match(lonely, within_s=30, key=key, time=when, lateness_s=3).map(shown).sink("lonely", to="file:out")
     # Timers, some of them for times that have passed
     overdue = source.process(expected_soon, on_timer=overdue_at, key=key, initial=0, time=when, lateness_s=2, step_s=5)
     overdue.sink("overdue", to="file:out")

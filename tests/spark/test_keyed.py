@@ -77,6 +77,8 @@ SINKS = [
     "merged",
     "split",
     "overdue",
+    "rising",
+    "lonely",
     "ruled",
     "latest",
     "versions",

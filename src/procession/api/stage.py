@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
+from procession.api.matches import Matches
 from procession.api.side_streams import SideStreams
 from procession.api.splits import Splits
 from procession.api.stateful_api import Key, Time
@@ -41,7 +42,7 @@ CONNECTIONS_MAX = 64
 BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
 
 
-class Stage(Timers, SideStreams, Splits):
+class Stage(Timers, SideStreams, Matches, Splits):
     """A point in a pipeline. Its methods add a stage and return it, so calls can be chained.
 
     `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a

@@ -3,8 +3,8 @@
 Invariant: `operators/chain` calls `add`, `fire` and `end`, and the planner reads `state`; neither asks which kind of
 operator it is. The output of an operator depends on the sequence of its rows and on nothing else. It does not depend on
 epoch cuts, on the number of tasks, or on how many rows one call brings. Implemented by `operators/keyed`,
-`operators/expiry`, `operators/process`, `operators/window_operator`, `operators/stream_join`, `operators/versions`,
-`operators/broadcast`, `operators/sort` and `operators/total`. Pure.
+`operators/expiry`, `operators/process`, `operators/pattern_match`, `operators/window_operator`,
+`operators/stream_join`, `operators/versions`, `operators/broadcast`, `operators/sort` and `operators/total`. Pure.
 """
 
 from __future__ import annotations

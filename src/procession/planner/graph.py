@@ -55,6 +55,7 @@ class Kind(Enum):
     PROCESS = "process"
     BROADCAST = "with_broadcast"
     AS_OF = "as_of"
+    MATCH = "match"
     AGGREGATE = "aggregate"
     AGGREGATE_BY_KEY = "aggregate_by_key"
     SORT = "sort"

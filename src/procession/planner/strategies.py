@@ -119,6 +119,7 @@ TABLE: dict[Kind, StageRule] = {
     Kind.PROCESS: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.BROADCAST: StageRule(Routing.TO_ALL, Tasks.OWN, is_sensitive=True, has_state=True),
     Kind.AS_OF: _KEYED,
+    Kind.MATCH: replace(_KEYED, is_creating=True, is_timed=True, is_firing=True),
     Kind.AGGREGATE: _TO_ONE,
     Kind.AGGREGATE_BY_KEY: replace(_KEYED, is_creating=True, is_firing=True),
     Kind.SORT: _TO_ONE,
