@@ -240,7 +240,7 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     )
     # Patterns: one that a record completes, one that time does
     rising = patterns.begin("first", is_seventh, at_most=2).then("next", is_after).next("last", is_odd)
-    source.match(rising, within_s=50, key=key, time=when, skip="none").map(shown).sink("rising", to="file:out")
+    source.match(rising, within_s=500, key=key, time=when, skip="none").map(shown).sink("rising", to="file:out")
     lonely = patterns.begin("first", is_seventh).without(is_odd)
     source.match(lonely, within_s=30, key=key, time=when, lateness_s=3).map(shown).sink("lonely", to="file:out")
     # Timers, some of them for times that have passed
