@@ -237,5 +237,5 @@ def _trust(context: ssl.SSLContext, ca: Path) -> None:
 
 def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or "it is no PEM file").lower().replace("_", " ")
+        return (error.reason or "it is not a PEM file").lower().replace("_", " ")
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)

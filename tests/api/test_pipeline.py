@@ -97,7 +97,7 @@ def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what
     with pytest.raises(PlanError) as caught:
         claim(3)
     assert "'out' is a sink of lines over 3 connections by key, and was a" in caught.value.sentence
-    assert "make it a sink of lines over 2 connections by key again, or begin anew" in caught.value.next_step
+    assert "make it a sink of lines over 2 connections by key again, or start over" in caught.value.next_step
     with pytest.raises(PlanError, match="was a sink of lines over 2 connections by key"):
         claim(1)
 
@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
         "framing='csv'",
     ),
     "a target that is neither": (lambda: Pipeline("p").source().sink("s", to="out"), "sink 's' names 'out'"),
-    "a file sink without a directory": (lambda: Pipeline("p").source().sink("s", to="file:"), "'file:' is no URL"),
+    "a file sink without a directory": (lambda: Pipeline("p").source().sink("s", to="file:"), "'file:' is not a URL"),
     "a dead letter that goes nowhere": (lambda: Pipeline("p", dead_letter="dead"), "names 'dead'"),
     "no function": (lambda: Pipeline("p").source().map("upper"), "map() was given 'upper'"),  # type: ignore[arg-type]
 }
@@ -253,7 +253,7 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
         pipeline = Pipeline("p")
         pipeline.source("in", codec=source).sink("out", to="file:out", **options)
         graph = pipeline.graph()
-        told = {"fingerprint": graph.fingerprint(), "doors": graph.endpoints(), "codecs": graph.sink_codecs()}
+        told = {"fingerprint": graph.fingerprint(), "endpoints": graph.endpoints(), "codecs": graph.sink_codecs()}
         Checkpoint.claim(tmp_path, name="p", **told)
 
     claim()

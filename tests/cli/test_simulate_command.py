@@ -37,7 +37,7 @@ def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None
     text.write_bytes(b"# no plan \xff")
     told = subprocess.run([*SIMULATE, "--plan", str(text)], capture_output=True, text=True, check=False)
     assert told.returncode == 3
-    assert "This is no plan of a simulation" in told.stderr
+    assert "This is not a plan of a simulation" in told.stderr
     assert "Traceback" not in told.stderr
 
 

@@ -341,7 +341,7 @@ def test_other_sinks_on_an_old_checkpoint_are_refused_and_nobody_is_fenced(tmp_p
 
 def test_a_directory_of_somebody_else_is_refused_and_not_touched(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"not empty \(it holds 'holiday.jpg'\)"):
+    with pytest.raises(ConfigError, match=r"is not empty and not a checkpoint \(it holds 'holiday.jpg'\)"):
         claim(tmp_path)
     assert not (tmp_path / CURRENT).exists()
 

@@ -73,7 +73,7 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["file", "README.md", "--framing", "fixed:0"], 2, "'fixed:0' has no valid record size"),
         (["file", "README.md", "--to", "7100"], 2, "'7100' is not an address"),
         (["file", "README.md", "--to", "127.0.0.1:1", "--patience-s", "0.01"], 3, "No gateway at 127.0.0.1:1 took us"),
-        (["file", "README.md", "--rate", "0"], 2, "0.0 records a second is no rate"),
+        (["file", "README.md", "--rate", "0"], 2, "0.0 records a second is not a rate"),
         (["fil", "README.md"], 2, "Did you mean 'file'?"),
         (["stdin"], 2, "Standard input cannot be read twice"),
         (["stdin", "--spool", "x", "--best-effort"], 2, "--spool and --best-effort exclude each other"),

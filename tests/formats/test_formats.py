@@ -122,7 +122,7 @@ def test_states_whose_keys_have_no_types_are_refused_before_the_checkpoint_is_cl
     rounds = RoundRecords(copied("run") / "pipeline" / "checkpoint" / "0000000001" / "rounds").read_all()
     with pytest.raises(StorageError, match="the states of stage 'totals' have format 1") as caught:
         rounds[3].states["totals"].check_format("totals")
-    assert "begin anew" in caught.value.next_step
+    assert "start over" in caught.value.next_step
 
 
 @pytest.mark.parametrize("release", ["landed"])

@@ -217,7 +217,7 @@ class Several:
         return self.nodes[number]
 
     def lead(self) -> None:
-        """A leader begins anew: it knows who there is, and its own checkpoint."""
+        """A leader starts again: it knows who there is, and its own checkpoint."""
         known = self.nodes[0].state.registry.committed
         self.registry = GlobalRegistry([node.name for node in self.nodes], known=known)
         self.nodes[0].state.retirement.is_granted = self.registry.may_be_held

@@ -96,7 +96,7 @@ def test_a_directory_that_was_lost_and_made_anew_is_refused_however_much_it_was_
     shutil.rmtree(gateway.directory)
     gateway.start()
     taken(gateway, LogOffset(), 20)
-    with gateway.client() as driver, pytest.raises(StorageError, match="begun anew"):
+    with gateway.client() as driver, pytest.raises(StorageError, match="created again"):
         driver.offer(1, known, ALL, ALL)
 
 
@@ -180,7 +180,7 @@ def test_an_offset_of_a_version_without_incarnations_means_a_log_of_that_version
         check_offered(log, LogOffset(sequence), "gateway-0")
         other.append(batch_of([eos_row(STREAM, number) for number in range(10)]))
         if sequence:
-            with pytest.raises(StorageError, match="begun anew"):
+            with pytest.raises(StorageError, match="created again"):
                 check_offered(other, LogOffset(sequence), "gateway-0")
             with pytest.raises(StorageError, match="ends at record 14"):
                 check_offered(log, LogOffset(15), "gateway-0")

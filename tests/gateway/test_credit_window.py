@@ -22,7 +22,7 @@ BOUNDS = CreditBounds(latency_target_s=1.0, size_start=16_384, size_min=256, siz
 
 @dataclass
 class Pipeline:
-    """Takes what is there, needs `overhead_s` and its time for each record, commits, and begins anew."""
+    """Takes what is there, needs `overhead_s` and its time for each record, commits, and starts again."""
 
     capacity: float
     overhead_s: float = 0.1

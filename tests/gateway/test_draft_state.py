@@ -259,7 +259,7 @@ def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftB
     [
         (DebugFault.RESTART, [SendFrame(A, Restart()), CloseSession(A, None)]),
         (DebugFault.CLOSE, [CloseSession(A, None)]),
-        (DebugFault.ERROR, [CloseSession(A, "an error was asked for")]),
+        (DebugFault.ERROR, [CloseSession(A, "the client requested an error")]),
     ],
 )
 def test_a_session_may_ask_for_its_own_end(faulty: DraftBench, fault: DebugFault, expected: list[Action]) -> None:

@@ -121,7 +121,7 @@ def test_a_leader_that_was_never_offered_from_is_refused_when_it_is_set_back(
             sent(gateways[1], range(end - 10, end))
             gateways.until(lambda end=end: taker.has(STREAM, end), f"{end} records")  # type: ignore[misc]
         set_back(gateways[0], None if is_lost else tmp_path / "copy")
-        why = "its directory was begun anew" if is_lost else "0 epochs are committed in it"
+        why = "its directory was created again" if is_lost else "0 epochs are committed in it"
         assert why in refusal(gateways, taker).sentence
         assert reference(gateways[0]) is None, "nobody has confirmed it"
 

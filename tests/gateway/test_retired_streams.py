@@ -148,7 +148,7 @@ def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() 
     check_positions({S: 41}, registry, None)
     assert news_of({S: 41, 8: 1, 9: NOTHING_COMMITTED}, registry, is_late=False) == {8: 1}
     assert news_of({S: 42, 8: 1}, registry, is_late=True) == {S: 42}
-    with pytest.raises(StorageError, match="Message 42 of stream 7 is said to be committed, but the last"):
+    with pytest.raises(StorageError, match="Message 42 of stream 7 was reported as committed, but the last"):
         check_positions({S: 42}, registry, None)
 
 

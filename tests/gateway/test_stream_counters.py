@@ -186,7 +186,7 @@ def test_what_a_peer_does_wrong_has_a_kind(data: bytes, kind: str) -> None:
         ("more than 65536 streams", "streams"),
         ("message id goes back on stream 7", "message id"),
         ("no HELLO in time", "handshake"),
-        ("the draft is not spoken where streams are put in the order of event time", "version"),
+        ("the draft protocol is not available with event-time order", "version"),
         ("stream 3 is not declared in the pipeline", "order"),
         ("stream 3 has ended", "order"),
         ("does not read what it is sent", "unread"),

@@ -28,7 +28,7 @@ class Site:
         self.order.hear(heard(list(rows)))
 
     def restart(self, safe: dict[int, int], told: dict[int, StreamClock]) -> None:
-        """It begins anew, from the last point that was kept and its log; what it had taken is kept."""
+        """It starts again, from the last point that was kept and its log; what it had taken is kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
         self.order.clocks.add_remote(told)
         for row in self.log[self.point.floor :]:

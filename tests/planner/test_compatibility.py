@@ -351,7 +351,7 @@ def test_states_of_the_landed_version_behind_a_key_by_are_refused_for_their_form
     last = as_of_landed(last_round(lambda stage: add(stage.peek(len), "minutes")), has_files=True)
     with pytest.raises(StorageError, match="the states of stage 'minutes' have format 1") as caught:
         check_last(_planned(lambda stage: add(stage.key_by(key), "minutes")), last)
-    assert "begin anew" in caught.value.next_step
+    assert "start over" in caught.value.next_step
 
 
 def test_what_feeds_a_stage_is_found_promptly_behind_many_diamonds() -> None:

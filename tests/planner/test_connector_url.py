@@ -65,9 +65,9 @@ def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
     [
         ("kafka://b/t?a", "cannot be read"),
         ("kafka://b/t?a=1&a=2", "twice"),
-        ("no url", "is no URL"),
-        ("1x:y", "is no URL"),
-        ("kafka:" + "x" * 5000, "is no URL"),
+        ("no url", "is not a URL"),
+        ("1x:y", "is not a URL"),
+        ("kafka:" + "x" * 5000, "is not a URL"),
     ],
 )
 def test_what_is_no_url_is_refused(text: str, why: str) -> None:

@@ -108,5 +108,5 @@ async def test_an_ephemeral_stream_in_version_3_is_refused(tmp_path: Path) -> No
 
 
 def test_a_dialect_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'v4' is no dialect"):
+    with pytest.raises(ConfigError, match="'v4' is not a dialect"):
         SourceClient(ListSource({}), "127.0.0.1:1", SourceOptions("test", "test", dialect="v4"))

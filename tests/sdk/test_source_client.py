@@ -510,5 +510,5 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
 
 def test_a_rate_that_is_none_is_refused() -> None:
     for rate in (0.0, -1.0):
-        with pytest.raises(ConfigError, match="is no rate"):
+        with pytest.raises(ConfigError, match="is not a rate"):
             SourceClient(ListSource({}), Address("127.0.0.1", 1), SourceOptions("p", "i", rate=rate))

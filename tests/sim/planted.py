@@ -292,7 +292,7 @@ def a_restarted_gateway_forgets_what_it_holds(patch: Patch) -> None:
 
 
 def the_leader_does_not_put_on_disk_who_belongs_to_it(patch: Patch) -> None:
-    """When it begins anew it does not know for whom to wait."""
+    """When it starts again it does not know for whom to wait."""
     patch.setattr(SimulatedMemberFile, "save", lambda self, document: None)
 
 

@@ -85,7 +85,7 @@ def test_a_new_directory_is_another_log_also_when_the_same_records_are_in_it(fil
     files.disk.renamed()
     log = opened(files, OTHER)
     log.append(rows(0))
-    with pytest.raises(StorageError, match="begun anew"):
+    with pytest.raises(StorageError, match="created again"):
         check_offered(log, offered, "g")
 
 

@@ -201,7 +201,7 @@ def test_states_of_an_earlier_format_are_refused_with_a_sentence(tmp_path: Path)
     old = StateVersion.from_json({"tasks": [[["a.state", 2]]], "kind": "rolling"})
     with pytest.raises(StorageError, match=r"'counts' have format 1.*7 and '7' were one") as caught:
         old.check_format("counts")
-    assert "begin anew" in caught.value.next_step
+    assert "start over" in caught.value.next_step
     StateVersion((), "rolling", 1).check_format("counts")  # nothing was kept
     StateVersion(((("a.state", 2),),), "rolling").check_format("counts")
     with pa.ipc.new_file(tmp_path / "a.state", state_file.SCHEMA):

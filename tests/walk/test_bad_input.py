@@ -170,7 +170,7 @@ def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> No
         driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
         done = run(*driver, "--control-cookie-file", "wrong", cwd=place)
         assert done.returncode == Status.ACT
-        assert told(done.stderr) == "The gateway was asked with a wrong secret, or none."
+        assert told(done.stderr) == "The request has a wrong secret, or none."
         for text in (done.stderr, gate.said):
             assert "sesame" not in text
             assert "sezame" not in text

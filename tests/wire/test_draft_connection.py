@@ -213,7 +213,7 @@ def test_a_peer_of_version_3_at_the_same_door_is_answered_in_version_3() -> None
     [
         (draft.encode(Hello("0.0.1", b"", "p", "i")), "unknown version '0.0.1', this is draft"),
         (draft.encode(Hello("draft+", b"", "p", "i")), "unknown version 'draft+', this is draft"),
-        (v3.encode(Hello("draft", b"", "p", "i")), "version 'draft' is not said in frames of v3"),
+        (v3.encode(Hello("draft", b"", "p", "i")), "version 'draft' has no frames in v3"),
         (draft.encode(Notify(1, "s", 0)), "Notify from the initiator while connected"),
     ],
 )

@@ -276,14 +276,14 @@ class Stage(Timers, SideStreams, Matches, Splits):
         elif framing == "lines" and chosen in BINARY:
             raise PlanError(
                 f'sink {name!r} has codec="{chosen.value}" and framing="lines", but such records may hold newlines',
-                next_step='leave framing="lines" away: such records tell their own end'
+                next_step='leave framing="lines" out: such records mark their own end'
                 + (', or say what is written: sink(…, codec="text")' if codec is None else ""),
             )
         level: Order = self._pipeline.order if order is None else checked_choice(Order, order, "order")
         if checked_count(connections, "connections", f"sink {name!r}", CONNECTIONS_MAX) > 1 and level is Order.TOTAL:
             raise PlanError(
                 f'sink {name!r} has {connections} connections and order="total", but one sequence cannot be written'
-                " over several: nobody could tell which of two records in two outputs came first",
+                " over several: the order of two records in different outputs would be lost",
                 next_step='ask for less, as sink(…, order="key") or "stream", and each key or stream is in order in one'
                 " of the outputs; or leave connections away, and one output has all records in order",
                 stage=name,

@@ -85,8 +85,8 @@ def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]
         directory = Path(name)
         limits = ["--credits", mode, "--latency-target-s", str(given.latency_target_s)]
         limits += ["--lag-bytes-max", str(given.lag_bytes_max)]
-        doors = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers"]
-        with subprocess.Popen([*procession, "gateway", "--dir", name, *doors, *limits]) as gateway:
+        listening = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers"]
+        with subprocess.Popen([*procession, "gateway", "--dir", name, *listening, *limits]) as gateway:
             try:
                 with ControlClient(directory, b"", TIMEOUT_S) as client:
                     client.status()

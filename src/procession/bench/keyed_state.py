@@ -196,7 +196,7 @@ def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path
 
 
 def _check_counts(folder: Path, ends: EpochEnds) -> None:
-    """Of each key as many records as there are, each with another count: in what order is nobody's promise."""
+    """Of each key as many records as there are, each with another count. Their order is not promised."""
     seen = Counter(
         line[:KEY_BYTES] + line[DIGITS:]
         for path in folder.glob("[0-9]*-[0-9]*")

@@ -79,7 +79,7 @@ def burn(nanoseconds: int) -> None:
 
 @dataclass(frozen=True)
 class Filter:
-    """Lets pass what is no multiple of seven."""
+    """Keeps the numbers that are not multiples of seven."""
 
     burn_ns: int
 

@@ -60,7 +60,7 @@ class ProxyFault:
         if kind in HAS_WAY and argument not in WAYS:
             raise ValueError(f"{kind} goes up or down, and not {argument!r}")
         if kind == "delay" and not argument.replace(".", "", 1).isdecimal():
-            raise ValueError(f"{argument!r} is no number of seconds")
+            raise ValueError(f"{argument!r} is not a number of seconds")
         return cls(kind, argument)
 
 

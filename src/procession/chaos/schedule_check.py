@@ -59,13 +59,13 @@ def _why_not(step: FaultStep) -> str:
             names = [one.partition("=")[0] for one in step.detail.split(",")]
             return _one_of(step.on, (RIGHT,)) or next(filter(None, (_one_of(name, BEHAVIOURS) for name in names)), "")
         case FaultAction.WORKER | FaultAction.EXECUTOR if not (step.detail in ("", ALL) or step.detail.isdecimal()):
-            return f"{step.detail!r} is no number of a process"
+            return f"{step.detail!r} is not a number of a process"
         case FaultAction.BAD_SYNC if step.detail and not step.detail.isdecimal():
-            return f"{step.detail!r} is no number of a sync"
+            return f"{step.detail!r} is not a number of a sync"
         case FaultAction.WORKER | FaultAction.EXECUTOR | FaultAction.MASTER:
             return _one_of(step.on, (DRIVER,))
         case FaultAction.CLOCK if not step.detail.lstrip("-").isdigit():
-            return f"{step.detail!r} is no number of seconds"
+            return f"{step.detail!r} is not a number of seconds"
         case FaultAction.FORGET:
             return _one_of(step.detail, ("committed", "prepared"))
         case FaultAction.NOTHING:

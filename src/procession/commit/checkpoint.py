@@ -96,9 +96,9 @@ class Checkpoint:
         codecs: Mapping[str, SinkCodec] | None = None,
         check: Callable[[RoundRecord], None] = lambda last: None,
     ) -> Checkpoint:
-        """Claims the pipeline in this directory, or creates it, and fences off every earlier driver. `doors` are its
-        sources and sinks, as in `Graph.doors`; `codecs` are the codecs of its sinks. If `check(last committed round)`
-        raises, nothing is claimed, and a running driver continues."""
+        """Claims the pipeline in this directory, or creates it, and fences off every earlier driver. `endpoints` are
+        its sources and sinks, as in `Graph.endpoints`; `codecs` are the codecs of its sinks. If `check(last committed
+        round)` raises, nothing is claimed, and a running driver continues."""
         make_directory(root)
         with open(root / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -169,12 +169,12 @@ def _identified(
     """What the checkpoint says about the pipeline, as it is to be from this claim on."""
     path = root / PIPELINE
     if not path.exists():
-        # Our own names, and what a claim that was killed left half made, are no strangers.
+        # Files of a checkpoint, and drafts of a claim that was killed, are allowed.
         names = [entry.name for entry in root.iterdir()]
         strangers = [name for name in names if name not in (CURRENT, "LOCK") and not name.endswith(".draft")]
         if strangers:
             raise ConfigError(
-                f"{root} is not a checkpoint of ours and not empty (it holds {strangers[0]!r})",
+                f"{root} is not empty and not a checkpoint (it holds {strangers[0]!r})",
                 next_step="give --dir an empty or a new directory",
             )
         made = {
@@ -212,8 +212,8 @@ def _identified(
 
 
 def _endpoint(name: str, what: str) -> str:
-    """What a source or sink is known by. Checkpoints from before a source and a sink could have the same name tell the
-    name alone."""
+    """The key of a source or sink. Old checkpoints, from before a source and a sink could have the same name, contain
+    only the name."""
     return name if " " in name else f"{what.partition(' ')[0]} {name}"
 
 
@@ -234,8 +234,8 @@ def _not_whole(path: Path, error: Exception) -> StorageError:
 
 
 def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
-    """Raise PlanError if a sink that does not say its codec would write another one than before. Checkpoints from
-    before sinks had the codec of their source do not tell theirs: a sink that named none wrote bytes."""
+    """Raise PlanError if a sink without a declared codec would write another one than before. Old checkpoints, from
+    before sinks inherited the codec of their source, do not contain it: such a sink wrote bytes."""
     for sink, codec in codecs.items():
         before = known.get(sink, UNTOLD)
         if codec.is_inherited and before != codec.name and not {before, codec.name} <= WRITTEN_ALIKE:
@@ -267,7 +267,7 @@ def _other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Map
         what, step = "its guarantee or what is idempotent is another", "declare it as before"
     return PlanError(
         f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with: {what}",
-        next_step=f"{step}, or begin anew with another --dir (and an empty output); stages between source and sink that"
+        next_step=f"{step}, or start over with another --dir (and an empty output); stages between source and sink that"
         " keep no states may change freely",
         stage=names.get((lost or new or [""])[0], ""),
     )

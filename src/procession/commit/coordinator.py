@@ -80,8 +80,9 @@ class CommitStrategy(Protocol):
 
 
 class Coordinator:
-    """`handle(event)` is the only door; `strategy` decides what differs between guarantees. `rounds`, `committed` and
-    `reserved` (the last number of an attempt that may have been used) are what the checkpoint held at the start."""
+    """`handle(event)` is the only entry point; `strategy` decides what differs between guarantees. `rounds`,
+    `committed` and `reserved` (the last number of an attempt that may have been used) are what the checkpoint held at
+    the start."""
 
     def __init__(
         self,

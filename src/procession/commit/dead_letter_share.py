@@ -68,7 +68,7 @@ def _too_many(limit: DeadLetterLimit, records: int, letters: int, first: bytes) 
 
 
 def _reason(first: bytes) -> str:
-    """What the first of this epoch's letters says; nothing if it is not one of ours."""
+    """The reason in the epoch's first dead letter, or nothing if it has another format."""
     try:
         letter = json.loads(first)
         return (

@@ -35,7 +35,7 @@ class LogLocations:
         return dict(self._known)
 
     def renew(self) -> None:
-        """Write every place anew: the last driver may have failed to sync what is read back here."""
+        """Rewrite every location: the last driver may have failed to sync what is read back here."""
         for gateway, place in self._known.items():
             self._write(gateway, place)
 
@@ -48,7 +48,7 @@ class LogLocations:
         if identity is not None and identity != place.identity:
             raise StorageError(
                 f"the directory of {gateway} is not the one that this checkpoint was made with",
-                next_step="restore the gateway's directory, or begin anew with another --dir (and an empty output)",
+                next_step="restore the gateway's directory, or start over with another --dir (and an empty output)",
             )
         self._write(gateway, place)
         self._known[gateway] = place

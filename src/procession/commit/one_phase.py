@@ -207,5 +207,5 @@ def strategy_for(policy: Policy, idempotent: Collection[str] = ()) -> CommitStra
 
 
 def _begun(record: RoundRecord, ready: EpochReady) -> RoundRecord:
-    """What the gateways may tell the producers; their logs are kept from the epoch's first record on."""
+    """What the gateways may acknowledge to producers; their logs are kept from the epoch's first record on."""
     return replace(record, last=record.first, parts={}, counters={}, states={}, ends=ready.starts)

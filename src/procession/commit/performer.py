@@ -388,6 +388,6 @@ class CommitPerformer:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, ProcessionError):
-            # A bug of ours: say so and stop rather than hang.
+            # A bug in Procession: report it and stop instead of hanging.
             error = ProcessionError(f"the performer failed: {error!r}", story=self._coordinator.story)
         self._stop(error)

@@ -61,7 +61,7 @@ class EpochReady:
         """The bytes that a sink has voted on."""
         known = self.lengths[vote.sink]
         length = vote.length if known is None else known
-        assert length is not None, f"nobody knows what {vote.sink!r} has voted on"
+        assert length is not None, f"the length that {vote.sink!r} voted on is unknown"
         return length
 
 

@@ -274,7 +274,7 @@ class SinkLink:
                 case Error(reason):
                     raise RemoteProtocolError(f"the sink says: {reason}")
                 case Restart():
-                    raise ConnectionResetError("the sink asks us to come again")
+                    raise ConnectionResetError("the sink requests a new connection")
                 case Violation(reason):
                     raise RemoteProtocolError(reason)
 

@@ -20,7 +20,7 @@ def lost_prepared(name: str, part: SinkShare) -> StorageError:
     return StorageError(
         f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
         f" {part.end})",
-        next_step="restore the sink's directory; its disk does not keep what it was told to sync",
+        next_step="restore the sink's directory; its disk loses synced data",
         sink=name,
     )
 
@@ -100,6 +100,6 @@ def unsendable(name: str, why: str) -> PlanError:
 def taken_out(name: str) -> PlanError:
     return PlanError(
         f"sink {name!r} was taken out of the pipeline, but its last transaction may still have to be settled",
-        next_step="put it back (dead letters may be added, not taken away), or begin anew with another --dir",
+        next_step="put it back (dead letters may be added, not taken away), or start over with another --dir",
         sink=name,
     )

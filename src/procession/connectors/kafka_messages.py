@@ -112,7 +112,7 @@ class MessageEncoder:
             raise _bad_record("is no envelope: it is not a JSON object with a value", payload)
         timestamp = envelope.get("timestamp_ms")
         if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < 2**63):
-            raise _bad_record("is an envelope whose timestamp_ms is no number of milliseconds since 1970", payload)
+            raise _bad_record("is an envelope whose timestamp_ms is not a number of milliseconds since 1970", payload)
         return (
             _bytes_of(envelope, "key", payload),
             self._value(envelope, payload),

@@ -46,7 +46,7 @@ def check_source(url: ConnectorUrl) -> None:
 
 def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
     if not url.hosts or not url.path.strip("/") or url.user:
-        url.refuse("is no URL of a Kafka topic", "write kafka://HOST:PORT/TOPIC")
+        url.refuse("is not a URL of a Kafka topic", "write kafka://HOST:PORT/TOPIC")
     url.check_options(known)
     for name, value in url.options.items():
         kind = known[name]

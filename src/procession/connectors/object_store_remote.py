@@ -21,7 +21,7 @@ from procession.errors import ConfigError, DiskError, StorageError, UsageError
 REQUEST_TIMEOUT_S = 30
 RETRIES_MAX = 4
 RETRY_TIMEOUT_S = 30
-"""How long a request is tried again, before the sink ends and starts anew."""
+"""How long a request is tried again, before the sink ends and starts over."""
 
 SCHEME = "s3"
 

@@ -65,7 +65,7 @@ def checked_url(url: str) -> str:
     """The URL, if libpq can read it and it has no password. Raises UsageError."""
     if not re.match(r"postgres(ql)?://", url):
         raise UsageError(
-            f"{_without_secret(url)!r} is no URL of a PostgreSQL database.",
+            f"{_without_secret(url)!r} is not a URL of a PostgreSQL database.",
             next_step="Write postgres://USER@HOST:PORT/DATABASE, or postgres:///?service=NAME.",
         )
     try:

@@ -69,7 +69,7 @@ def check_source(url: ConnectorUrl) -> None:
 
 def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
     if not url.place.startswith("//"):
-        url.refuse("is no URL of a PostgreSQL database", "write postgres://USER@HOST:PORT/DATABASE")
+        url.refuse("is not a URL of a PostgreSQL database", "write postgres://USER@HOST:PORT/DATABASE")
     url.check_options(known.keys() | LIBPQ)
     for name, value in url.options.items():
         kind = known.get(name, TEXT)

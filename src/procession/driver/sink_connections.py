@@ -1,7 +1,6 @@
 """The connections of a driver to its sinks: where each is, what it can rely on there, and how large an epoch may be.
 
-Invariant: what follows from a sink's URL is asked of its connector (`planner/connector`), and of nobody else. Used
-by the driver; uses the addresses that it was given.
+Invariant: only a sink's connector (`planner/connector`) knows what follows from the sink's URL. Used by the driver.
 """
 
 from __future__ import annotations

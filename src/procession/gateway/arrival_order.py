@@ -86,7 +86,7 @@ class ArrivalOrder:
         raise AssertionError(f"{type(event).__name__} is for event-time order")
 
     def check_hello(self, hello: Hello) -> None:
-        """Every version is spoken."""
+        """Every protocol version is accepted."""
 
     def refuses(self, state: GatewayState, stream_id: int) -> bool:
         return False

@@ -60,7 +60,7 @@ def check_offered(log: KnownLog, offered: LogOffset, name: str) -> None:
         )
     found = log.offset(offered.sequence)
     if found.incarnation != (offered.incarnation or FIRST_INCARNATION):
-        raise _another(name, "it was begun anew since")
+        raise _another(name, "it was created again since")
     if offered.checksum and found.checksum != offered.checksum:
         raise _another(name, f"the records before {offered.sequence} are others")
 
@@ -69,7 +69,7 @@ def check_directory(identity: str, epochs: int, known: KnownGateway, name: str) 
     """Raise StorageError unless this is the directory that the driver knows, with no fewer committed `epochs` in its
     snapshot than the driver can repeat."""
     if known.identity and identity != known.identity:
-        raise _another(name, "its directory was begun anew since")
+        raise _another(name, "its directory was created again since")
     check_epochs(epochs, known.epochs_kept, name)
 
 

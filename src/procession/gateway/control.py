@@ -147,7 +147,7 @@ class ControlServer:
             check_format(request)
             self._strangers.pop(connection, None)
             if request.get("identity", self._gateway.identity) != self._gateway.identity:
-                raise GarbledRequest("this is another gateway than the one that was asked")
+                raise GarbledRequest("the request is for another gateway")
             if (reply := self._leader_control.answer(connection, request)) is not None:
                 return {"ok": True, **reply}
             return {"ok": True, **await self._do(request)}
@@ -167,14 +167,14 @@ class ControlServer:
         given = str(request.get("cookie", "")).encode(errors="replace")
         if not hmac.compare_digest(given, self._config.control_cookie.hex().encode()):
             raise ConfigError(
-                "The gateway was asked with a wrong secret, or none.",
+                "The request has a wrong secret, or none.",
                 next_step="Give its pipeline's --dir, or a copy of its secrets/control as --control-cookie-file.",
             )
 
     @asynccontextmanager
     async def _confirming(self, request: Request) -> AsyncIterator[None]:
-        """What a driver asks that says of which log it was offered records: if it is this one, the driver is the
-        present one, and no commit is missing here, producers may come."""
+        """A request that names the log from which the driver was offered records. If it is this log, the driver is the
+        current one and no commit is missing, producers are admitted."""
         offered, known, gateway = offset(request, "offered"), known_gateway(request), self._gateway
         try:
             check_offered(gateway.offered, offered or LogOffset(), gateway.name)

@@ -54,7 +54,7 @@ class EpochOffer(NamedTuple):
     """The end, and which log it refers to."""
     start_sequence: int
     gateways: list[Member]
-    """All gateways, if the one that was asked is the leader."""
+    """All gateways, if this one is the leader."""
     is_behind: bool = False
     """Whether the gateway admits producers only after it has received the last commit."""
 
@@ -221,12 +221,12 @@ class ControlClient:
                 return _checked(self._exchange(request, deadline))
             except (OSError, ValueError, GarbledRequest) as error:
                 self.close()
-                # The last try may be cut short by our own deadline: what an earlier one said is the reason then.
+                # Our own deadline may cut the last try short. Then the error of an earlier try is the reason.
                 failure = error if failure is None or not isinstance(error, TimeoutError) else failure
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(
                         f"The gateway at {self._at} does not answer: {complaint(failure) or failure}.",
-                        next_step="Start it, or look at its log; what it was asked is asked again.",
+                        next_step="Start it, or look at its log. The request is sent again.",
                     ) from failure
             time.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, DELAY_S_MAX)
@@ -260,7 +260,7 @@ class ControlClient:
         if self._tls is None:
             return plain
         try:
-            # Files are read anew each time: they may have been renewed.
+            # Files are read each time: they may have been renewed.
             return self._tls.context().wrap_socket(plain, server_hostname=self._tls.name or host)
         except (OSError, ConfigError) as error:
             plain.close()

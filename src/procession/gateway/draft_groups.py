@@ -39,7 +39,7 @@ class DraftGroup:
     """One stream of one session."""
 
     is_ephemeral: bool | None = None
-    """As its first message said; the others must say the same."""
+    """As in its first message. All others must have the same value."""
     ephemeral: int = 0
     held: list[DraftMessage] = field(default_factory=list)
     frames: int = 0
@@ -168,7 +168,7 @@ class DraftGroups:
         return [*rows, _row(KIND_BOUNDARY if message.payload is None else KIND_RECORD, message, message.message_id)]
 
     def counted(self, positions: Mapping[int, int], registry: Registry) -> tuple[tuple[int, int, int], ...]:
-        """What an ACK with counts says: of these streams, and of those whose count has grown without other news."""
+        """The counts for an ACK: of these streams, and of others whose count has grown."""
         counts = []
         for stream_id, group in self._groups.items():
             before = group.settled
@@ -202,5 +202,5 @@ def inject_fault(state: GatewayState, session: int, debug: Debug) -> list[Action
         case DebugFault.CLOSE:
             actions += state.close_session(session, None)
         case DebugFault.ERROR:
-            actions += state.close_session(session, "an error was asked for")
+            actions += state.close_session(session, "the client requested an error")
     return actions

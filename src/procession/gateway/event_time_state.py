@@ -142,7 +142,7 @@ class EventTimeOrder:
 
     def check_hello(self, hello: Hello) -> None:
         if hello.version in draft.VERSIONS:
-            raise RemoteProtocolError("the draft is not spoken where streams are put in the order of event time")
+            raise RemoteProtocolError("the draft protocol is not available with event-time order")
 
     def refuses(self, state: GatewayState, stream_id: int) -> bool:
         if stream_id not in self.declared.streams:

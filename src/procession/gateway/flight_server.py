@@ -46,13 +46,13 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             request = json.loads(ticket.ticket)
             expected = self._config.control_cookie.hex().encode()
             if not hmac.compare_digest(str(request.get("cookie")).encode(errors="replace"), expected):
-                raise flight.FlightUnauthenticatedError("it was asked with a wrong cookie, or none")
+                raise flight.FlightUnauthenticatedError("the ticket has a wrong cookie, or none")
             if not is_known_format(format_number := request.get("format", 1), TICKET_FORMAT):
                 raise flight.FlightUnauthorizedError(
                     f"the ticket has format {str(format_number)[:20]}; this gateway reads formats 1 to {TICKET_FORMAT}"
                 )
             if request.get("identity") != self._identity:
-                raise flight.FlightUnavailableError("this is another gateway than the one that was asked")
+                raise flight.FlightUnavailableError("the request is for another gateway")
             first, last = integers(request, "first", "last")
             batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
             return flight.GeneratorStream(self._config.offered_use.schema, self._counted(batches))

@@ -102,8 +102,8 @@ class GlobalRegistry:
         self._unheard.discard(name)
 
     def meet(self, name: str, link: int) -> None:
-        """A gateway is here whose log no driver has confirmed: what it held it still holds, and one that has not said
-        what it holds has not said it yet."""
+        """A gateway connects whose log no driver has confirmed. Which streams it holds does not change; if it has not
+        reported them before, they are still unknown."""
         self._links[name] = link
 
     def lost(self, link: int) -> None:

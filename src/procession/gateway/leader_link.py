@@ -132,7 +132,7 @@ class LeaderLink:
             log.info("gateway.leader_found", leader=str(self._at), name=self.name)
             self._gateway.handle(LeaderFound())
             beats = asyncio.get_running_loop().create_task(self._beat())
-            with suppress(OSError, ValueError):  # a lost link is no error: the next one is opened
+            with suppress(OSError, ValueError):  # not an error: the next link is opened
                 while not self.has_left.done():
                     self._handle_reply(await self._reply(reader))
         finally:
@@ -180,7 +180,7 @@ class LeaderLink:
 
     def _handle_reply(self, reply: dict[str, Any]) -> None:
         if not self._unanswered:
-            raise ValueError("it answers what it was not asked")
+            raise ValueError("it sent a reply without a request")
         request = self._unanswered.popleft()
         match request["op"]:
             case "notify" if reply["granted"]:

@@ -45,8 +45,8 @@ def addresses(directory: Path) -> dict[str, Address]:
 
 
 def control_of(directory: Path) -> Endpoint:
-    """Where the gateway of this directory is asked; a ConnectionError if it was never started. A socket file is in this
-    directory, wherever the directory was when the gateway wrote it down."""
+    """The control address of the gateway of this directory. Raises ConnectionError if it was never started. A socket
+    file is in this directory, wherever the directory was when the gateway wrote it down."""
     try:
         control = str(json.loads((directory / ADDRESS_FILE).read_bytes())["control"])
         return SocketFile(directory / CONTROL_FILE) if control.startswith(SOCKET_FILE) else parse_address(control)

@@ -1,4 +1,4 @@
-"""Rows of the ingress log: made of what a session sent, and read again when a gateway recovers. Pure.
+"""Rows of the ingress log: built from what a session sent, and read again when a gateway recovers. Pure.
 
 Invariant: the rows contain all that a restarted gateway must know about uncommitted records: ids seen, streams ended,
 and groups that an epoch must not split.

@@ -1,6 +1,6 @@
 """The gateways of a pipeline: their names and addresses. The leader keeps them in one small file. Pure.
 
-Invariant: a gateway is in this file before it is told that it belongs to the pipeline, so a restarted leader knows
+Invariant: a gateway is in this file before it learns that it belongs to the pipeline, so a restarted leader knows
 which gateways to wait for. A name belongs to one directory for ever, because its sequence numbers are in every offset.
 `gateway/gateway_directory` writes the file; the driver gets the list.
 """
@@ -122,7 +122,8 @@ class Members:
             )
         if not name.replace("-", "").replace("_", "").isalnum() or len(name) > NAME_CHARS_MAX:
             raise ConfigError(
-                f"{name[:NAME_CHARS_MAX]!r} is no name for a gateway.", next_step="Use letters, digits, - and _."
+                f"{name[:NAME_CHARS_MAX]!r} is not a valid name for a gateway.",
+                next_step="Use letters, digits, - and _.",
             )
         standing = known.standing if known is not None and known.standing is MemberStatus.LEAVING else MemberStatus.HERE
         return self._keep(replace(joining, name=name, standing=standing))

@@ -58,8 +58,8 @@ class GatewayPerformer:
             os.close(lock)
             raise
         self.is_confirmed = found.is_confirmed
-        """Whether producers may open streams: of a pipeline that no driver has claimed yet nothing was ever offered; of
-        any other one a driver must have said, in this life, that it knows this log, even if the directory is new."""
+        """Whether producers may open streams. From a pipeline that no driver has claimed, nothing was ever offered. For
+        any other one, a driver must confirm this log after each start of the gateway, even if the directory is new."""
         start, snapshot = found.log_start, found.snapshot
         self.log = IngressLog(
             config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start, lock=lock
@@ -275,7 +275,7 @@ class GatewayPerformer:
     async def offer_among(
         self, fence: int, start: int, limits: tuple[int, int], clocks: Mapping[int, StreamClock], upto: Key | None
     ) -> Offered:
-        """With several gateways: the rows that the driver may read from `start` on. `told` is the progress of streams
+        """With several gateways: the rows that the driver may read from `start` on. `clocks` is the progress of streams
         at the other gateways. `upto` is the last place in the order that all gateways can offer."""
         ordering = self._has_order()
         async with self._commit_lock:

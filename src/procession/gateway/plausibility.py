@@ -46,7 +46,7 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: St
         if seen is None or message_id > seen:
             came = "none came" if seen is None else f"the last that came is {seen}"
             raise StorageError(
-                f"Message {message_id} of stream {stream_id} is said to be committed, but {came}.",
+                f"Message {message_id} of stream {stream_id} was reported as committed, but {came}.",
                 next_step="Check that driver and gateway belong to the same pipeline, and restore the gateway's"
                 " directory if it was lost.",
             )

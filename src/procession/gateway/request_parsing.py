@@ -113,7 +113,7 @@ def place(request: Mapping[str, Any], name: str) -> Key | None:
 
 
 def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
-    """How far records were offered, and of which log; None if nothing is said about it."""
+    """How far records were offered, and of which log; None if the request does not contain it."""
     value = request.get(name)
     if value is None:
         return None

@@ -51,7 +51,7 @@ class Retirement:
         chosen = self._registry.idle(now - after_s, excess, self._is_held)
         if not self._is_keeping:
             return chosen
-        # Other gateways may know a stream about as long. If it were forgotten here before, it could begin anew here,
+        # Other gateways may know a stream about as long. If it were forgotten here before, it could start over here,
         # and not there.
         is_alone = self._claims is None or self._claims.is_alone
         room = self._retired.forget(now, len(chosen), 0.0 if is_alone else 2 * after_s)

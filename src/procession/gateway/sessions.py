@@ -35,7 +35,7 @@ def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Exte
     if asked_for is None and hello.version not in v3.VERSIONS:
         raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
     if asked_for is not None and not speaks_draft:
-        raise RemoteProtocolError("the draft is spoken by the first gateway of several only")
+        raise RemoteProtocolError("the draft protocol is available at the first of several gateways only")
     for extension in asked_for or ():
         if extension not in limits.extensions:
             raise RemoteProtocolError(f"the draft's extension {extension.value!r} is not allowed here")

@@ -262,7 +262,7 @@ class GatewayState:
     # The leader of several gateways
 
     def _granted(self, stream_id: int, committed: int | None) -> list[ev.Action]:
-        assert self.claims is not None, "only who has a leader is answered"
+        assert self.claims is not None, "a gateway without a leader has sent no request"
         request = self.claims.answered(stream_id, is_granted=True)
         if request is None:
             return self.relinquish()  # its session is gone
@@ -272,12 +272,12 @@ class GatewayState:
         return self._open(session, notify)
 
     def _refused(self, stream_id: int) -> list[ev.Action]:
-        assert self.claims is not None, "only who has a leader is answered"
+        assert self.claims is not None, "a gateway without a leader has sent no request"
         request = self.claims.answered(stream_id, is_granted=False)
         return [*(self.refuse(*request) if request is not None else []), *self.relinquish()]
 
     def _told_by_leader(self, event: ev.OfLeader) -> list[ev.Action]:
-        assert self.claims is not None, "only who has a leader hears of it"
+        assert self.claims is not None, "a gateway without a leader has no link"
         match event:
             case ev.StreamRelinquished(stream_id):
                 self.claims.relinquished(stream_id)

@@ -40,7 +40,7 @@ STEPS_MAX = 16
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("handshake", ("no HELLO in time",)),
     ("cookie", ("cookie",)),
-    ("version", ("version", "the draft's extension", "the draft is spoken", "the draft is not spoken")),
+    ("version", ("version", "the draft's extension", "the draft protocol is")),
     ("credits", ("credits overspent",)),
     ("sessions", (" sessions",)),
     ("streams", (" streams",)),

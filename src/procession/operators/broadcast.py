@@ -73,7 +73,7 @@ class BroadcastOperator(UntimedOperator):
                 continue
             try:
                 results.append(self._applied(latest, value))
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
             else:
                 picked.append(row)

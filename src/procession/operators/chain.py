@@ -368,7 +368,7 @@ class _Pass(Delivery):
         rows = whole if table.num_rows == len(whole) else table.column("row").to_numpy()
         try:
             result = read_batch_result(function(table), rows, is_placed=stage in self.plan.traced)
-        except Exception as error:  # the user's code may raise anything; the record decides who acts
+        except Exception as error:  # user code may raise any exception
             if table.num_rows == 1:
                 self.dead_letters.add(stage, before, int(rows[0]), error)
                 return

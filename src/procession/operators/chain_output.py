@@ -86,7 +86,7 @@ class Delivery:
                 # The fastest loop in Python. If it raises, the number of results gives the row.
                 for value in left:
                     results.append(function(value))  # noqa: PERF401  (the results before an error are kept)
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 row = len(results) + len(failed)
                 self.dead_letters.add(stage, before, row, error)
                 failed.append(row)

@@ -67,7 +67,7 @@ def fused(
         try:
             loop(left, results, dropped, len, own, *functions)
             break
-        except Exception as error:  # the user's code may raise anything; the record decides who acts
+        except Exception as error:  # user code may raise any exception
             place = _line(error) - len(_HEAD)
             if not 0 <= place < len(kinds):
                 raise

@@ -114,7 +114,7 @@ def _ones(
                     result = own(result)
                 held[slot] = state
                 results.append(result)
-        except Exception as error:  # the user's code may raise anything; the record decides who acts
+        except Exception as error:  # user code may raise any exception
             failed.append(len(results) + len(failed))
             refuse(failed[-1], error)
     if not failed:
@@ -139,7 +139,7 @@ def _some(
                 result = separate(result, is_held=is_open(state))
             else:
                 result = ABSENT if not result else own(value) if is_open(state) else value
-        except Exception as error:  # the user's code may raise anything; the record decides who acts
+        except Exception as error:  # user code may raise any exception
             refuse(row, error)
             continue
         held[slot] = state

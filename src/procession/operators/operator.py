@@ -96,7 +96,7 @@ class OperatorRows:
     times: Numbers | None = None
     """Their event times, if a watermark moves the operator."""
     are_ticks: npt.NDArray[np.bool_] | None = None
-    """Which rows are ticks: they move the watermark and are no records of this task."""
+    """Which rows are ticks: they move the watermark and are not records of this task."""
     reach: Reach | None = None
     """How the rows move the watermark, if the stage has several inputs. None: by the greatest time."""
 
@@ -123,7 +123,7 @@ class StateSpec:
     late_to_dead_letters: bool = False
     """Whether late records become dead letters. Otherwise they are only counted."""
     counts_late: bool = False
-    """Whether it tells of late records although no watermark moves it."""
+    """Whether it reports late records although it has no watermark."""
     is_made_by_user: bool = False
     """Whether the state of a key is what the user's function returned."""
     held: str = ""

@@ -67,7 +67,7 @@ class SortOperator(UntimedOperator):
                 rank = self.by(value)
                 check_rank(rank)
                 ranked.append((rank, self.values.packed([rank, value])))
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
         if ranked:
             comparing_ranks(lambda: ranked.sort(key=_rank, reverse=self.is_reversed))

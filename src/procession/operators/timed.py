@@ -132,7 +132,7 @@ class TimedOperator(ABC, Generic[Held]):
                 add_record(progress, values[row], times[row], held)
             except self.stops_on:
                 raise
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
             if held.is_empty:
                 del known[name]

@@ -44,7 +44,7 @@ class TotalOperator(UntimedOperator):
             try:
                 count, accumulator = (0, create()) if stored is None else stored
                 known[name] = [count + 1, add(accumulator, value)]
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
         states.touch(names)
         return rows_of_results([])

@@ -98,7 +98,7 @@ class VersionJoin(UntimedOperator):
                     picked.append(row)
                 if late is not None:
                     raise late
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
         known |= {name: of_key.as_list() for name, of_key in zip(names, held, strict=True)}
         states.touch(names)

@@ -146,7 +146,7 @@ class CountWindowOperator(UntimedOperator, WindowAggregate):
             window = windows.get(name) or self.new_window(0, 0)
             try:
                 self.fill(window, value)
-            except Exception as error:  # the user's code may raise anything; the record decides who acts
+            except Exception as error:  # user code may raise any exception
                 refuse(row, error)
                 continue
             if window.count == self.windows.count:

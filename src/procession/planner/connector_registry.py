@@ -71,7 +71,7 @@ _ADDRESS = re.compile(r"[^:\s]+:[0-9]{1,5}")
 
 
 def connector_of(text: str) -> Connector | None:
-    """The connector of a URL or an address; None if nobody has its scheme."""
+    """The connector of a URL or an address; None if the scheme is unknown."""
     scheme = text.partition(":")[0].lower()
     if scheme != FILE.name and _ADDRESS.fullmatch(text):
         return ADDRESS  # a host may be called as a scheme is
@@ -80,7 +80,7 @@ def connector_of(text: str) -> Connector | None:
 
 @cache
 def connector_named(scheme: str) -> Connector | None:
-    """The connector of a scheme; None if nobody has it."""
+    """The connector of a scheme; None if it is unknown."""
     if scheme in OURS:
         return _ours(scheme)
     point = _plugged_in().get(scheme)
@@ -185,7 +185,7 @@ def _loaded(point: EntryPoint) -> Connector:
         ) from error
     if not isinstance(connector, Connector):
         raise ConfigError(
-            f"the entry point {point.name!r} of the package {package} is no Connector",
+            f"the entry point {point.name!r} of the package {package} is not a Connector",
             next_step="correct or uninstall that package",
         )
     return connector

@@ -104,7 +104,7 @@ class ConnectorUrl:
 
 
 def without_secrets(text: str) -> str:
-    """What a user wrote as a URL, to be shown although nobody has checked it."""
+    """What a user wrote as a URL, for display before it is checked."""
     return _SECRET_VALUE.sub(r"\1…", _PASSWORD.sub("//…@", text))
 
 
@@ -117,13 +117,13 @@ def parse_url(text: str, *, password_hint: str = "", is_opaque: bool = False) ->
         is_opaque: Everything behind the scheme is the place, `?` included. File patterns need this.
 
     Raises:
-        PlanError: It is no URL, or it holds a password or another secret.
+        PlanError: It is not a URL, or it holds a password or another secret.
     """
     scheme, colon, rest = text.partition(":")
     if len(text) > URL_CHARACTERS_MAX or not colon or not SCHEME.fullmatch(scheme) or not rest.strip():
         shown = without_secrets(text)
         shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
-        raise PlanError(f"{shown!r} is no URL of a source or a sink", next_step="write SCHEME:PLACE")
+        raise PlanError(f"{shown!r} is not a URL of a source or a sink", next_step="write SCHEME:PLACE")
     if _PASSWORD.search(rest):
         raise PlanError(
             f"{without_secrets(text)!r} has a password in it, which would be shown and logged with the URL",

@@ -348,7 +348,7 @@ def _exchange_strategy(plan: Plan, index: int, paths: int) -> tuple[Strategy, st
         case Routing.EVENLY | Routing.TO_ONE | Routing.TO_ALL if is_kept:
             return Strategy.MERGE, f"records change their task, and the order is asked for behind: {merged}"
         case _:
-            return Strategy.FREE, "records change their task, and nobody behind asks for an order"
+            return Strategy.FREE, "records change their task, and no later stage needs an order"
 
 
 def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:

@@ -44,7 +44,7 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
         raise PlanError(f".{word}() was given {given}", next_step="give it a function")
     if inspect.iscoroutinefunction(function):
         raise PlanError(
-            f".{word}() was given {function!r}, a coroutine function, and nobody would await what it gives",
+            f".{word}() was given {function!r}, a coroutine function, and its result would not be awaited",
             next_step="write it without `async`, or use map_async",
         )
 
@@ -85,7 +85,7 @@ def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...]
 
 def checked_seconds(value: float, what: str, owner: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e9:
-        raise PlanError(f"{what}={value!r} of {owner} is no time", next_step="give seconds, 0 or more")
+        raise PlanError(f"{what}={value!r} of {owner} is not a time", next_step="give seconds, 0 or more")
     return value
 
 

@@ -18,7 +18,7 @@ from procession.format_number import check_format
 from procession.storage.journal import Entry, Journal, read_journal_from
 
 FORMAT = 2
-"""Carried by the first entry of a log. One that has none there is of format 1, which says the same."""
+"""Stored in the first entry of a log. A log without it has format 1, which is otherwise the same."""
 
 
 class AckLog:

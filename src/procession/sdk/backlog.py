@@ -58,7 +58,7 @@ class Backlog(Protocol):
         """The gateway has the stream's records up to `after`, or none. Said before each pass of `read`."""
 
     def append(self, batch: Batch) -> None:
-        """Keep records; their ids are only for order, unless the backlog was told to take them as they are."""
+        """Keep records; their ids only give the order, unless the backlog keeps the ids of its source."""
 
     def sync(self) -> None:
         """What was appended may be read once this returns. May run in a thread beside the others."""

@@ -106,6 +106,6 @@ class StreamBatcher:
 
     def _misfit(self, item: object) -> RecordError:
         return RecordError(
-            f"The source yielded {type(item).__name__} on stream {self._stream.name!r}, which is no record.",
+            f"The source yielded {type(item).__name__} on stream {self._stream.name!r}, which is not a record.",
             next_step="Yield tuples (message id, event time, key, payload), or Arrow batches with such columns.",
         )

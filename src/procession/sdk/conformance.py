@@ -38,8 +38,8 @@ POINTS: dict[str, tuple[bool, ...]] = {
     "sink:before-output-abort": (False,),
     "sink:after-commit": BOTH,
 }
-"""Where a sink made with the SDK can be made to die in a round, and what is to be decided there. Before the vote has
-come that makes no difference: what nobody has voted for is aborted."""
+"""Where a sink made with the SDK can be made to die in a round, and what is to be decided there. Before the
+vote the decision makes no difference: a transaction without a vote is aborted."""
 RECOVERY_POINTS = ("sink:before-recover", "sink:after-recover")
 
 

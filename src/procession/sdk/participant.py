@@ -147,7 +147,7 @@ class SinkParticipant:
             self._wait(result)
 
     def _is_here(self, where: Where) -> bool:
-        """The worker's range is what came since the last commit; no range at all is said of no bytes."""
+        """Whether the worker's range is what arrived since the last commit. Without bytes there is no range."""
         start = self._start
         return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
 

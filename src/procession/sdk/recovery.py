@@ -20,7 +20,7 @@ from procession.sdk.transaction_log import Transaction, TransactionLog
 
 
 class RecoveredOutput(NamedTuple):
-    """What an output goes on with."""
+    """The state that an output continues with."""
 
     committed_end: int
     prepared: Transaction | None
@@ -33,7 +33,7 @@ def recover(txnlog: TransactionLog) -> RecoveredOutput:
         names = ", ".join(transaction.txn_id for transaction in txnlog.prepared)
         raise StorageError(
             f"{txnlog.path} has more than one open transaction: {names}.",
-            next_step="Restore the file from a copy; no sink of ours writes such a log.",
+            next_step="Restore the file from a copy; Procession's sinks do not write such a log.",
             path=str(txnlog.path),
         )
     return RecoveredOutput(txnlog.committed_end, next(iter(txnlog.prepared), None))

@@ -112,7 +112,7 @@ class ScriptedWorker:
         return worker
 
     async def goes_on(self, worker: Worker) -> None:
-        """Further rounds, as if nothing had happened."""
+        """Further rounds, with normal results."""
         await self.round(worker, b"after all that\n")
         await self.round(worker, b"to be dropped\n", commit=False)
         await self.round(worker, b"and on\n")

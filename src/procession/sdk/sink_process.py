@@ -91,7 +91,7 @@ class SinkProcess:
             raise TimeoutError from None
 
     def visible(self, instance: str) -> bytes | None:
-        """What a reader sees; None if nobody said how to look."""
+        """The output as a reader sees it; None without a command that reads it."""
         return None if self._visible is None else self._visible(self.directory, instance)
 
     def _start(self) -> None:

@@ -57,9 +57,11 @@ class SourceClient:
         keep_quiet()
         tell_uncaught_as_sentences()
         if options.rate is not None and options.rate <= 0:
-            raise UsageError(f"{options.rate} records a second is no rate.", next_step="Give a number above 0.")
+            raise UsageError(f"{options.rate} records a second is not a rate.", next_step="Give a number above 0.")
         if options.dialect not in DIALECTS:
-            raise UsageError(f"{options.dialect!r} is no dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}.")
+            raise UsageError(
+                f"{options.dialect!r} is not a dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}."
+            )
         self._source = source
         self._homes = deque(parse_addresses(address) if isinstance(address, str) else [address])
         self._address = self._homes[0]
@@ -194,7 +196,8 @@ class SourceClient:
                 if not is_waiting:
                     log.warning("source.waiting", address=str(self._address), reason=str(error))
                 is_waiting = True
-                # Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next.
+                # If a redirect leads to an unreachable gateway, return to the one that sent it; if that fails, try the
+                # next.
                 if self._address == self._homes[0]:
                     self._homes.rotate(-1)
                 self._address = self._homes[0]

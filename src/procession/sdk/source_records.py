@@ -216,7 +216,7 @@ def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray
         or int(numbers.min()) < np.iinfo(kind).min
         or int(numbers.max()) > np.iinfo(kind).max
     ):
-        raise _bad(f"a {what} is no whole number of 64 bits")
+        raise _bad(f"a {what} is not a whole number of 64 bits")
     return numbers.astype(kind, copy=False)
 
 

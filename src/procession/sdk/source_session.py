@@ -140,7 +140,7 @@ class StreamFeed:
         if self._roster.is_done:
             self._is_leaving = True
             if not self._writer.can_write_eof():
-                # With TLS there is no half to end. Closing sends all, and waits for the other side's farewell as well.
+                # TLS has no half-close. Closing sends everything, and waits until the peer closes, too.
                 self._writer.close()
             elif not self._writer.is_closing():
                 self._writer.write_eof()
@@ -177,7 +177,7 @@ class StreamFeed:
                         progress.is_end_committed = True
                         self._ask_for_an_end()
                 elif success and self._is_unnumbered(progress):
-                    # Of an earlier life: it says nothing of what this one has sent.
+                    # From an earlier session: it does not cover what this session has sent.
                     last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
                     cast(UnnumberedSource, self._source).number_above(progress.stream, last)
                     self._begin(progress)
@@ -215,7 +215,7 @@ class StreamFeed:
             self._on_progress(progress)
 
     def _notify(self) -> None:
-        # RESTART or ERROR may stand behind this event in the same read: then nothing more may be said.
+        # RESTART or ERROR may follow this event in the same read: then nothing more may be sent.
         while self._to_notify and self._connection.credit.available and not self._connection.is_over:
             progress = self._to_notify.popleft()
             reference = UNNUMBERED if self._is_unnumbered(progress) else progress.committed or 0
@@ -332,7 +332,8 @@ class StreamFeed:
         self._write(self._connection.send(frame))
 
     def _write(self, data: bytes | memoryview) -> None:
-        # A transport that was reset while we waited for something else may raise what is no OSError (uvloop's does).
+        # A transport that was reset while we waited for something else may raise another error than OSError (uvloop's
+        # does).
         if self._writer.is_closing():
             raise ConnectionResetError("the connection was lost")
         self._writer.write(data)

@@ -40,7 +40,7 @@ class StreamProgress:
     """Records, those that were sent again too."""
     sent_bytes: int = 0
     acknowledged: int = 0
-    """Records of ours that are committed, each counted once."""
+    """Committed records of this source, each counted once."""
     is_named_again: bool = False
     """The source has named it a second time: it is opened again after its end."""
     _pieces: deque[Ids] = field(default_factory=deque)
@@ -89,7 +89,7 @@ class StreamProgress:
         self.sent += len(ids)
         self.sent_bytes += size_bytes
         if self.stream.is_ephemeral:
-            return  # nothing is ever said of them again
+            return  # they are never acknowledged again
         self.last = int(ids[-1])
         self._pieces.append(ids)
         if len(self._pieces) > PIECES_MAX:

@@ -55,7 +55,7 @@ class StreamReader:
                     await self._changed.wait()
 
     def _wait_s(self) -> float | None:
-        """How long until there is something to take, or to tell; None if that depends on the author."""
+        """Seconds until there is something to do; None if that depends on the author's code."""
         if self._gather.is_due or self._is_over:
             return 0.0
         if self._gather.is_empty:
@@ -162,6 +162,6 @@ def begin_reading(stream: Stream, after: int | None, items: Items, limits: Gathe
     if isinstance(items, Iterable):
         return _InThread(stream, after, limits, items)
     raise RecordError(
-        f"The source's read gave {type(items).__name__} for stream {stream.name!r}, which is no iterator.",
+        f"The source's read gave {type(items).__name__} for stream {stream.name!r}, which is not an iterator.",
         next_step="Write read as a generator: def or async def, with yield.",
     )

@@ -165,17 +165,17 @@ class Peer:
         self._writer.close()
 
     def abort(self) -> None:
-        """As a crash does: what was sent to us and not read is lost, and the other end is told so."""
+        """Close as a crash does: unread data is lost, and the peer sees a reset."""
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
 
 class Worker(Peer):
-    """Stands in for the worker at a sink's door."""
+    """Takes the place of the worker at a sink."""
 
     cookie = b""
-    """What it shows, unless it is told otherwise."""
+    """The cookie that it sends by default."""
 
     @classmethod
     async def connect(cls, address: Address) -> Self:

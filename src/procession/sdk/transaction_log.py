@@ -29,7 +29,7 @@ from procession.format_number import check_format
 from procession.storage.journal import Entry, Journal, JournalTail, read_journal
 
 FORMAT = 2
-"""Carried by the first entry of a log. One that has none there is of format 1, which says the same."""
+"""Stored in the first entry of a log. A log without it has format 1, which is otherwise the same."""
 ENTRIES_MAX = 8192
 """Number of entries above which the log is compacted. An epoch has two."""
 TRANSACTIONS_KEPT = 1000
@@ -131,7 +131,7 @@ class TransactionLog:
         self._append({"op": "phase2", "txn": txn_id, "commit": commit})
 
     def compact(self) -> None:
-        """Replace the log, if it is long, by one that says the same. For between two transactions."""
+        """Replace the log, if it is long, by a shorter one with the same content. Called between two transactions."""
         if self._ledger.entries < self._entries_max:
             return
         entries = compacted(self._read(), self._transactions_kept)

@@ -141,9 +141,9 @@ class Files:
 
 def gone(path: str) -> StorageError:
     """The error for a file that another of our processes removed: not an injected fault."""
-    return StorageError(f"Cannot use {path}: No such file or directory.", next_step="Look who took it away.", path=path)
+    return StorageError(f"Cannot use {path}: No such file or directory.", next_step="Restore the file.", path=path)
 
 
 def disk_error(path: str, action: str, why: str) -> StorageError:
     """The real error; `is_done_to_us` marks an injected fault, which an operator would repair."""
-    return StorageError(f"Cannot {action} {path}: {why}.", next_step="Mend the disk.", path=path, is_done_to_us=True)
+    return StorageError(f"Cannot {action} {path}: {why}.", next_step="Repair the disk.", path=path, is_done_to_us=True)

@@ -219,7 +219,7 @@ class FaultPlan:
             wrong = f"it does not have a plan's fields ({type(error).__name__}: {error})"
         if wrong is not None:
             raise ConfigError(
-                f"this is no plan of a simulation: {wrong}", next_step="give one as `procession simulate` prints it"
+                f"this is not a plan of a simulation: {wrong}", next_step="give one as `procession simulate` prints it"
             )
         return plan
 

@@ -143,7 +143,7 @@ class Endpoint:
             other.owner.post(_hear, other, data)
 
     def _finish(self, is_clean: bool) -> None:
-        """The end of what we had to say: all that is under way, then the news."""
+        """End the sending side: data in flight arrives first, then the peer learns of the end."""
         data = b"".join(self._flight)
         self._flight = []
         self._deliver(data)

@@ -150,7 +150,7 @@ class Oracle:
             return
         transaction = parse(txn)
         if transaction is None:
-            raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, which is no transaction of ours")
+            raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, which is not a transaction of ours")
         if transaction.epoch not in self.decided:
             self.look()
         record = self.decided.get(transaction.epoch)

@@ -61,7 +61,7 @@ class SimulatedCheckpoint:
 
     @property
     def is_current(self) -> bool:
-        """Whether nobody has taken over."""
+        """Whether no other driver has taken over."""
         return self.current() == self.fence
 
     def claim(self) -> Steps:

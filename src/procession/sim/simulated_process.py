@@ -58,7 +58,7 @@ class SimulatedProcess:
         """SIGTERM."""
 
     def failed(self, error: ProcessionError) -> None:
-        """An error came out of a handler. Unless a part knows better, it is a bug of ours."""
+        """An error came out of a handler. Unless a part handles it, it is a bug."""
         raise InvariantViolation("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
 
     check: Callable[[], None] | None = None

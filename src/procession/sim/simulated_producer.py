@@ -68,7 +68,8 @@ class Producer(SimulatedProcess):
         self.later(0.02 + 0.1 * self.site.chance.random(), self._connect)
 
     def _elsewhere(self) -> None:
-        """Whoever sent us elsewhere is asked again if nobody is there; and if it was that one, the next."""
+        """If a redirect leads to an unreachable gateway, return to the one that sent it; if that fails, try the
+        next."""
         if self._address == self._gateways[0]:
             self._gateways.rotate(-1)
         self._address = self._gateways[0]

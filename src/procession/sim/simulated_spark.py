@@ -213,7 +213,7 @@ class Spark(SimulatedProcess):
             self.kill()
 
     def finished(self, epoch: int) -> None:
-        """`foreachBatch` has returned: nobody can hold us now."""
+        """`foreachBatch` has returned: the driver can no longer hold the query."""
         self._is_waiting = False
         self.later(0.01 * self.site.chance.random(), self._commit, epoch)
 

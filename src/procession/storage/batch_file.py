@@ -153,7 +153,7 @@ class BatchFile:
             )
         elif magic == b"ARRO":
             problem = "was written by version 0.1.0 as first released, whose keys had no types: 7 and '7' were one"
-            step = "finish its work with that version, or begin anew with another --dir (and an empty output)"
+            step = "finish its work with that version, or start over with another --dir (and an empty output)"
         else:
             return self._damaged("it does not begin as such a file does")
         return StorageError(f"{self._what} {self._path} {problem}", next_step=step, path=str(self._path))

@@ -63,7 +63,7 @@ def write_all(descriptor: int, data: bytes | memoryview, position: int, *more: b
 
 def sync(descriptor: int, *, is_data_only: bool = False) -> None:
     """Put what was written to a file on disk; with `is_data_only`, of its size and times only what reading needs.
-    Raises the plain OSError. Every sync of ours goes through here, so that every one can be made to fail."""
+    Raises the plain OSError. Every sync goes through this function, so that tests can make it fail."""
     faults.disk("sync")
     if is_data_only:
         os.fdatasync(descriptor)

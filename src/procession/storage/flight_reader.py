@@ -32,7 +32,7 @@ IDENTITY_FORMAT = 2
 """Of that file: a JSON object. Format 1 is the identity alone. The number counts for the gateway's whole directory: for
 the file with its addresses, too, and for which files there are."""
 TICKET_FORMAT = 2
-"""Of what a gateway is asked for rows with. A ticket without a number is of format 1, which says the same."""
+"""Format of the ticket that requests rows. A ticket without a number has format 1, which is otherwise the same."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -45,7 +45,7 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class FlightAccess:
-    """What a gateway wants to be shown before it gives rows away, and how it is spoken to."""
+    """The secret and the TLS settings that a gateway requires before it sends rows."""
 
     cookie: bytes = field(default=b"", repr=False)
     tls: ClientTls | None = None

@@ -57,7 +57,7 @@ class IngressLog:
         use: LogUse = INGRESS,
         lock: int | None = None,
     ) -> None:
-        """Recover the log, or start one. A log that ends below `committed_end` is of no use: it starts anew there.
+        """Recover the log, or start one. A log that ends below `committed_end` is not used: a new one starts there.
         `lock` is the lock of its directory, if the caller has taken it already; the log closes it."""
         self.directory = directory
         self.segment_bytes_max = segment_bytes_max

@@ -20,7 +20,7 @@ FIRST_GATEWAY = "gateway-0"
 
 class LogOffset(NamedTuple):
     """How far the log of one gateway was offered, and which log that was. A log that reaches `sequence` with another
-    incarnation or running checksum is another one: an older copy, or one that was begun anew."""
+    incarnation or running checksum is another one: an older copy, or one that was created again."""
 
     sequence: int = 0
     incarnation: str = ""

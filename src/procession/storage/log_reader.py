@@ -28,7 +28,7 @@ from procession.storage.segment import (
 
 
 class SegmentReader:
-    """A mapped segment that may still grow: looks at no byte beyond what it is asked for."""
+    """A mapped segment that may still grow: reads no byte beyond the requested range."""
 
     def __init__(self, path: Path, base: int, use: LogUse = INGRESS) -> None:
         self.path = path
@@ -85,7 +85,7 @@ class LogReader:
             raise missing(self.directory, start, end, self._use)
 
     def refresh(self) -> list[int]:
-        """The segments there are; lets go of those that are not, whose space a mapping would keep from being freed."""
+        """The existing segments. Unmaps deleted ones, because a mapping keeps their disk space in use."""
         bases = segment_bases(self.directory)
         self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
         return bases

@@ -41,7 +41,7 @@ class RecoveredLog:
     """Base of the last file, if its writer died before it had a header: nothing was ever in it."""
 
     def is_of_use(self, committed_end: int) -> bool:
-        """Whether the log goes on. One that is empty, or ends below what is committed, starts anew."""
+        """Whether the log is continued. One that is empty, or ends below what is committed, starts over."""
         if self.unbegun is not None:
             return self.unbegun >= committed_end
         return bool(self.segments) and self.segments[-1].end >= committed_end
@@ -62,9 +62,9 @@ def recover_log(directory: Path, use: LogUse = INGRESS) -> RecoveredLog:
 
 
 def unsynced_from(last: SegmentIndex) -> SegmentHeader | None:
-    """The header of the file into which the end of the last segment is written anew: from the entry on of which no
-    later entry says that it was synced. None if there is no such entry. Of a segment without entries it is the file
-    itself: its name may not be on disk, and a second sync of the directory would not tell."""
+    """The header of the file into which the end of the last segment is rewritten. It begins with the first entry that
+    no later entry marks as synced. None if there is no such entry. A segment without entries is rewritten as a whole:
+    its name may not be on disk, and a second sync of the directory would not show that."""
     if last.end == last.base:
         return SegmentHeader(*last.header[:3])
     return last.first_from(last.durable_end) if last.durable_end < last.end else None

@@ -1,4 +1,4 @@
-"""The run store: what a chain made of one range, kept in files until its epoch is confirmed.
+"""The run store: the output of a chain for one range, kept in files until its epoch is confirmed.
 
 Invariant: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition). A
 second attempt of the same task returns the published one. So a retry can neither duplicate nor lose a record. Runs are
@@ -118,7 +118,7 @@ class RunStore:
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch, mapped rather than read."""
-        # Without a next step: nobody need act. The driver starts again, and the epoch is made again from the log.
+        # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
         yield from BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run").batches()
 
     def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:

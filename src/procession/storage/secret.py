@@ -1,4 +1,4 @@
-"""Secrets: what a program must send to a port of ours, each in its own file in the pipeline's directory.
+"""Secrets that a program must send to a port, each in its own file in the pipeline's directory.
 
 Invariant: a secret is created once, by the first process that needs it, in a file that only its owner can read. Later
 it is read, never replaced. A file that others can read, or could have written, is refused. Commands and gateways create

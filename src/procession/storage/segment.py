@@ -5,12 +5,12 @@
 
 Little-endian; everything starts at a multiple of eight, so a mapped batch is used in place, uncopied. A row's
 sequence is its entry's first sequence plus the row's number. `durable end` says how far the log was on disk when the
-entry was written: with it, recovery tells a hole left by a power cut (never promised to anyone: cut off) from damage
-to what was promised (an error).
+entry was written: with it, recovery distinguishes a hole left by a power cut (never acknowledged, so it is cut off)
+from damage to acknowledged data (an error).
 
 `incarnation` is a random number that a log gets when it is begun. `checksum` is the running checksum of all entries
 before the file: each entry's own crc32 is folded into it. Both together say whether two logs that reach the same
-sequence are the same log. A file of version 1 has neither: its incarnation is 0, and its checksum begins anew with its
+sequence are the same log. A file of version 1 has neither: its incarnation is 0, and its checksum starts again with its
 base, so that it does not depend on files that are already deleted.
 
 Invariant: nothing read from disk is trusted before its checksum is verified, and the index is always derived. Pure:
@@ -43,7 +43,7 @@ INGRESS_SCHEMA = pa.schema(
 KIND_RECORD = 0
 KIND_EOS = 1
 KIND_UNSTABLE = 2
-"""A record whose message id is no point of reference: the one that closes its group stands behind it."""
+"""A record whose message id is not a point of reference: the message that closes its group follows."""
 KIND_BOUNDARY = 3
 """A point of reference without a record."""
 KIND_EPHEMERAL = 4
@@ -52,7 +52,7 @@ KIND_EPHEMERAL = 4
 KIND_LATE = 5
 """A record that came behind the watermark of its own stream; only in the ordered log."""
 KIND_TICK = 6
-"""The watermark of a stream for which nobody waits any longer."""
+"""The watermark of a stream that the merge no longer waits for."""
 KIND_GIVEN = 7
 """The stream is given up: what waits of it will be sent to another gateway. Only in the log of arrivals."""
 KIND_MOVED = 8

@@ -76,7 +76,7 @@ class StateFile:
         self.size = self._file.size
 
     def _batch(self, number: int) -> tuple[pa.RecordBatch, Hashes]:
-        """A batch and its hashes; it is checked when it is asked for first."""
+        """A batch and its hashes; it is checked at its first use."""
         if number not in self._found:
             batch = self._file.batch(number)
             self._found[number] = batch, batch.column("hash").to_numpy()

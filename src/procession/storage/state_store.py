@@ -52,7 +52,7 @@ class TaskStates:
         self._written = 0
 
     def begin(self, prefix: str, serial: int = 0) -> None:
-        """From here on files are named so, by a name that nobody else uses: see `file_prefix`."""
+        """Use this prefix for files from now on. No other task uses it: see `file_prefix`."""
         self._prefix = prefix
         self._written = 0
         self.serial = serial

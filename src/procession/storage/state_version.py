@@ -45,7 +45,7 @@ class StateVersion:
             + (": keys had no types then, so that 7 and '7' were one" if self.format == 1 else ""),
             next_step="start the version that wrote them, or a later one"
             if self.format > FORMAT
-            else "finish the work with the version that wrote them, or begin anew with another --dir (and an empty"
+            else "finish the work with the version that wrote them, or start over with another --dir (and an empty"
             " output)",
             stage=stage,
         )

@@ -84,7 +84,8 @@ class TableCopies:
 
 @lru_cache(CHECKED_MAX)
 def check_copy(path: Path) -> None:
-    """Raise StorageError if a copy is not what its name says. A process asks once: a copy never changes."""
+    """Raise StorageError if a copy is not what its name says. Checked once per process, because a copy never
+    changes."""
     stem = path.name.removesuffix(path.suffix) if path.suffix else path.name
     *_, expected = stem.split("-")
     if stem.count("-") < CHECKED_DASHES:

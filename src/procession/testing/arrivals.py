@@ -78,7 +78,7 @@ class Arrivals:
             for pair in _listed(inputs, "the inputs"):
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise UsageError(
-                        f"{pair!r} is no pair of a source's name and a value",
+                        f"{pair!r} is not a pair of a source's name and a value",
                         next_step='give the inputs as {"orders": [first, second]}, or in the order of their arrival, as'
                         ' [("orders", first), ("payments", second)]',
                     )
@@ -243,6 +243,7 @@ def cuts_of(are_records: Sequence[bool], epochs: int | Sequence[int] | None) -> 
 def _size(size: Any, least: int) -> int:
     if type(size) is not int or size < least:
         raise UsageError(
-            f"epochs={size!r} is no number of records", next_step="give epochs=3, or one number each, as epochs=[3, 2]"
+            f"epochs={size!r} is not a number of records",
+            next_step="give epochs=3, or one number each, as epochs=[3, 2]",
         )
     return size

@@ -161,7 +161,7 @@ class HexReader:
                     yield self._direction, bytes.fromhex(digits[:even])
         if wrong:
             where = self._read + wrong.start()
-            raise RemoteProtocolError(f"{wrong.group()!r}, character {where} of the capture, is no hex digit")
+            raise RemoteProtocolError(f"{wrong.group()!r}, character {where} of the capture, is not a hex digit")
         self._read += len(text)
 
     def finish(self) -> None:

@@ -51,7 +51,7 @@ class Dialect:
 
 def _v3_extensions(version: str) -> frozenset[Extension]:
     if version in draft.VERSIONS:
-        raise ValueError(f"version {version!r} is not said in frames of v3")
+        raise ValueError(f"version {version!r} has no frames in v3")
     return frozenset()
 
 

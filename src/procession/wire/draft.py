@@ -179,7 +179,7 @@ def _body(frame: DraftFrame) -> bytes:
                 raise LocalProtocolError(f"a fault {count} times, the limit is {DEBUG_COUNT_MAX}")
             return b"D" + frame_codec.u8(fault.value) + u32(count)
         case _:
-            raise LocalProtocolError(f"{type(frame).__name__} is no frame of the draft")
+            raise LocalProtocolError(f"{type(frame).__name__} is not a frame of the draft")
 
 
 def _message_body(message: DraftMessage) -> bytes:

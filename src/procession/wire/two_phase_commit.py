@@ -200,7 +200,7 @@ class ParticipantLifecycle:
             self._move(ParticipantStep.SETTLED)
 
     def workers_left(self) -> None:
-        """Handle WORKERS_LEFT, which is no step of the round."""
+        """Handle WORKERS_LEFT, which is not a step of the round."""
         self._move(ParticipantStep.WORKERS_LEFT)
 
     def _move(self, step: ParticipantStep) -> None:

@@ -180,7 +180,7 @@ def encode(frame: Frame) -> bytes:
     """Encode a frame with its length word."""
     encoder = _ENCODERS.get(type(frame))
     if encoder is None:
-        raise LocalProtocolError(f"{type(frame).__name__} is no frame of version 3")
+        raise LocalProtocolError(f"{type(frame).__name__} is not a frame of version 3")
     try:
         body = encoder(frame)
     except struct.error as error:
